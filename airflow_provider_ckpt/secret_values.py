@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from airflow.sdk.log import mask_secret
 
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from ckpt_runtime.secret_keys import MASK, is_secret_key
 
 _ASSIGNMENT = re.compile(r"([^\s=]+)=.*", re.DOTALL)
@@ -22,3 +23,14 @@ def hide(options: Mapping[str, str]) -> None:
 def shown_command(command: Sequence[str]) -> str:
     """The command without the value of any ``key=value``: which option holds a secret is for its user to know."""
     return " ".join(_ASSIGNMENT.sub(rf"\1={MASK}", part) for part in command)
+
+
+def refuse(name: str, options: Mapping[str, str]) -> None:
+    """For options that a task writes down, where Airflow's users can read them.
+
+    :raises CkptArgumentInvalid: naming a key that speaks of a secret.
+    """
+    secret = next((key for key in options if is_secret_key(key)), None)
+    if secret is not None:
+        allowed = "a secret is not written down: give it to the session, or when the job is submitted first"
+        raise CkptArgumentInvalid(name, secret, allowed)

@@ -12,7 +12,7 @@ from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Log
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.links import JOB_LINKS
+from airflow_provider_ckpt.links import JOB_LINKS, pages_path
 from airflow_provider_ckpt.triggers.base import CkptTrigger
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Unauthorized
@@ -44,11 +44,10 @@ class CkptTask:
 
     def publish_links(self, context: Context, job_id: str) -> None:
         """Store the links' addresses now, so that they work while the task is still deferred."""
-        base_url = self.hook.base_url()
-        if not base_url:
-            return
+        address = self.hook.endpoint().browser_address
+        pages = pages_path(self.ckpt_conn_id) if address is None else f"{address}/web/"
         for link in JOB_LINKS:
-            self.link_addresses[link.xcom_key] = link.address(base_url, job_id)
+            self.link_addresses[link.xcom_key] = link.address(pages, job_id)
             context["ti"].xcom_push(key=link.xcom_key, value=self.link_addresses[link.xcom_key])
 
 

@@ -141,6 +141,11 @@ class LocalAirflow:
             raise AirflowInstanceError("the API is reachable only after wait_healthy()")
         return self._api
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What all processes have; for one more that is to find the same database."""
+        return dict(self._env)
+
     # -- life cycle --------------------------------------------------------------------------------------------
 
     def start(self) -> None:

@@ -5,9 +5,6 @@ set -m # each group is a process group, which an interrupt reaches as it would a
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Hundreds of processes import the same modules: they are compiled once.
 unset PYTHONDONTWRITEBYTECODE
-# So are the kernels: on a machine without any, the first workers of all groups would each compile all of them, for longer
-# than tests wait for a job to run.
-PYTHONPATH=runtime .venv/bin/python -c 'from ckpt_runtime.state.kernels import warm_up; warm_up()' || exit 1
 
 # A pytest for each: what its tests share - a session, a Spark, an Airflow - ends with it. Most of them wait for most of
 # their time, and three fill two processors. The longest come first, so that the last ones end together.
@@ -22,7 +19,7 @@ GROUPS_OF_TESTS=(
     "tests/docs tests/fuzz"
 )
 # These need processors only, and no moment: they take what the others leave, whatever time that takes. Each needs one
-# processor, and as much of it as the other.
+# processor, and as much of it as the other. The first one needs no kernels.
 FILLERS=(
     "tests/simulation --ignore=tests/simulation/jobs"
     "tests/simulation/jobs tests/property"
@@ -42,10 +39,18 @@ run() { # <nice> <group> <options of pytest>
 }
 
 fillers=" "
-for group in "${FILLERS[@]}"; do
-    run 19 "$group" --timeout=900 "$@" &
+fill() { # <group> <options of pytest>
+    run 19 "$1" --timeout=900 "${@:2}" &
     fillers+="$! "
-done
+}
+
+# On a machine without compiled kernels the first workers of all groups would each compile all of them, for longer than
+# tests wait for a job to run.
+PYTHONPATH=runtime .venv/bin/python -c 'from ckpt_runtime.state.kernels import warm_up; warm_up()' &
+kernels=$!
+fill "${FILLERS[0]}" "$@"
+wait "$kernels" || { kill -INT -- "-${fillers// /}"; exit 1; }
+fill "${FILLERS[1]}" "$@"
 
 groups_under_way() { # says so in $under_way
     local pid

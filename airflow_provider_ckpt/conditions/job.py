@@ -69,7 +69,7 @@ class JobCondition(OfJob):
 
     def look(self) -> Poll:
         job = yield from self._details()
-        if job.state in self._expected and not (job.state == "RUNNING" and self._all_tasks and _starting(job)):
+        if job.state in self._expected and not (job.state == "RUNNING" and self._all_tasks and is_starting(job)):
             return Verdict(Status.DONE, result=job_facts(job))
         if job.state not in TERMINAL_STATES:
             self.standing, self._state = _standing(job), job.state
@@ -93,7 +93,7 @@ class ReadyForSnapshotCondition(OfJob):
 
     def look(self) -> Poll:
         job = yield from self._details()
-        running = job.state == "RUNNING" and not _starting(job)
+        running = job.state == "RUNNING" and not is_starting(job)
         if job.state not in TERMINAL_STATES and (not running or (yield from _is_stopping(self._job_id))):
             self.standing = "another stop is in progress" if running else _standing(job)
             self._state = job.state
@@ -131,12 +131,13 @@ def _is_stopping(job_id: str) -> Generator[Call[Any], Any, bool]:
     return any(item.kind == "SYNC_SAVEPOINT" and item.status == "IN_PROGRESS" for item in statistics.history)
 
 
-def _starting(job: JobDetails) -> bool:
+def is_starting(job: JobDetails) -> bool:
+    """Whether a task is still on its way: a job is RUNNING in name before."""
     return any(vertex.tasks.get(state, 0) for vertex in job.vertices for state in _ON_THEIR_WAY)
 
 
 def _standing(job: JobDetails) -> str:
-    return f"it is {job.state}, tasks are starting" if _starting(job) else f"it is {job.state}"
+    return f"it is {job.state}, tasks are starting" if is_starting(job) else f"it is {job.state}"
 
 
 def job_facts(job: JobDetails) -> Json:

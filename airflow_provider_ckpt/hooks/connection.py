@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
+from ckpt_runtime.secret_keys import without_credentials
 
 DEFAULT_PORT = 8081
 DEFAULT_TIMEOUT_SECONDS = 30.0
@@ -34,6 +36,8 @@ class Endpoint:
 
     With ``ha_dir`` the leader is found there, and ``base_url`` is empty; ``host`` and ``port`` are for a session that
     is started, which may take any port then.
+
+    ``browser_address`` is where people's browsers reach it, if they do.
     """
 
     base_url: str
@@ -42,6 +46,7 @@ class Endpoint:
     token: str | None = field(default=None, repr=False)
     verify: bool | str = True
     timeout: float = DEFAULT_TIMEOUT_SECONDS
+    browser_address: str | None = None
     ha_dir: str | None = None
     cluster_id: str = DEFAULT_CLUSTER_ID
 
@@ -74,6 +79,7 @@ class Endpoint:
             token=connection.password or None,
             verify=_verify(connection, scheme, extra),
             timeout=_timeout(connection, extra.get("timeout")),
+            browser_address=_browser_address(connection, extra.get("browser_address")),
         )
 
     @classmethod
@@ -94,6 +100,7 @@ class Endpoint:
             timeout=_timeout(connection, extra.get("timeout")),
             ha_dir=directory.strip(),
             cluster_id=cluster_id.strip(),
+            browser_address=_browser_address(connection, extra.get("browser_address")),
         )
 
 
@@ -139,3 +146,17 @@ def _timeout(connection: ConnectionLike, value: Any) -> float:
     if not 0 < timeout <= 600:
         raise _refuse(connection, "timeout", value, "it must be a number of seconds from above 0 to 600")
     return timeout
+
+
+def _browser_address(connection: ConnectionLike, value: Any) -> str | None:
+    if value is None or value == "":
+        return None
+    allowed = "it must be an address such as https://ckpt.example.com:8081, without user, query and fragment"
+    try:
+        parts = urlsplit(str(value).strip())
+        usable = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or "@" in parts.netloc or parts.query or parts.fragment or re.search(r"\s", parts.geturl()):
+        raise _refuse(connection, "browser_address", without_credentials(str(value)), allowed)
+    return parts.geturl().rstrip("/")

@@ -77,7 +77,8 @@ class UpdateJobConfigOperator(CkptJobOperator):
         with self.connected(deadline) as client:
             change = self._change(client, job_id, wanted, dry_run=dry_run)
         result = self._told(context, job_id, change)
-        if dry_run or not result["restart"]:
+        # Nothing differs also when the answer to an earlier try was lost: its restart may still be under way.
+        if dry_run or (result["changes"] and not result["restart"]):
             return self._succeed(context, result)
         trigger = CkptConfigurationTrigger(
             ckpt_conn_id=self.ckpt_conn_id,

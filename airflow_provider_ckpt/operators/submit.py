@@ -168,7 +168,9 @@ class SubmitJobOperator(CkptOperator):
             if found is None or found.step in (Step.REPEAT, Step.START):
                 namesakes = self._namesakes(client)
                 if namesakes:
-                    return self._meet(context, options, namesakes, deadline)
+                    return self._meet(
+                        context, options, namesakes, deadline, None if earlier is None else earlier.record
+                    )
             if earlier is None or found is None:
                 options = self._with_snapshot(client, options)
                 record = self._start(client, context, options, self._new_record(context, options))
@@ -199,7 +201,14 @@ class SubmitJobOperator(CkptOperator):
         name = arguments.optional_text("job_name", self.job_name)
         return [] if name is None else living(name, self.ask(client, requests.list_jobs()))
 
-    def _meet(self, context: Context, options: RunOptions, others: list[JobLine], deadline: float | None) -> Any:
+    def _meet(
+        self,
+        context: Context,
+        options: RunOptions,
+        others: list[JobLine],
+        deadline: float | None,
+        last: Json | None,
+    ) -> Any:
         """Do what is to be done when jobs of the name live that this task has not started."""
         name, shown = others[0].name, " and ".join(f"{line.job_id} ({line.state})" for line in others)
         what = self._if_running()
@@ -208,8 +217,9 @@ class SubmitJobOperator(CkptOperator):
             raise CkptJobRunning(f"job_name: {name!r} is the name of job {shown} already; {ways}")
         if what == "REUSE":
             self.log.info("Job %r lives as %s: it is reused, with its own program and state", name, shown)
-            record = self._new_record(context, options) | {"job_id": others[0].job_id, "reused": True, "started": True}
-            return self._attend(context, Journal(context, _RECORD).write(**record), deadline, inherited=False)
+            record = self._new_record(context, options, last) | {"job_id": others[0].job_id, "reused": True}
+            record = Journal(context, _RECORD).write(**record | {"started": True})
+            return self._attend(context, record, deadline, inherited=False)
         self.log.info("Job %r lives as %s: waiting for its end", name, shown)
         trigger = CkptNameFreeTrigger(
             ckpt_conn_id=self.ckpt_conn_id, deadline=deadline, poll_interval=self.pause(), name=name

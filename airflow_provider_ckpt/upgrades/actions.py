@@ -35,12 +35,16 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """How a snapshot fits a program. Answers: Fits, Refused, Gone."""
+    """How a snapshot fits a program. Answers: Fits, Refused, Gone.
+
+    ``is_passing``: it is the latest of a job that runs, and a later one may have taken its place.
+    """
 
     program: str
     like_job: str
     options: dict[str, Any]
     snapshot: str | None
+    is_passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

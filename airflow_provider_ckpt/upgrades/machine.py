@@ -78,7 +78,9 @@ def action_of(record: Upgrade) -> Action | None:
 
 
 def _preview(record: Upgrade) -> Preview:
-    return Preview(_known(record.wish.program), record.old_job, record.wish.options, record.snapshot)
+    wish, passing = record.wish, record.step is Step.PREVIEW
+    snapshot = None if wish.mode is Mode.STATELESS else record.snapshot
+    return Preview(_known(wish.program), record.old_job, wish.options, snapshot, passing)
 
 
 def _start(record: Upgrade) -> Run:

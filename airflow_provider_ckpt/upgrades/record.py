@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec import Struct, ValidationError, convert, json
 
 
 class Goal(StrEnum):
@@ -119,8 +119,8 @@ class Upgrade(Struct, frozen=True, kw_only=True):
         return self.wish.job
 
     def to_json(self) -> dict[str, Any]:
-        """For the journal, and for the next task."""
-        document: dict[str, Any] = to_builtins(self)
+        """For the journal, and for the next task: what JSON has, no tuples."""
+        document: dict[str, Any] = json.decode(json.encode(self))
         return document
 
     @classmethod

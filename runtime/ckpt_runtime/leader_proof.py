@@ -70,7 +70,10 @@ def opened(data: bytes, token: str | None, cluster: str, now: float) -> Publishe
         return leader
     if leader.good_until < now:
         late = f"{now - leader.good_until:.0f} s ago"
-        raise OutdatedDocument(f"the address {leader.rest} was good until {late}: no leader has renewed it since")
+        raise OutdatedDocument(
+            f"the address {leader.rest} was good until {late}: no leader has renewed it since, "
+            "or the clocks of both machines differ"
+        )
     if leader.good_until - now > MOST_AHEAD_S:
         ahead = f"{leader.good_until - now:.0f} s"
         raise OutdatedDocument(f"the address {leader.rest} is good for {ahead}: the clocks of both machines differ")

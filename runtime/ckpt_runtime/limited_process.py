@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_runtime.process_template import Forked, Template, TemplateGoneError
+from ckpt_runtime.process_template import Forked, NotForkedError, Template, TemplateGoneError
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
 _STDERR_BYTES = 4_000
@@ -40,7 +40,9 @@ _PIPE_BYTES = 1 << 16
 _LOOK_S = 0.02
 """How often to look for the end of a process where the system does not tell it."""
 _MOST_TEMPLATES = 2
-"""One for each environment."""
+_NAMES = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})
+_BEGINNINGS = ("ARROW_", "LC_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_")
+"""Of the variables that a template has: what counts while modules are imported, and is no secret."""
 _STATM = Path("/proc/self/statm")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 """Each thread of a library takes memory in advance, by the number of cores."""
@@ -105,9 +107,12 @@ def _begin(
         template = _TEMPLATES.of(variables)
         if template is None:
             break
-        with suppress(TemplateGoneError):
-            return template.fork(module, numbers, question, answer)
-        _TEMPLATES.lost(template)
+        try:
+            return template.fork(module, numbers, question, answer, variables)
+        except NotForkedError:
+            break
+        except TemplateGoneError:
+            _TEMPLATES.lost(template)
     return _Started(module, [str(question), str(answer), *numbers], (question, answer), variables)
 
 
@@ -133,12 +138,13 @@ class _Templates:
             template.close()
 
     def of(self, environment: Mapping[str, str]) -> Template | None:
-        """That of an environment; None where there are none."""
-        key = frozenset(environment.items())
+        """One for processes of an environment; None where there are none."""
+        own = {name: value for name, value in environment.items() if _counts_for_imports(name)}
+        key = frozenset(own.items())
         with self._lock:
             if not self._drivers or not hasattr(os, "pidfd_open"):
                 return None
-            template = self._living.pop(key, None) or Template(environment)
+            template = self._living.pop(key, None) or Template(own)
             self._living[key] = template
             oldest = list(self._living)[:-_MOST_TEMPLATES]
             ended = [self._living.pop(environment) for environment in oldest]
@@ -150,6 +156,11 @@ class _Templates:
         with self._lock:
             self._living = {key: known for key, known in self._living.items() if known is not template}
         template.close()
+
+
+def _counts_for_imports(name: str) -> bool:
+    """Python's own variables have no underscore; Spark's secrets begin in the same way."""
+    return name in _NAMES or name.startswith(_BEGINNINGS) or (name.startswith("PYTHON") and "_" not in name)
 
 
 _TEMPLATES = _Templates()

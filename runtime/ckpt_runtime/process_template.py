@@ -20,15 +20,16 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
 
 _MAX_MESSAGE = 1 << 14
-_FORKED = b"forked"
+_FORKED, _NOT_FORKED = b"forked", b"not forked"
 _START_TIMEOUT_S = 120.0
 _IDLE_S = 300.0
 _PR_SET_PDEATHSIG = 1
@@ -40,7 +41,11 @@ OFTEN_NEEDED = "OFTEN_NEEDED"
 
 
 class TemplateGoneError(OSError):
-    """Nothing was begun."""
+    """The template has ended. Nothing was begun."""
+
+
+class NotForkedError(OSError):
+    """The template lives and could not. Nothing was begun."""
 
 
 class Forked:
@@ -68,7 +73,7 @@ class Forked:
 
 
 class Template:
-    """The driver's side. ``environment`` is that of the template and of all its processes."""
+    """The driver's side. ``environment`` is the template's own, which each process can look at: it holds no secret."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -82,17 +87,24 @@ class Template:
                 start_new_session=True,
             )
 
-    def fork(self, module: str, arguments: Sequence[str], question: int, answer: int) -> Forked:
-        """A process that runs ``main`` of a module. Raises TemplateGoneError."""
+    def fork(
+        self, module: str, arguments: Sequence[str], question: int, answer: int, environment: Mapping[str, str]
+    ) -> Forked:
+        """A process that runs ``main`` of a module in this environment. Raises TemplateGoneError or NotForkedError."""
+        with tempfile.TemporaryFile() as variables:
+            variables.write(json.dumps(dict(environment)).encode())
+            variables.flush()
+            return self._fork([module, *arguments], [question, answer, variables.fileno()])
+
+    def _fork(self, request: list[str], descriptors: list[int]) -> Forked:
         reading, writing = os.pipe()
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                request = json.dumps([module, *arguments]).encode()
-                socket.send_fds(self._connection, [request], [question, answer, writing, theirs.fileno()])
+                given = [*descriptors, writing, theirs.fileno()]
+                socket.send_fds(self._connection, [json.dumps(request).encode()], given)
             reply.settimeout(_START_TIMEOUT_S)
-            if reply.recv(_MAX_MESSAGE) != _FORKED:
-                raise TemplateGoneError("the template has ended")
+            told = reply.recv(_MAX_MESSAGE)
             reply.settimeout(None)
         except OSError as error:
             os.close(reading)
@@ -100,7 +112,11 @@ class Template:
             raise TemplateGoneError(str(error)) from error
         finally:
             os.close(writing)
-        return Forked(reply, reading)
+        if told == _FORKED:
+            return Forked(reply, reading)
+        os.close(reading)
+        reply.close()
+        raise NotForkedError if told == _NOT_FORKED else TemplateGoneError
 
     def close(self) -> None:
         """Ends it with all its processes."""
@@ -130,7 +146,7 @@ class _Server:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._children: dict[int, _Child] = {}
-        self._asked = 0
+        self._asked: Counter[str] = Counter()
 
     def run(self) -> None:
         """Until the driver is gone, or asks no more."""
@@ -147,10 +163,10 @@ class _Server:
             self._end(child)
 
     def _take(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._connection, _MAX_MESSAGE, 4)
+        data, descriptors, _, _ = socket.recv_fds(self._connection, _MAX_MESSAGE, 5)
         if not data:
             return False
-        question, answer, errors, told = descriptors
+        question, answer, variables, errors, told = descriptors
         reply = socket.socket(fileno=told)
         module, *arguments = json.loads(data)
         try:
@@ -158,32 +174,45 @@ class _Server:
             template = os.getpid()
             pid = os.fork()
             if pid == 0:
-                self._become(template, reply, module, [str(question), str(answer), *arguments], errors)
-            self._watch(_Child(pid, os.pidfd_open(pid), reply))
-        except (ImportError, OSError):  # the driver hears that nothing was begun
+                code = 1
+                try:
+                    self._become(template, reply, errors)
+                    code = _run(module, [str(question), str(answer), *arguments], variables)
+                finally:
+                    os._exit(code)
+            self._watch(pid, reply)
+        except Exception:  # of imports, or of a system that is full
             traceback.print_exc()
-            reply.close()
+            with reply, suppress(OSError):
+                reply.send(_NOT_FORKED)
         finally:
-            for descriptor in (question, answer, errors):
+            for descriptor in (question, answer, variables, errors):
                 os.close(descriptor)
         return True
 
     def _import(self, name: str) -> None:
         """Before the first process of all what that one needs; before the second what many do."""
         module = importlib.import_module(name)
-        self._asked += 1
-        wanted = [*getattr(module, NEEDED, ()), *(getattr(module, OFTEN_NEEDED, ()) if self._asked > 1 else ())]
+        self._asked[name] += 1
+        wanted = [*getattr(module, NEEDED, ()), *(getattr(module, OFTEN_NEEDED, ()) if self._asked[name] > 1 else ())]
         missing = [needed for needed in wanted if needed not in sys.modules]
         for needed in missing:
             importlib.import_module(needed)
-        if missing or self._asked == 1:
+        if missing or self._asked[name] == 1:
             gc.freeze()  # so that a process's first collection does not copy the memory of all of it
 
-    def _watch(self, child: _Child) -> None:
-        for descriptor in (child.descriptor, child.reply.fileno()):
+    def _watch(self, pid: int, reply: socket.socket) -> None:
+        try:
+            child = _Child(pid, os.pidfd_open(pid), reply)
+        except OSError:  # nobody could tell its end: it must not live
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        for descriptor in (child.descriptor, reply.fileno()):
             self._children[descriptor] = child
             self._poll.register(descriptor, select.POLLIN)
-        child.reply.send(_FORKED)
+        with suppress(OSError):  # who has asked is gone, as the next look will show
+            reply.send(_FORKED)
 
     def _end(self, child: _Child) -> None:
         """It has ended, or is to end. Its number is not given to another one before it is waited for."""
@@ -199,30 +228,34 @@ class _Server:
         with child.reply, suppress(OSError):
             child.reply.send(str(os.waitstatus_to_exitcode(status)).encode())
 
-    def _become(self, template: int, reply: socket.socket, module: str, arguments: list[str], errors: int) -> NoReturn:
+    def _become(self, template: int, reply: socket.socket, errors: int) -> None:
         """What foreign code runs in: nothing of the template's or of other processes is open in it."""
-        code = 1
-        try:
-            os.setsid()
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != template:
-                os._exit(code)  # it ended before it could be followed
-            self._connection.close()
-            reply.close()
-            for descriptor, child in self._children.items():
-                if descriptor == child.descriptor:
-                    os.close(descriptor)
-                    child.reply.close()
-            os.dup2(errors, 2)
-            os.close(errors)
-            gc.enable()
-            code = _run(module, arguments)
-        finally:
-            os._exit(code)
+        os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != template:
+            os._exit(1)  # it ended before it could be followed
+        self._connection.close()
+        reply.close()
+        for descriptor, child in self._children.items():
+            if descriptor == child.descriptor:
+                os.close(descriptor)
+                child.reply.close()
+        os.dup2(errors, 2)
+        os.close(errors)
+        gc.enable()
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def _take_environment(descriptor: int) -> None:
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        environment = json.loads(file.read())
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def _run(name: str, arguments: list[str], variables: int) -> int:
     """The exit code."""
+    _take_environment(variables)
     module = sys.modules[name]
     sys.argv = [module.__file__ or name, *arguments]
     if "numpy.random" in sys.modules:  # processes of one template would draw the same numbers

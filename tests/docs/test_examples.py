@@ -94,7 +94,8 @@ def parameters(block: Block) -> list[str]:
 
 
 def arguments(block: Block, orders: Path, output: Path) -> list[str]:
-    return [str(output if name == "output" else orders) for name in parameters(block)]
+    known = {"output": output, "rows": ROWS}
+    return [str(known.get(name, orders)) for name in parameters(block)]
 
 
 @pytest.mark.parametrize("block", PIPELINES, ids=name_of)
@@ -396,6 +397,17 @@ def test_every_promise_names_tests_that_exist() -> None:
     promises = [line for line in lines if not line.startswith(("| promise", "|---"))]
     assert len(promises) > 20
     for line in promises:
+        named = NAMED_TEST.findall(line)
+        assert named, f"no test is named in {line!r}"
+        for name in named:
+            assert name in existing_tests(name.partition("::")[0]), f"{name} does not exist"
+
+
+def test_every_loss_names_tests_that_exist() -> None:
+    section = (DOCS / "operations.md").read_text().partition("## What each loss costs")[2].partition("\n## ")[0]
+    losses = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| lost |")]
+    assert len(losses) > 10
+    for line in [*losses, section.rpartition("|\n")[2]]:
         named = NAMED_TEST.findall(line)
         assert named, f"no test is named in {line!r}"
         for name in named:

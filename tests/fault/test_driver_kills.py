@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptApiError
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import start_session, stop_session
@@ -122,6 +124,39 @@ def test_a_driver_killed_between_a_stop_s_savepoint_and_the_end_commits_nothing_
     assert restored.external_path == savepoint.as_uri()
     stop(client, job_id, tmp_path)
     assert (savepoint / "_metadata").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_driver_that_is_frozen_beyond_its_lease_changes_nothing_when_it_wakes(
+    sessions: Sessions, tmp_path: Path
+) -> None:
+    """Its standby leads by then. Its tasks went on for a while, and nothing of theirs was committed."""
+    client = sessions.start()
+    job_id = submit(client, tmp_path)
+    wait_for_checkpoints(client, job_id)
+    frozen, frozen_log = sessions.processes[-1], tmp_path / f"session-{sessions.number}.log"
+    ready = sessions.launch()
+    log = tmp_path / f"session-{sessions.number}.log"
+    wait_until(lambda: "waiting to lead" in log.read_text(), "the standby")
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        wait_until(ready.exists, "the standby to lead")
+        with CkptClient(ready.read_text()) as successor:
+            successor.wait_for_state(job_id, ["RUNNING"], timeout_s=120)
+            wait_for_checkpoints(successor, job_id)
+            frozen.send_signal(signal.SIGCONT)
+            wait_until(lambda: "this driver has lost its leadership" in frozen_log.read_text(), "the end of its time")
+            with pytest.raises(CkptApiError) as refused:
+                client.execute(requests.cancel_job(job_id), patience_s=0)
+            assert refused.value.status == 503
+            assert successor.job_status(job_id) == "RUNNING"
+            stop(successor, job_id, tmp_path)
+    finally:
+        orphans = children(frozen.pid)
+        frozen.kill()
+        frozen.wait()
+        wait_until(lambda: not living(orphans), "the slots of the frozen driver to end")
 
 
 def contents(directory: Path) -> list[str]:

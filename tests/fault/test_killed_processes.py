@@ -15,7 +15,7 @@ import pytest
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
-from tests.support.processes import children, living, parent
+from tests.support.processes import children, cut_connections, living, parent
 
 RATE = 2000
 
@@ -207,6 +207,21 @@ def test_a_frozen_agent_is_replaced_after_the_heartbeat_timeout(job: SequenceJob
     _kill(frozen, signal.SIGSTOP)
     job.restarted(1)
     job.cluster.wait_until(lambda: not living([frozen, *workers]), "the frozen agent and its worker to be killed")
+    job.stopped()
+
+
+def test_a_connection_between_two_slots_is_cut(job: SequenceJob) -> None:
+    """Both workers live on: the job restarts in them, over a new connection."""
+    job.start(rate=RATE)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    one, other = job.cluster.worker_pids(job.job_id)
+    assert cut_connections(one, other) > 0
+    job.restarted(1)
+    (entry,) = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    assert "ChannelLostError" in entry.failure.exception
+    assert "connection to worker" in entry.failure.message
+    assert living([one, other]) == [one, other]
     job.stopped()
 
 

@@ -1,10 +1,11 @@
-"""A standalone Spark cluster of two workers: slots in both executors, one executor lost, and nothing of the output."""
+"""A standalone Spark cluster: slots in two executors, one executor lost, then a host, and nothing of the output."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.support.outputs import hidden, visible
 from tests.support.processes import children, command_line, command_name
 from tests.support.spark_sessions import FlightsJob, SparkCluster, standalone_cluster, wait_until
 
-ROWS = 8_000
+ROWS = 16_000
 SECRET = "spark.authenticate.secret"
 SETTINGS = {
     "spark.executor.cores": "1",
@@ -33,33 +34,49 @@ def _executors(cluster: SparkCluster) -> list[int]:
     return [pid for pid in below if "CoarseGrainedExecutorBackend" in command_line(pid)]
 
 
-def _through_a_lost_executor(job: FlightsJob, cluster: SparkCluster) -> None:
+def _through_lost_executors(job: FlightsJob, cluster: SparkCluster) -> None:
+    wait_until(lambda: len(_executors(cluster)) == 2, "two executors", 120)
     job.start(1000)
     job.wait_for_checkpoint()
     executors = _executors(cluster)
     assert len(executors) == 2
     assert all(any(command_name(pid) == WORKER for pid in children(executor)) for executor in executors)
+    known = job.restarts()
     os.kill(executors[0], signal.SIGKILL)
-    wait_until(lambda: job.restarts() >= 1, "the restart")
-    lost = job.client.job_exceptions(job.job_id).entries[-1].stack_trace
-    assert re.search(r"slot \S+ was lost: executor \d was lost: .*exited with code 137 \(SIGKILL", lost), lost
+    wait_until(lambda: job.restarts() > known, "the restart")
+    told = [entry.stack_trace for entry in job.client.job_exceptions(job.job_id).entries]
+    reason = r"slot \S+ was lost: executor \d was lost: .*exited with code 137 \(SIGKILL"
+    assert any(re.search(reason, lost) for lost in told), told
+    job.wait_for_checkpoint()
+    known = job.restarts()
+    _lose_a_host(cluster)
+    wait_until(lambda: job.restarts() > known, "the restart on the hosts that are left", 120)
     job.finished()
+
+
+def _lose_a_host(cluster: SparkCluster) -> None:
+    """Spark's daemon there, its executor, and all that runs below it, at once."""
+    hosts = [(worker.pid, children(worker.pid)) for worker in cluster.workers]
+    pid, below = next((pid, below) for pid, below in hosts if set(below) & set(_executors(cluster)))
+    for lost in (pid, *below):
+        with suppress(ProcessLookupError):
+            os.kill(lost, signal.SIGKILL)
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.row("io.3")
-def test_a_lost_executor(tmp_path: Path) -> None:
+def test_a_lost_executor_and_a_lost_host(tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", ROWS)
-    with standalone_cluster(tmp_path, workers=2) as cluster:
+    with standalone_cluster(tmp_path, workers=3) as cluster:
         session = start_session(
             cluster.url, 2, spark_conf=SETTINGS | {SECRET: cluster.secret}, log_file=tmp_path / "session.log"
         )
         try:
             with CkptClient(session.rest_url, token=session.token) as client:
                 job = FlightsJob(session, client, source, tmp_path)
-                _through_a_lost_executor(job, cluster)
+                _through_lost_executors(job, cluster)
         finally:
             stop_session(session)
     flights = read_flights(source)

@@ -11,7 +11,7 @@ from urllib.request import url2pathname
 import pytest
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import SequenceJob, fast
+from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import assert_sequence
 from tests.unit.provider.conftest import Task
 
@@ -61,6 +61,11 @@ def test_a_running_job_gets_another_configuration_and_parallelism_by_name(named:
         "execution.checkpointing.rescue.enabled": "restart",
     }
     assert run(UpdateJobConfigOperator(task_id="t", job=NAME, configuration=changed, **FAST))["changes"] == {}
+    live = {"execution.checkpointing.interval": "350 ms"}
+    for changes in ([*live], []):
+        assert (
+            list(run(UpdateJobConfigOperator(task_id="t", job=NAME, configuration=live, **FAST))["changes"]) == changes
+        )
     with pytest.raises(CkptRequestRejected, match="execution.checkpointing.interval.*'soon'"):
         run(UpdateJobConfigOperator(task_id="t", job=NAME, configuration={next(iter(changed)): "soon"}, **FAST))
     rescaled = run(RescaleJobOperator(task_id="t", job=NAME, parallelism=1, **FAST))
@@ -108,3 +113,39 @@ def test_a_savepoint_directory_that_cannot_be_written_to_is_named(named: Sequenc
     target = str(named.directory / "file" / "savepoints")
     with pytest.raises((CkptOperationFailed, CkptRequestRejected), match=str(named.directory / "file")):
         run(TakeSavepointOperator(task_id="t", job=NAME, target_directory=target, **FAST))
+
+
+@pytest.mark.row("air.2")
+def test_a_job_goes_on_from_the_latest_of_its_name_and_writes_nothing_twice(job: SequenceJob) -> None:
+    from airflow_provider_ckpt.exceptions import CkptJobRunning
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+    from airflow_provider_ckpt.operators.submit import SubmitJobOperator
+
+    name, rows = "orders that go on", 4000
+    arguments = ["--output", str(job.out), "--rows", str(rows), "--rate", "2000", "--batch", "64"]
+
+    def submit(**given: Any) -> SubmitJobOperator:
+        return SubmitJobOperator(
+            task_id="t",
+            pipeline=str(PIPELINES),
+            entry="sequence:pipeline",
+            args=[*arguments, "--faults", str(job.faults), "--uids=", "--sleep-ms", "0"],
+            parallelism=2,
+            configuration={"execution.checkpointing.dir": str(job.checkpoints), **fast()},
+            job_name=name,
+            **given,
+            **FAST,
+        )
+
+    first = run(submit(from_latest_of=name, if_no_snapshot="start"))
+    assert first["started_from"] is None
+    job.job_id = first["job_id"]
+    job.has_output()
+    with pytest.raises(CkptJobRunning, match=first["job_id"]):
+        run(submit())
+    assert run(submit(if_running="reuse"))["job_id"] == first["job_id"]
+    stopped = run(StopWithSavepointOperator(task_id="t", job=name, target_directory=str(job.directory / "sp"), **FAST))
+    second = run(submit(from_latest_of=name, if_running="wait", wait_for_completion=True))
+    assert (second["started_from"], second["status"]) == (stopped["savepoint_path"], "FINISHED")
+    job.job_id = second["job_id"]
+    assert_sequence(job.out, rows)

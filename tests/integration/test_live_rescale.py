@@ -61,10 +61,10 @@ def test_up_and_down_under_load(
         known = len(visible(job.out / "order"))
         rescale(client, job, parallelism)
         cluster.wait_until(lambda known=known: len(visible(job.out / "order")) > known, "more output")  # type: ignore[misc]
-        assert held_slots(cluster) == parallelism
+        cluster.wait_until(lambda wanted=parallelism: held_slots(cluster) == wanted, "its slots alone to be held")  # type: ignore[misc]
     assert client.job_exceptions(job.job_id, 5).entries == ()
     job.stopped()
-    assert held_slots(cluster) == 0
+    cluster.wait_until(lambda: held_slots(cluster) == 0, "its slots to be free")
 
 
 def test_one_vertex_by_the_command(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import socket
 from pathlib import Path
 
 from ckpt_runtime.spark.processes import TEMPLATE, WORKER
@@ -110,3 +113,41 @@ def _open_files(pid: int) -> set[Path]:
     except OSError:
         return set()
     return found
+
+
+_PIDFD_GETFD = 438
+
+
+def cut_connections(one: int, other: int) -> int:
+    """Ends the TCP connections between two processes, which both live on; gives how many there were."""
+    towards_one = {(remote, local) for local, remote, _ in _connections(other)}
+    found = [inode for local, remote, inode in _connections(one) if (local, remote) in towards_one]
+    for entry in Path(f"/proc/{one}/fd").iterdir():
+        if str(entry.readlink()) in {f"socket:[{inode}]" for inode in found}:
+            _shut_down(one, int(entry.name))
+    return len(found)
+
+
+def _connections(pid: int) -> list[tuple[str, str, str]]:
+    """Local address, remote address and inode, as the kernel writes them."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes.add(str(entry.readlink()))
+        except OSError:
+            continue
+    lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return [(line[1], line[2], line[9]) for line in lines if f"socket:[{line[9]}]" in inodes]
+
+
+def _shut_down(pid: int, descriptor: int) -> None:
+    """The same socket, of which this process gets a descriptor of its own for a moment."""
+    process = os.pidfd_open(pid)
+    try:
+        copied = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, descriptor, 0)
+        if copied < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        with socket.socket(fileno=copied) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+    finally:
+        os.close(process)

@@ -17,7 +17,7 @@ DAGS = Path(__file__).with_name("dags")
 
 def make_airflow(home: Path, connections: dict[str, str], dags_folder: Path = DAGS) -> LocalAirflow:
     """An Airflow that imports the provider and the client from this tree."""
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}"}
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}", "CKPT_SAVEPOINT_SCHEDULE": "", "CKPT_DATA": str(home)}
     return LocalAirflow(home, dags_folder, connections, environment, progress=print)
 
 

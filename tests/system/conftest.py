@@ -18,6 +18,8 @@ from demo.airflow_instance import LocalAirflow
 from tests.support.jobs import SequenceJob
 from tests.system.airflow_instance import make_airflow, until
 
+TOKEN = "a-token-that-no-browser-sees"
+
 
 @dataclass
 class Session:
@@ -26,6 +28,8 @@ class Session:
     cluster: MiniCluster
     port: int
     requests: Counter[str]
+    guarded_port: int
+    """Of the same session behind :data:`TOKEN`."""
 
     def jobs(self) -> set[str]:
         return {job.job_id for job in self.cluster.call(self.cluster.dispatcher.list_jobs())}
@@ -46,7 +50,11 @@ def session() -> Iterator[Session]:
             await application(scope, receive, send)
 
         server, port = cluster.call(rest_server.start(counting, "127.0.0.1", 0, interface="asgi3"))
-        yield Session(cluster, port, requests)
+        guarded, guarded_port = cluster.call(
+            rest_server.start(create_app(cluster.dispatcher, token=TOKEN), "127.0.0.1", 0)
+        )
+        yield Session(cluster, port, requests, guarded_port)
+        cluster.call(rest_server.stop(guarded))
         cluster.call(rest_server.stop(server))
 
 

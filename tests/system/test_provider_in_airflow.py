@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.jobmaster.leadership import LeaseSeal
 from ckpt_runtime.snapshots.catalogue import list_savepoints
 from ckpt_runtime.storage.ha_store import HaStore
-from demo.airflow_api import DagRun
+from demo.airflow_api import AirflowApiError, DagRun
 from demo.airflow_instance import LocalAirflow
-from tests.support.jobs import PIPELINES, SequenceJob
+from tests.support.browser import chromium, open_browser, visit
+from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.system.airflow_instance import until, wait_state
-from tests.system.conftest import Session
+from tests.system.conftest import TOKEN, Session
+from tests.system.pages_in_airflow import guarded_connection, visits
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -46,7 +53,7 @@ def test_a_savepoint_waits_in_the_triggerer_with_its_link_shown(
     run = trigger(airflow, "system_savepoint", held)
     wait_state(airflow, run, "savepoint", "deferred")
     links = airflow.api.call("GET", f"{run.path}/taskInstances/savepoint/links")["extra_links"]
-    assert links["Job"] == f"http://127.0.0.1:{session.port}/jobs/{held.job_id}"
+    assert links["Job"] == f"/ckpt/ckpt_default/web/#/jobs/{held.job_id}/health"
     held.release("processor")
     assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert savepoints(held) == [airflow.api.xcom(run, "savepoint", "savepoint_path")]
@@ -190,7 +197,7 @@ def test_the_latest_savepoint_of_a_job_is_drilled_beside_it(airflow: LocalAirflo
         "checkpoint_interval": "500 ms",
     }
     run = airflow.trigger_dag("ckpt_restore_drill", given)
-    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert airflow.api.xcom(run, "drill", "savepoint_path") == savepoint
     drilled = airflow.api.xcom(run, "drill", "job_id")
     assert job.cluster.status(drilled) is JobStatus.CANCELED
@@ -198,4 +205,168 @@ def test_the_latest_savepoint_of_a_job_is_drilled_beside_it(airflow: LocalAirflo
     assert found.entry is not None
     assert [(mark.passed, mark.by) for mark in found.entry.drills] == [(True, "airflow: ckpt_restore_drill/drill")]
     job.cluster.wait_until(lambda: not (job.checkpoints / drilled).exists(), "the drill's directory to go")
+    job.stopped()
+
+
+def timeout_ms(job: SequenceJob) -> int:
+    """The checkpoint timeout that holds."""
+    return job.cluster.call(job.cluster.dispatcher.checkpoint_config(job.job_id)).settings.timeout_ms
+
+
+def told(airflow: LocalAirflow, path: str) -> dict[str, Any] | None:
+    """The payload of the asset's event for a savepoint, in a run that it has started."""
+    runs = airflow.api.call("GET", "/dags/system_new_savepoint/dagRuns")["dag_runs"]
+    for found in runs:
+        run = DagRun("system_new_savepoint", found["dag_run_id"])
+        if airflow.api.run_state(run) == "success":
+            payloads = airflow.api.xcom(run, "payloads")
+            wanted = [payload for payload in payloads if payload["path"] == path]
+            if wanted:
+                return dict(wanted[0])
+    return None
+
+
+@pytest.mark.row("air.5")
+@pytest.mark.row("air.6")
+def test_the_delivered_dags_work_on_a_job_that_is_named(
+    airflow: LocalAirflow, session: Session, job: SequenceJob
+) -> None:
+    name, base = "system job", str(job.directory / "savepoints")
+    job.start(rate=500, configuration=fast(pipeline__name=name))
+    job.running()
+    until(lambda: airflow.api.has_dag("system_new_savepoint"), "the DAG that waits for savepoints")
+    looks = session.requests["GET /jobs/overview"]
+    airflow.api.unpause("system_new_savepoint")
+    until(lambda: session.requests["GET /jobs/overview"] > looks + 1, "the watcher's looks")
+
+    known = {"job": name}
+    patch = airflow.trigger_dag("ckpt_patch", known | {"interval": "300 ms", "timeout": "5 min"})
+    now = airflow.trigger_dag("ckpt_savepoint_now", known | {"directory": base, "copy_to": f"{job.directory}/copies"})
+    scheduled = airflow.trigger_dag(
+        "ckpt_scheduled_savepoints", {"jobs": [name], "directory": f"{base}/by-schedule", "keep": 1}
+    )
+    for run in (patch, now, scheduled):
+        assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
+    assert timeout_ms(job) == 300_000
+    path = airflow.api.xcom(now, "savepoint", "savepoint_path")
+    assert [copy.name for copy in (job.directory / "copies").iterdir()] == [path.rpartition("/")[2]]
+    (directory,) = (job.directory / "savepoints" / "by-schedule").iterdir()
+    assert airflow.task_states(scheduled)["clean_up[0]"] == "success"
+    assert len(list(directory.iterdir())) == 1
+    event = until(lambda: told(airflow, path), "the event of the savepoint")
+    assert (event["job"], event["job_id"], event["kind"]) == (name, job.job_id, "SAVEPOINT")
+    assert event["size"] > 0
+
+    job.hold("processor")
+    rule = {"min_progress": 1, "within": "1 h", "max_timeout": "8 min"}
+    rescue = airflow.trigger_dag("ckpt_rescue", known | rule)
+    until(lambda: timeout_ms(job) == 480_000, "the extension")
+    job.release("processor")
+    assert airflow.wait_run(rescue, 120) == "success", airflow.failure_report(rescue)
+    assert airflow.api.xcom(rescue, "rescue", "what") == "COMPLETED"
+    assert timeout_ms(job) == 300_000
+
+
+@pytest.mark.row("air.7")
+def test_the_pages_in_airflow_are_for_those_who_may_read_the_connection(
+    airflow: LocalAirflow, session: Session, held: SequenceJob
+) -> None:
+    conn_id = guarded_connection(airflow, session)
+    airflow.api.call("POST", "/connections", {"connection_id": "other", "conn_type": "http", "host": "127.0.0.1"})
+    paths = [f"{conn_id}/{path}" for path in ("web/", "web/app.js", "overview", f"jobs/{held.job_id}/checkpoints")]
+    refused = [f"{conn_id}/{path}" for path in ("jars", "jobmanager/config", "metrics", "web/nosuch.js")]
+    refused += ["other/overview", "nosuch/overview"]
+    seen = visits(airflow, ["", *paths, *refused], f"{conn_id}/jobs/{held.job_id}")
+    assert {role: [status for status, _ in answers[1:5]] for role, answers in seen.items() if role != "changes"} == {
+        "nobody": [401] * 4,
+        "VIEWER": [403] * 4,
+        "USER": [403] * 4,
+        "OP": [200] * 4,
+        "ADMIN": [200] * 4,
+    }
+    assert [status for status, _ in seen["ADMIN"][5:]] == [404] * 6
+    assert [status for status, _ in seen["changes"]] == [405] * 3
+    assert sorted(re.findall(r'href="(\w+)/web/"', seen["OP"][0][1])) == ["ckpt_default", conn_id]
+    assert "There is no connection" in seen["VIEWER"][0][1]
+    assert seen["nobody"][0][0] == 401
+    assert TOKEN not in json.dumps(seen)
+
+
+@pytest.mark.row("air.7")
+@pytest.mark.skipif(chromium() is None, reason="there is no Chromium")
+def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, held: SequenceJob, tmp_path: Path) -> None:
+    """By the menu, and by the link of a task that waits."""
+    conn_id = guarded_connection(airflow, session, "behind_a_token")
+    run = trigger(airflow, "system_savepoint", held)
+    wait_state(airflow, run, "savepoint", "deferred")
+    asked: list[str] = []
+    screenshots = Path(os.environ.get("CKPT_SCREENSHOTS", tmp_path / "screenshots"))
+    with open_browser() as browser, visit(browser, screenshots, without=("/savepoints",)) as opened:
+        page = opened.page
+        page.on("request", lambda request: asked.append(f"{request.url} {request.headers} {request.post_data}"))
+        page.goto(airflow.base_url)
+        page.get_by_role("button", name="Browse").click()
+        page.get_by_role("menuitem", name="Checkpoints").click()
+        frame = page.frame_locator("iframe")
+        frame.get_by_role("link", name=conn_id).click()
+        frame.get_by_role("link", name="sequence").first.click()
+        expect(frame.locator("#page")).to_contain_text("Durations")
+        expect(frame.locator(".pending").first).to_contain_text("subtasks are done")
+        opened.shot("airflow-menu")
+        page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}/tasks/savepoint/details")
+        link = page.locator(f'a[href$="#/jobs/{held.job_id}/checkpoints"]')
+        expect(link).to_be_visible()
+        opened.shot("airflow-task")
+        link.click()
+        expect(page.locator("#page")).to_contain_text("History")
+        expect(page.locator("#page")).to_contain_text(held.job_id)
+        assert page.url.startswith(f"{airflow.base_url}/ckpt/ckpt_default/web/")
+        assert not [request for request in asked if TOKEN in request]
+        opened.complaints[:] = [said for said in opened.complaints if "/ckpt/" in said and "sandbox" not in said]
+    held.release("processor")
+    assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
+
+
+@pytest.mark.row("air.4")
+def test_an_upgrade_with_an_approval_survives_the_end_of_the_triggerer(
+    airflow: LocalAirflow, session: Session, job: SequenceJob
+) -> None:
+    version = job.directory / "version"
+    shutil.copytree(PIPELINES, version)
+    with (version / "sequence.py").open("a") as source:
+        source.write("# another version\n")
+    job.start(rate=500)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    known = session.jobs()
+    savepoints_in = str(job.directory / "savepoints")
+    given = {"job": job.job_id, "pipeline": str(version), "target_directory": savepoints_in, "healthy_checkpoints": 2}
+    run = airflow.trigger_dag("ckpt_upgrade", given)
+    wait_state(airflow, run, "approval", "awaiting_input")
+    assert job.cluster.status(job.job_id) is JobStatus.FINISHED
+    assert session.jobs() == known
+    detail = f"{run.path}/taskInstances/approval/-1/hitlDetails"
+    body = airflow.api.call("GET", detail)["body"]
+    assert savepoints_in in body
+    assert "matched: " in body
+    # Its user code stands still, so that it is not healthy before the triggerer is gone.
+    (job.faults / "processor-held").touch()
+
+    def approved() -> bool:
+        """Airflow fails a waiting task that is answered in its first five seconds; then it asks again."""
+        states = airflow.task_states(run)
+        if states.get("approval") == "awaiting_input":
+            with suppress(AirflowApiError):  # it is answered already
+                airflow.api.call("PATCH", detail, {"chosen_options": ["Start the new version"], "params_input": {}})
+        return states.get("start_and_watch") == "deferred"
+
+    until(approved, "the start of the new version", 200)
+    job.job_id = session.job_after(known)
+    airflow.kill_component("triggerer")
+    job.release("processor")
+    airflow.start_component("triggerer")
+    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
+    assert airflow.api.xcom(run, "start_and_watch", "outcome") == "UPGRADED"
+    assert airflow.api.xcom(run, "start_and_watch", "job_id") == job.job_id
+    assert session.jobs() - known == {job.job_id}
     job.stopped()

@@ -22,6 +22,7 @@ from ckpt_runtime.cli import (
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
 from ckpt_runtime.cli.events_command import events
 from ckpt_runtime.cli.framework import (
+    CA_FILE_VARIABLE,
     CLUSTER_ID_VARIABLE,
     HA_DIRECTORY_VARIABLE,
     TOKEN_VARIABLE,
@@ -55,7 +56,9 @@ def connection(
     token: Annotated[
         str | None, typer.Option("--token", envvar=TOKEN_VARIABLE, show_default=False, help="Bearer token.")
     ] = None,
-    ca_file: Annotated[str | None, typer.Option("--ca-file", help="Certificates to trust.")] = None,
+    ca_file: Annotated[
+        str | None, typer.Option("--ca-file", envvar=CA_FILE_VARIABLE, help="Certificates to trust.")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Do not check the server's certificate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     ha_dir: Annotated[
@@ -72,7 +75,9 @@ def connection(
     """Checkpointed streaming jobs on Spark."""
     if url and ha_dir and _typed(ctx, "url") != _typed(ctx, "ha_dir"):  # what is typed wins over the environment
         url, ha_dir = (url, None) if _typed(ctx, "url") else (None, ha_dir)
-    ctx.obj = Settings(url or None, token or None, ca_file, insecure, as_json, ha_dir or None, cluster_id or None)
+    ctx.obj = Settings(
+        url or None, token or None, ca_file or None, insecure, as_json, ha_dir or None, cluster_id or None
+    )
 
 
 def _typed(ctx: typer.Context, name: str) -> bool:

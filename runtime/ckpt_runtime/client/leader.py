@@ -85,6 +85,7 @@ class LeaderSource(ABC):
         with self._lock:
             if self._lookup is None or self._lookup.done():
                 self._lookup = Future()
+                self._lookup.set_running_or_notify_cancel()  # nobody who gives up ends it for the others
                 # A daemon: a place that hangs keeps no process from ending.
                 threading.Thread(target=self._answer, args=(self._lookup,), name="leader-lookup", daemon=True).start()
             return self._lookup

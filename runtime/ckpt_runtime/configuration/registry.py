@@ -17,6 +17,7 @@ from ckpt_runtime.configuration.option import ConfigOption
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
+from ckpt_runtime.configuration.security_options import SecurityOptions
 from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions
 
 GROUPS: tuple[tuple[str, type], ...] = (
@@ -32,6 +33,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("Heartbeats", HeartbeatOptions),
     ("Slots", SlotOptions),
     ("REST", RestOptions),
+    ("Security", SecurityOptions),
     ("Logs", LoggingOptions),
     ("High availability", HighAvailabilityOptions),
 )

@@ -103,3 +103,12 @@ class RestOptions:
         _CLUSTER,
         _NEVER,
     )
+    FLINK_DASHBOARD = ConfigOption(
+        "web.flink-dashboard",
+        NON_EMPTY_STRING,
+        None,
+        "A Flink distribution, as a folder, its flink-dist jar or its unpacked dashboard: the session serves Flink's "
+        "own dashboard below /flink/. It is read when the session starts.",
+        _CLUSTER,
+        _NEVER,
+    )

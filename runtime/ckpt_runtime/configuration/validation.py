@@ -20,6 +20,7 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
+from ckpt_runtime.configuration.security_options import SecurityOptions
 
 Problem = InvalidOptionError | UnknownOptionError
 
@@ -119,12 +120,30 @@ def _high_availability(configuration: Configuration) -> Problem | None:
     return None
 
 
+_HOST = r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]?"
+"""A name, or an address; one of IPv6 has two colons at least, a name with a port has one."""
+
+
 def _rest_address(configuration: Configuration) -> Problem | None:
     address = configuration.get(RestOptions.ADDRESS)
-    if address is None or re.fullmatch(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+(%\w+)?\]?", address):
+    if address is None or re.fullmatch(_HOST, address):
         return None
     allowed = f"a host name or an address; the port is {RestOptions.PORT.key}"
     return InvalidOptionError(RestOptions.ADDRESS.key, address, allowed)
+
+
+def _tls(configuration: Configuration) -> Problem | None:
+    get, options = configuration.get, SecurityOptions
+    rest = (options.REST_CERTIFICATE, options.REST_KEY)
+    internal = (options.INTERNAL_CERTIFICATE, options.INTERNAL_KEY, options.INTERNAL_AUTHORITY)
+    for enabled, files in ((options.REST_ENABLED, rest), (options.INTERNAL_ENABLED, internal)):
+        for option in files:
+            path = get(option)
+            if get(enabled) and path is None:
+                return InvalidOptionError(option.key, "", f"a PEM file, since {enabled.key} is true")
+            if not get(enabled) and path is not None:
+                return InvalidOptionError(option.key, path, f"together with {enabled.key}=true only")
+    return None
 
 
 _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
@@ -135,4 +154,5 @@ _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _backoff_above_maximum,
     _high_availability,
     _rest_address,
+    _tls,
 )

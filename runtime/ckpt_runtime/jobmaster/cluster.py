@@ -19,6 +19,7 @@ from ckpt_runtime.jobmaster.slot_stages import SlotProvider
 from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.limited_process import drop_templates, keep_templates
 from ckpt_runtime.network.authentication import new_secret
+from ckpt_runtime.network.tls import credentials
 from ckpt_runtime.storage.ha_store import HaStore
 
 
@@ -51,7 +52,7 @@ class Cluster:
         self._provider = provider
         self._settings = settings
         self._on_shutdown = on_shutdown
-        self._secret = new_secret()
+        self._secret = credentials(new_secret(), settings.configuration)
         self._leadership: Leadership | None = None
         self._losing: asyncio.Task[None] | None = None
         self._pools = DriverPools.create(settings.configuration)

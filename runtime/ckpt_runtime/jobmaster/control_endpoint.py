@@ -31,6 +31,7 @@ from ckpt_runtime.network.connections import (
 )
 from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import FROM_WORKER, WorkerCommand, WorkerMessage
+from ckpt_runtime.network.tls import internal_context
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class ControlEndpoint:
     def __init__(self, host: str, secret: str, listener: PeerListener) -> None:
         self._host = host
         self._secret = secret
+        self._tls = internal_context(secret, "server")
         self._listener = listener
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -133,6 +135,8 @@ class ControlEndpoint:
     async def _registered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AnyPeer | None:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                if self._tls is not None:
+                    await writer.start_tls(self._tls)
                 await self._authenticate(reader, writer)
                 registration = FROM_STRANGER.decode(await _receive(reader))
         except (OSError, EOFError, TimeoutError, MalformedMessageError) as error:

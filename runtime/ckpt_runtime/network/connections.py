@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from contextlib import suppress
 from typing import TypeVar
 
-from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
+from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
 from ckpt_runtime.network.control_doors import Door, MalformedMessageError, Message, encode
+from ckpt_runtime.network.tls import AnySocket, TlsSocket, internal_context, secured
 
 M = TypeVar("M")
 
@@ -23,7 +25,7 @@ class ChannelLostError(ConnectionError):
     """Another worker cannot be reached any more: seldom the first thing that went wrong, since that worker is gone."""
 
 
-def receive_exactly(connection: socket.socket, count: int) -> bytes:
+def receive_exactly(connection: AnySocket, count: int) -> bytes:
     """Raises ConnectionError when the peer closes first."""
     content = bytearray(count)
     view = memoryview(content)
@@ -35,14 +37,23 @@ def receive_exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(content)
 
 
-def authenticate(connection: socket.socket, secret: str, role: str, purpose: str) -> None:
+def authenticate(connection: AnySocket, secret: str, role: str, purpose: str) -> None:
     """Runs the handshake on a blocking socket. Raises AuthenticationError, TimeoutError or ConnectionError."""
     connection.settimeout(HANDSHAKE_TIMEOUT_S)
     handshake = Handshake(secret, role, purpose)
-    connection.sendall(handshake.preface())
-    peer_preface = receive_exactly(connection, PREFACE_BYTES)
-    connection.sendall(handshake.proof(peer_preface))
-    handshake.verify(peer_preface, receive_exactly(connection, PROOF_BYTES))
+    try:
+        connection.sendall(handshake.preface())
+        peer_preface = receive_exactly(connection, PREFACE_BYTES)
+        connection.sendall(handshake.proof(peer_preface))
+        handshake.verify(peer_preface, receive_exactly(connection, PROOF_BYTES))
+    except AuthenticationError:
+        raise
+    except (ConnectionError, ssl.SSLError) as error:
+        if not isinstance(connection, TlsSocket):
+            raise
+        # With TLS 1.3 who dials hears only now, if at all, that its certificate was refused.
+        reason = "it may not have accepted this side's certificate"
+        raise AuthenticationError(f"no TLS connection (security.ssl.internal), {reason}: {error}") from error
     connection.settimeout(None)
 
 
@@ -72,16 +83,18 @@ class ControlConnection:
 
     PURPOSE = "control"
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: AnySocket) -> None:
         self._connection = connection
         self._send_lock = threading.Lock()
 
     @classmethod
     def dial(cls, address: tuple[str, int], secret: str) -> ControlConnection:
         """Connects and authenticates. Raises OSError (AuthenticationError is one)."""
-        connection = socket.create_connection(address, timeout=HANDSHAKE_TIMEOUT_S)
+        plain = socket.create_connection(address, timeout=HANDSHAKE_TIMEOUT_S)
+        connection: AnySocket = plain
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = secured(plain, internal_context(secret, "client"), "client")
             authenticate(connection, secret, "client", cls.PURPOSE)
         except BaseException:
             connection.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from functools import partial
 
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
 from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S
+from ckpt_runtime.network.tls import AnySocket, TlsSocket
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +26,13 @@ MAX_HANDSHAKES = 128
 
 @dataclass(eq=False, slots=True)
 class _Stranger:
-    socket: socket.socket
+    socket: AnySocket
     name: str
     handshake: Handshake
     deadline: float
     received: bytearray = field(default_factory=bytearray)
     preface: bytes = b""
+    greeted: bool = False
 
 
 class IncomingHandshakes:
@@ -40,12 +43,14 @@ class IncomingHandshakes:
         selector: selectors.BaseSelector,
         secret: str,
         purpose: str,
-        accepted: Callable[[socket.socket, str], None],
+        accepted: Callable[[AnySocket, str], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._selector = selector
         self._secret = secret
         self._purpose = purpose
         self._accepted = accepted
+        self._tls = tls
         self._strangers: dict[_Stranger, None] = {}
 
     def add(self, connection: socket.socket, name: str) -> None:
@@ -54,10 +59,11 @@ class IncomingHandshakes:
             self.drop_oldest("there are too many")
         connection.setblocking(False)
         handshake = Handshake(self._secret, "server", self._purpose)
-        stranger = _Stranger(connection, name, handshake, time.monotonic() + HANDSHAKE_TIMEOUT_S)
+        guest: AnySocket = connection if self._tls is None else TlsSocket(connection, self._tls, "server")
+        stranger = _Stranger(guest, name, handshake, time.monotonic() + HANDSHAKE_TIMEOUT_S)
         self._strangers[stranger] = None
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._serve, stranger))
-        self._attempt(stranger, lambda: _send(connection, handshake.preface()))
+        self._selector.register(guest, selectors.EVENT_READ, partial(self._serve, stranger))
+        self._attempt(stranger, lambda: self._greet(stranger))
 
     def expire(self) -> None:
         """Drops those that have had their time."""
@@ -76,16 +82,32 @@ class IncomingHandshakes:
             self._drop(stranger, "the worker ends")
 
     def _serve(self, stranger: _Stranger) -> None:
-        if stranger in self._strangers:
-            self._attempt(stranger, lambda: self._read(stranger))
+        # Of what has come in one record of TLS no selector tells a second time.
+        while stranger in self._strangers and self._attempt(stranger, lambda: self._advance(stranger)):
+            pass
 
-    def _attempt(self, stranger: _Stranger, step: Callable[[], None]) -> None:
+    def _attempt(self, stranger: _Stranger, step: Callable[[], None]) -> bool:
+        """Whether there may be more to do at once."""
         try:
             step()
         except BlockingIOError:
-            return
+            return False
         except OSError as error:  # AuthenticationError is one
             self._drop(stranger, str(error))
+            return False
+        return True
+
+    def _advance(self, stranger: _Stranger) -> None:
+        if stranger.greeted:
+            self._read(stranger)
+        else:
+            self._greet(stranger)
+
+    def _greet(self, stranger: _Stranger) -> None:
+        if isinstance(stranger.socket, TlsSocket):
+            stranger.socket.do_handshake()
+        stranger.greeted = True
+        _send(stranger.socket, stranger.handshake.preface())
 
     def _read(self, stranger: _Stranger) -> None:
         wanted = PROOF_BYTES if stranger.preface else PREFACE_BYTES
@@ -115,7 +137,7 @@ class IncomingHandshakes:
         stranger.socket.close()
 
 
-def _send(connection: socket.socket, content: bytes) -> None:
+def _send(connection: AnySocket, content: bytes) -> None:
     """Some bytes into the empty buffer of a fresh socket."""
     if connection.send(content) < len(content):
         raise ConnectionError("the peer takes no bytes")

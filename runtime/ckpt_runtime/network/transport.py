@@ -41,6 +41,7 @@ from ckpt_runtime.network.framing import (
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.incoming import IncomingHandshakes
 from ckpt_runtime.network.output_queue import InFlightData, OutputQueue, QueuedElement
+from ckpt_runtime.network.tls import AnySocket, TlsSocket, internal_context, secured
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class _Connection:
     over, or comes while another thread sends, is the I/O thread's.
     """
 
-    def __init__(self, transport: DataTransport, connection: socket.socket, peer: str) -> None:
+    def __init__(self, transport: DataTransport, connection: AnySocket, peer: str) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
@@ -343,7 +344,8 @@ class DataTransport:
         os.set_blocking(self._wake_send, False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._accept_again_at: float | None = None
-        self._incoming = IncomingHandshakes(self._selector, secret, _PURPOSE, self._welcome)
+        tls = internal_context(secret, "server")
+        self._incoming = IncomingHandshakes(self._selector, secret, _PURPOSE, self._welcome, tls)
         self._selector.register(self._wake_receive, selectors.EVENT_READ, self._drain_wake)
         self._connections: set[_Connection] = set()
         self._dialled: dict[Address, _Connection] = {}
@@ -421,19 +423,21 @@ class DataTransport:
             self._post(lambda: self._add(connection))
             return connection
 
-    def _dialled_socket(self, peer: Address) -> socket.socket:
+    def _dialled_socket(self, peer: Address) -> AnySocket:
         try:
             plain = socket.create_connection(peer, timeout=HANDSHAKE_TIMEOUT_S)
+            connection: AnySocket = plain
             try:
-                authenticate(plain, self._secret, "client", _PURPOSE)
+                connection = secured(plain, internal_context(self._secret, "client"), "client")
+                authenticate(connection, self._secret, "client", _PURPOSE)
             except BaseException:
-                plain.close()
+                connection.close()
                 raise
         except AuthenticationError:
             raise
         except OSError as error:
             raise ChannelLostError(f"worker {peer[0]}:{peer[1]} cannot be reached: {error}") from error
-        return plain
+        return connection
 
     # I/O thread.
 
@@ -480,6 +484,7 @@ class DataTransport:
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         connection.served = True
         self._flush(connection)
+        self._read_what_is_left(connection)
 
     def _accept(self) -> None:
         try:
@@ -495,8 +500,8 @@ class DataTransport:
             return
         self._incoming.add(plain, f"{peer[0]}:{peer[1]}")
 
-    def _welcome(self, plain: socket.socket, peer: str) -> None:
-        self._add(_Connection(self, plain, peer))
+    def _welcome(self, accepted: AnySocket, peer: str) -> None:
+        self._add(_Connection(self, accepted, peer))
 
     def _look_after_the_door(self) -> None:
         self._incoming.expire()
@@ -544,6 +549,13 @@ class DataTransport:
             self._send(connection)
         except (OSError, ValueError) as error:
             self._drop(connection, error)
+        else:
+            self._read_what_is_left(connection)
+
+    def _read_what_is_left(self, connection: _Connection) -> None:
+        """Of a record of TLS that has come as a whole: no selector tells of it again."""
+        if isinstance(connection.socket, TlsSocket) and connection.error is None and connection.socket.pending():
+            self._tasks.append(lambda: self._serve(connection, selectors.EVENT_READ))
 
     def _flush(self, connection: _Connection) -> None:
         if connection.error is not None or connection not in self._connections:

@@ -6,12 +6,14 @@ It only puts the pieces together; it starts no server and keeps no state of jobs
 from __future__ import annotations
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
-from ckpt_runtime.rest.auth import Guard
+from ckpt_runtime.rest.auth import Guard, has_session, has_token
 from ckpt_runtime.rest.errors import install_error_handlers
 from ckpt_runtime.rest.event_stream import EventStreams
+from ckpt_runtime.rest.flink_prefix import FIRST_PAGES, FlinkPrefix
 from ckpt_runtime.rest.handlers import (
     checkpoint_config,
     checkpoints,
@@ -28,10 +30,12 @@ from ckpt_runtime.rest.handlers import (
     savepoints,
     vertices,
 )
+from ckpt_runtime.rest.handlers import flink_dashboard as jvm_pages
 from ckpt_runtime.rest.openapi import install_openapi
 from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.uploads import DEFAULT_MAX_UPLOAD_BYTES
 from ckpt_runtime.rest.web_sessions import WebSessions
+from ckpt_runtime.web.flink_dashboard import FlinkDashboard
 
 _PREFIX = "/v1"
 _DESCRIPTION = (
@@ -57,7 +61,11 @@ class VersionPrefix:
 
 
 def create_app(
-    gateway: DispatcherGateway, *, token: str | None, max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES
+    gateway: DispatcherGateway,
+    *,
+    token: str | None,
+    max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES,
+    flink_dashboard: FlinkDashboard | None = None,
 ) -> FastAPI:
     """Makes the application. ``token`` None means no authentication and loopback callers only (see ``rest.auth``)."""
     if token is not None and not token.strip():
@@ -87,10 +95,29 @@ def create_app(
         savepoints,
         savepoint_catalogue,
     )
-    for room in (cluster, dashboard, health, pages, pipelines, *of_jobs):
+    for room in (cluster, dashboard, health, jvm_pages, pages, pipelines, *of_jobs):
         app.include_router(room.router)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)
     app.add_middleware(VersionPrefix)
-    app.add_middleware(Guard, token=token, sessions=app.state.web_sessions, is_public=pages.is_public)
+    _add_guard(app, token, flink_dashboard)
     return app
+
+
+def _add_guard(app: FastAPI, token: str | None, dashboard: FlinkDashboard | None) -> None:
+    """The last one added is the first one asked."""
+    sessions: WebSessions = app.state.web_sessions
+    app.state.has_flink_dashboard = dashboard is not None
+
+    def needs_login(headers: Headers) -> bool:
+        return token is not None and not (has_session(sessions, headers) or has_token(token, headers))
+
+    def is_public(method: str, path: str, accept: str) -> bool:
+        # The first page leads to the login.
+        return pages.is_public(method, path, accept) or (
+            dashboard is not None and method in ("GET", "HEAD") and path in FIRST_PAGES
+        )
+
+    if dashboard is not None:
+        app.add_middleware(FlinkPrefix, dashboard=dashboard, needs_login=needs_login)
+    app.add_middleware(Guard, token=token, sessions=sessions, is_public=is_public)

@@ -66,7 +66,7 @@ class Guard:
         self, app: ASGIApp, token: str | None, sessions: WebSessions, is_public: Callable[[str, str, str], bool]
     ) -> None:
         self._app = app
-        self._expected = None if token is None else token.encode()
+        self._expected = token
         self._sessions = sessions
         self._is_public = is_public
 
@@ -75,32 +75,28 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._of_strangers(headers) if self._expected is None else self._of_token(scope, headers)
+        if self._expected is None:
+            refusal = self._of_strangers(headers, scope.get("scheme", "http"))
+        else:
+            refusal = self._of_token(scope, headers)
         await (refusal or self._app)(scope, receive, send)
 
     def _of_token(self, scope: Scope, headers: Headers) -> Response | None:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        offered = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
-        if hmac.compare_digest(offered, self._expected or b""):
+        if has_token(self._expected or "", headers):
             return None
         method = scope["method"]
         if self._is_public(method, scope["path"], headers.get("accept", "")):
             return None
-        if method in ("GET", "HEAD") and self._has_session(headers):
+        if method in ("GET", "HEAD") and has_session(self._sessions, headers):
             return None
         return error_response(401, ["A valid bearer token is required."], {"WWW-Authenticate": 'Bearer realm="ckpt"'})
 
-    def _has_session(self, headers: Headers) -> bool:
-        cookies = cookie_parser(headers.get("cookie", ""))
-        value = cookies.get(cookie_name(headers.get("host", "")), "")
-        return self._sessions.is_valid(value) and is_same_origin(headers)
-
-    def _of_strangers(self, headers: Headers) -> Response | None:
+    def _of_strangers(self, headers: Headers, scheme: str) -> Response | None:
         host = headers.get("host", "")
         if not is_loopback(_host_name(f"//{host}")):
             return error_response(403, ["Without a token this server answers to loopback host names only."])
         origin = headers.get("origin")
-        if origin is not None and origin != f"http://{host}":
+        if origin is not None and origin != f"{scheme}://{host}":
             return error_response(403, ["Requests from other origins are not accepted."])
         return None
 
@@ -110,3 +106,16 @@ def _host_name(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
+
+
+def has_token(expected: str, headers: Headers) -> bool:
+    """Tells whether a request carries the token, which is compared in constant time."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    offered = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
+    return hmac.compare_digest(offered, expected.encode())
+
+
+def has_session(sessions: WebSessions, headers: Headers) -> bool:
+    """Tells whether a browser that has logged in sends the request, for a page of this server."""
+    cookies = cookie_parser(headers.get("cookie", ""))
+    return sessions.is_valid(cookies.get(cookie_name(headers.get("host", "")), "")) and is_same_origin(headers)

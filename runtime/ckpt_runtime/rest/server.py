@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,12 +40,13 @@ async def start(
     port: int,
     *,
     max_connections: int = RestOptions.MAX_CONNECTIONS.default,
+    tls: ssl.SSLContext | None = None,
     **options: Any,
 ) -> tuple[EmbeddedServer, int]:
     """Bind, serve, and return the server and its port once it accepts connections.
 
-    ``port`` 0 takes a free one. ``max_connections`` are served at a time. ``options`` go to ``uvicorn.Config``
-    (``ssl_certfile``, ``ssl_keyfile``, ...). Raises :class:`OSError` when the address cannot be bound. Callers check
+    ``port`` 0 takes a free one. ``max_connections`` are served at a time. ``tls`` for HTTPS.
+    ``options`` go to ``uvicorn.Config``. Raises :class:`OSError` when the address cannot be bound. Callers check
     the binding first (:func:`ckpt_runtime.rest.auth.check_binding`).
     """
     listening = _bind(host, port)
@@ -59,6 +61,8 @@ async def start(
         timeout_graceful_shutdown=_GRACE_S,
         **options,
     )
+    config.load()
+    config.ssl = tls
     server = EmbeddedServer(config)
     server.serving = asyncio.create_task(server.serve([listening]), name="rest-server")
     while not server.started:

@@ -29,6 +29,7 @@ from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.slots import SlotTimes
+from ckpt_runtime.network.tls import TlsFilesError, credentials, rest_context
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.auth import BindingRefused, check_binding
@@ -38,6 +39,7 @@ from ckpt_runtime.spark.import_path import prefer_installed_pyspark
 from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
 from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
+from ckpt_runtime.web.flink_dashboard import FlinkDashboard
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -72,6 +74,7 @@ class SessionOptions:
     log_file: Path | None
     configuration: Configuration
     token: str | None
+    flink_dashboard: FlinkDashboard | None = None
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -84,11 +87,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     try:
         check_binding(options.rest_host, options.token, options.configuration.get(RestOptions.AUTHENTICATION))
+        rest_context(options.configuration)
+        credentials("", options.configuration)
         prefer_installed_pyspark()
         check_pyspark()
         with tempfile.TemporaryDirectory(prefix="ckpt-sockets-", ignore_cleanup_errors=True) as sockets:
             lost = _run(options, sockets)
-    except (BindingRefused, PySparkMismatchError, UnprotectedSparkError) as error:
+    except (BindingRefused, PySparkMismatchError, UnprotectedSparkError, TlsFilesError) as error:
         sys.exit(f"the session does not start: {error}")
     if lost:
         _say_at_last(options.log_file, f"the session has ended: {lost}")
@@ -153,6 +158,7 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
         _configuration_of(given.configuration_file), Configuration.from_properties(given.properties)
     )
     validate(configuration, OptionScope.CLUSTER)
+    dashboard = configuration.get(RestOptions.FLINK_DASHBOARD)
     work = given.work_dir or Path(tempfile.mkdtemp(prefix="ckpt-session-"))
     return SessionOptions(
         rest_host=given.rest_host or configuration.get(RestOptions.BIND_ADDRESS),
@@ -163,6 +169,7 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
         log_file=given.log_file,
         configuration=configuration,
         token=_token(configuration),
+        flink_dashboard=None if dashboard is None else FlinkDashboard.of(dashboard),
     )
 
 
@@ -212,13 +219,17 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
         ),
         on_shutdown=stop.set,
     )
+    tls = rest_context(options.configuration)
     await cluster.start()
     limit = options.configuration.get(RestOptions.MAX_CONTENT_LENGTH)
-    app = create_app(cluster.dispatcher, token=options.token, max_upload_bytes=limit)
+    dashboard = options.flink_dashboard
+    app = create_app(cluster.dispatcher, token=options.token, max_upload_bytes=limit, flink_dashboard=dashboard)
     connections = options.configuration.get(RestOptions.MAX_CONNECTIONS)
-    server, port = await rest_server.start(app, options.rest_host, options.rest_port, max_connections=connections)
+    server, port = await rest_server.start(
+        app, options.rest_host, options.rest_port, max_connections=connections, tls=tls
+    )
     advertised = options.configuration.get(RestOptions.ADDRESS) or _reachable(options.rest_host)
-    url = f"http://{_in_url(advertised)}:{port}"
+    url = f"{'http' if tls is None else 'https'}://{_in_url(advertised)}:{port}"
     logger.info("CKPT_REST_URL %s", url)
     try:
         await _lead(cluster.lead(url, context.applicationId or "", options.token), stop)

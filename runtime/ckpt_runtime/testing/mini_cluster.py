@@ -22,6 +22,7 @@ from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway import OperationKind, OperationStatus, RunRequest
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
 from ckpt_runtime.jobmaster.slots import SlotTimes
+from ckpt_runtime.network.tls import rest_context
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -87,8 +88,9 @@ class MiniCluster:
         await self.cluster.start()
         self._server = None
         if self._rest:
-            self._server, port = await rest_server.start(create_app(self.dispatcher, token=self._token), "127.0.0.1", 0)
-            self.rest_url = f"http://127.0.0.1:{port}"
+            app, tls = create_app(self.dispatcher, token=self._token), rest_context(self._settings.configuration)
+            self._server, port = await rest_server.start(app, "127.0.0.1", 0, tls=tls)
+            self.rest_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
         await self.cluster.lead(self.rest_url, "mini-cluster", self._token)
 
     async def _stop(self) -> None:

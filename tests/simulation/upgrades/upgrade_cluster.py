@@ -222,7 +222,7 @@ class UpgradeCluster:
                 return self._release(programs, owner)
             case act.Look(job_id):
                 return self._seen(job_id)
-            case act.Preview(program, _, _, snapshot):
+            case act.Preview(program, _, _, snapshot, _):
                 return self._preview(program, snapshot)
             case act.Stop(job_id, trigger):
                 return self._stop(job_id, trigger)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_provider_ckpt import arguments
@@ -48,6 +48,7 @@ def test_a_duration_that_nobody_can_wait_for_is_refused(value: Any) -> None:
 
 
 @given(st.one_of(st.text(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
+@example("0\x1f")
 def test_anything_else_is_at_worst_a_named_error(value: Any) -> None:
     for convert in (
         arguments.millis,

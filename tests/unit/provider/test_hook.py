@@ -16,9 +16,15 @@ import pytest
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.network.tls import rest_context
+from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.storage.ha_store import HaStore
+from tests.support.certificates import Authority, rest_options
 from tests.unit.provider.conftest import JOB, JobManager
+from tests.unit.runtime.rest.fake_gateway import FakeGateway
+from tests.unit.runtime.rest.served import served
 
 if TYPE_CHECKING:
     from airflow.triggers.base import TriggerEvent
@@ -195,3 +201,17 @@ def test_a_directory_that_cannot_be_one_is_named(monkeypatch: pytest.MonkeyPatch
     hook = connect(monkeypatch, host="", extra={"ha_dir": "ftp://x/y"})
     with pytest.raises(CkptConnectionInvalid, match="connection 'ckpt_default', ha_dir: 'ftp://x/y'"):
         hook.get_conn()
+
+
+def test_the_servers_certificate_is_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = rest_context(Configuration(rest_options(authority.issue("server"))))
+    with served(create_app(FakeGateway(), token="geheim"), context) as url:
+        fields = {"host": "127.0.0.1", "port": int(url.rpartition(":")[2]), "schema": "https", "password": "geheim"}
+        found, message = connect(monkeypatch, **fields, extra={"ca_file": str(authority.path)}).test_connection()
+        assert found, message
+        found, message = connect(monkeypatch, **fields).test_connection()
+        assert not found
+        assert "CERTIFICATE_VERIFY_FAILED" in message
+        found, message = connect(monkeypatch, **fields | {"schema": "http"}).test_connection()
+        assert not found

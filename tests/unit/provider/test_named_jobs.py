@@ -178,6 +178,23 @@ def test_the_other_job_is_reused_and_never_cancelled(
     assert not started(job_manager)
 
 
+def test_a_job_that_follows_a_reused_one_has_an_id_of_its_own(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+) -> None:
+    gateway = job_manager.gateway
+    gateway.move(JOB, JobStatus.CANCELED)
+    finish(submit(pipeline, job_name="orders"), task.context())
+    (own,) = started(job_manager)
+    gateway.move(own.job_id, JobStatus.CANCELED)
+    gateway.add_job(OTHER, "orders")
+    reused = finish(submit(pipeline, job_name="orders", if_running="reuse"), task.context())
+    assert reused["job_id"] == OTHER
+    gateway.move(OTHER, JobStatus.CANCELED)
+    third = finish(submit(pipeline, job_name="orders", if_running="reuse"), task.context())
+    assert third["job_id"] not in (OTHER, own.job_id)
+    assert len(started(job_manager)) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [

@@ -67,8 +67,11 @@ def test_a_stop_ends_the_job_and_returns_the_savepoint(job_manager: JobManager, 
 def test_links_are_stored_while_the_task_is_still_deferred(job_manager: JobManager, task: Task) -> None:
     context = task.context()
     deferral(savepoint(), context)
-    url = f"http://127.0.0.1:{job_manager.port}/jobs/{JOB}"
-    assert context["ti"].xcoms == {"_link_CkptJobLink": url, "_link_CkptCheckpointsLink": f"{url}/checkpoints"}
+    url = f"/ckpt/ckpt_default/web/#/jobs/{JOB}"
+    assert context["ti"].xcoms == {
+        "_link_CkptJobLink": f"{url}/health",
+        "_link_CkptCheckpointsLink": f"{url}/checkpoints",
+    }
 
 
 @pytest.mark.row("air.3")

@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import airflow
 import jsonschema
@@ -44,9 +45,9 @@ def test_every_public_module_is_listed_and_every_listed_module_exists(folder: st
     (entry,) = INFO[folder]
     for module in entry["python-modules"]:
         import_module(module)
-    private = (
-        {"__init__", "base", "operation", "journal", "connection"} if folder != "triggers" else {"__init__", "base"}
-    )
+    private = {"__init__", "base"}
+    if folder != "triggers":
+        private |= {"operation", "journal", "connection", "upgrade_steps"}
     there = {f"airflow_provider_ckpt.{folder}.{path.stem}" for path in (PACKAGE / folder).glob("*.py")}
     assert set(entry["python-modules"]) == {name for name in there if name.rpartition(".")[2] not in private}
 
@@ -65,6 +66,15 @@ def test_every_link_is_listed() -> None:
     assert [resolve(path) for path in INFO["extra-links"]] == [type(link) for link in JOB_LINKS]
 
 
+@pytest.mark.row("air.5")
+def test_the_scheme_of_assets_has_its_functions() -> None:
+    (scheme,) = INFO["asset-uris"]
+    assert scheme["schemes"] == ["ckpt"]
+    asset = resolve(scheme["factory"])(ckpt_conn_id="c", job="j", snapshots="checkpoints", extra={"a": 1})
+    assert (asset.uri, asset.extra) == ("ckpt://c/j/checkpoints", {"a": 1})
+    assert resolve(scheme["handler"])(urlsplit(asset.uri)).geturl() == asset.uri
+
+
 def test_versions_agree() -> None:
     assert INFO["versions"] == [airflow_provider_ckpt.__version__]
 
@@ -78,7 +88,11 @@ def test_the_metadata_imports_nothing_of_airflow() -> None:
 
 
 def test_the_provider_knows_the_runtime_through_the_client_only() -> None:
-    """And which keys hold a secret, which both sides have to agree on; one module finds leaders."""
+    """And which keys hold a secret, which both sides have to agree on; the files of its pages, which Airflow shows; one
+    module finds leaders.
+
+    The plugin runs where Airflow's own tables are at hand, tasks do not.
+    """
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -86,9 +100,13 @@ def test_the_provider_knows_the_runtime_through_the_client_only() -> None:
             for name in names:
                 if name == "ckpt_runtime.leader_retrieval":
                     assert path == PACKAGE / "leader.py"
-                elif name.startswith("ckpt_runtime") and name != "ckpt_runtime.secret_keys":
+                elif name.startswith("ckpt_runtime") and name not in (
+                    "ckpt_runtime.secret_keys",
+                    "ckpt_runtime.web.files",
+                ):
                     assert name == "ckpt_runtime.client" or name.startswith("ckpt_runtime.client."), path
-                assert not name.startswith(("airflow.models", "pyspark", "airflow.utils")), path
+                own = () if path.parent.name == "plugins" else ("airflow.models", "airflow.utils")
+                assert not name.startswith(("pyspark", *own)), path
 
 
 def test_configuration_defaults_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +130,12 @@ def test_airflow_discovers_an_installed_provider(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: airflow-provider-ckpt\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text(
         "[apache_airflow_provider]\nprovider_info=airflow_provider_ckpt.get_provider_info:get_provider_info\n"
+        "[airflow.plugins]\nckpt=airflow_provider_ckpt.plugins.pages:CkptPlugin\n"
     )
     code = """
 import json
 from airflow.providers_manager import ProvidersManager
+from airflow.sdk import Asset
 from airflow.sdk.configuration import conf
 manager = ProvidersManager()
 fields = [name for name in manager.connection_form_widgets if name.startswith("extra__ckpt__")]
@@ -126,6 +146,7 @@ print(json.dumps([
     manager.field_behaviours["ckpt"]["relabeling"]["password"],
     conf.getfloat("ckpt", "poll_interval"),
     sorted(name for name in manager.extra_links_class_names if "ckpt" in name),
+    Asset("CKPT://ckpt_default/orders of today/savepoints/").uri,
 ]))
 """
     path = f"{PACKAGE.parent}:{PACKAGE.parent / 'runtime'}:{tmp_path}"
@@ -134,6 +155,7 @@ print(json.dumps([
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found[:2] == [True, "airflow_provider_ckpt.hooks.ckpt.CkptHook"]
-    assert found[2] == [f"extra__ckpt__{name}" for name in ("ca_file", "ha_cluster_id", "ha_dir", "timeout", "verify")]
+    fields = ("browser_address", "ca_file", "ha_cluster_id", "ha_dir", "timeout", "verify")
+    assert found[2] == [f"extra__ckpt__{name}" for name in fields]
     links = sorted(f"airflow_provider_ckpt.links.{type(link).__name__}" for link in JOB_LINKS)
-    assert found[3:] == ["Bearer token", 2.0, links]
+    assert found[3:] == ["Bearer token", 2.0, links, "ckpt://ckpt_default/orders%20of%20today/savepoints"]

@@ -22,6 +22,7 @@ from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSe
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.spark_connection import submission
 from ckpt_runtime.client.session_command import SessionFiles
+from tests.support.certificates import Authority, internal_options, rest_options
 from tests.unit.provider.conftest import Finish, JobManager, Task, deferral, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.02, "wait_timeout": 20}
@@ -324,16 +325,23 @@ def test_sparks_provider_is_imported_only_when_it_is_used() -> None:
 def test_a_session_really_starts_where_a_spark_connection_leads(
     session: dict[str, Any], task: Task, finish: Finish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And is found where its leader is, when the connection of the job manager names a directory."""
+    """And is found where its leader is, when the connection of the job manager names a directory. All in TLS."""
     spark_connection(monkeypatch, host="local[2]")
-    document = {"conn_type": "ckpt", "password": "geheim", "extra": {"ha_dir": str(tmp_path / "ha")}}
+    authority = Authority(tmp_path)
+    configuration = {
+        "rest.address": "localhost",
+        **rest_options(authority.issue("rest")),
+        **internal_options(authority.issue("internal"), authority),
+    }
+    extra = {"ha_dir": str(tmp_path / "ha"), "ca_file": str(authority.path)}
+    document = {"conn_type": "ckpt", "password": "geheim", "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
     arguments = {key: value for key, value in session.items() if key != "command"}
     arguments |= {"wait_timeout": 180, "spark_conn_id": "spark_team", "work_directory": str(tmp_path / "work")}
-    started = finish(StartSessionOperator(configuration={"rest.address": "localhost"}, **arguments), task.context())
+    started = finish(StartSessionOperator(configuration=configuration, **arguments), task.context())
     leader = json.loads((tmp_path / "ha" / "default" / "leader.json").read_text())
     assert started["base_url"] == leader["rest"]
-    assert leader["rest"].startswith("http://localhost:"), "the advertised address"
+    assert leader["rest"].startswith("https://localhost:"), "the advertised address"
     command = Path(f"/proc/{started['pid']}/cmdline").read_bytes().split(b"\0")
     assert b"local[2]" in command
     stop = StopSessionOperator(task_id="s", session=started, **FAST | {"wait_timeout": 60})

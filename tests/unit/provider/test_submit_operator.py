@@ -60,7 +60,7 @@ def test_submitting_waits_until_the_job_runs_and_passes_everything_on(
     assert job.request.savepoint_path == "file:/data/sp"
     assert job.request.allow_non_restored_state is True
     assert job.request.claim_mode.value == "CLAIM"
-    assert context["ti"].xcoms["_link_CkptJobLink"].endswith(f"/jobs/{result['job_id']}")
+    assert context["ti"].xcoms["_link_CkptJobLink"].endswith(f"/jobs/{result['job_id']}/health")
 
 
 @pytest.mark.row("air.3")

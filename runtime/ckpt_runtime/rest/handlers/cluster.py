@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 
 from ckpt_runtime.jobmaster.gateway import ClusterOverview
 from ckpt_runtime.rest.json_body import whole_request
@@ -40,9 +40,10 @@ def _overview(cluster: ClusterOverview, version: str, revision: str) -> dict[str
 
 
 @router.get("/config", responses=errors())
-async def config(gateway: Gateway) -> dict[str, Any]:
+async def config(request: Request, gateway: Gateway) -> dict[str, Any]:
     """What a page needs to know first. Its button to cancel would read ``/yarn-cancel``, and a read changes nothing."""
     dashboard = await gateway.dashboard_config()
+    only_reads = request.scope.get("ckpt.flink_dashboard") is not None and request.app.state.token is not None
     return {
         "refresh-interval": dashboard.refresh_interval_ms,
         "timezone-name": dashboard.timezone_name,
@@ -50,7 +51,7 @@ async def config(gateway: Gateway) -> dict[str, Any]:
         "flink-version": dashboard.version,
         "flink-revision": dashboard.revision,
         "features": {
-            "web-submit": True,
+            "web-submit": not only_reads,
             "web-cancel": False,
             "web-rescale": False,
             "web-history": False,

@@ -68,11 +68,11 @@ async function post(name, body) {
 export const login = (token) => post("login", { token });
 export const logout = () => post("logout", {});
 
-/** Whether a login, not the absence of a token, lets these pages read. */
-export async function isLoggedIn() {
+/** Whether there is a `login` to end, and `flink`'s dashboard beside these pages. */
+export async function session() {
   try {
-    return (await getIfAny("web/session"))?.login === true;
+    return (await getIfAny("web/session")) ?? {};
   } catch {
-    return false;
+    return {};
   }
 }

@@ -1,6 +1,6 @@
 // The frame around the pages: which one is shown, how often it is asked for again, and what happens when nobody answers.
 
-import { ApiError, isLoggedIn, logout } from "./api.js";
+import { ApiError, logout, session } from "./api.js";
 import { h } from "./dom.js";
 import { clock } from "./format.js";
 import { loginForm } from "./login.js";
@@ -109,7 +109,7 @@ function failed(error) {
     say("");
     shown = "";
     logoutButton.hidden = true;
-    replace([loginForm(() => { showLogout(); refresh(); })]);
+    replace([loginForm(() => { showSession(); refresh(); })]);
     return true;
   }
   failures += 1;
@@ -126,8 +126,10 @@ function failed(error) {
   return false;
 }
 
-async function showLogout() {
-  logoutButton.hidden = !(await isLoggedIn());
+async function showSession() {
+  const { login, flink } = await session();
+  logoutButton.hidden = login !== true;
+  document.getElementById("flink").hidden = flink !== true;
 }
 
 logoutButton.addEventListener("click", async () => {
@@ -144,4 +146,4 @@ document.addEventListener("visibilitychange", refresh);
 let resized = 0;
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(refresh, 200); });
 refresh();
-showLogout();
+showSession();

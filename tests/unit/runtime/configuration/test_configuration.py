@@ -178,12 +178,20 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
         ({"high-availability.storageDir": "/ha"}, "high-availability.storageDir"),
         ({"high-availability.type": "filesystem"}, "high-availability.storageDir"),
         ({"high-availability.cluster-id": "../other"}, "high-availability.cluster-id"),
+        ({"rest.address": "http://driver"}, "rest.address"),
+        ({"rest.address": "dead:8081"}, "rest.address"),
+        ({"rest.address": "a b"}, "rest.address"),
         ({"high-availability.zookeeper.quorum": "z"}, "high-availability.zookeeper.quorum"),
     ],
 )
 def test_options_that_clash_or_are_not_available_are_refused(values: dict[str, str], key: str) -> None:
     (problem,) = find_problems(Configuration(values), OptionScope.CLUSTER)
     assert problem.key == key
+
+
+@pytest.mark.parametrize("address", ["streams.example.org", "10.0.0.7", "fe80::1", "[::1]"])
+def test_names_and_addresses_can_be_advertised(address: str) -> None:
+    assert find_problems(Configuration({"rest.address": address}), OptionScope.CLUSTER) == ()
 
 
 @pytest.mark.row("76.1")

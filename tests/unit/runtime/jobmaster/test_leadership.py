@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.jobmaster.leadership import Leadership
+from ckpt_runtime.jobmaster.leadership import Leadership, LeaseSeal
+from ckpt_runtime.leader_proof import PublishedLeader, opened
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, NotLeaderError
@@ -200,3 +201,29 @@ def test_a_directory_that_cannot_be_used_is_an_error_at_once(tmp_path: Path) -> 
             await candidate("a").acquire()
 
     run(tmp_path, test)
+
+
+def test_a_sealed_address_is_renewed_as_long_as_its_leader_lives(tmp_path: Path) -> None:
+    """And put right when somebody has changed it."""
+    file = tmp_path / "ha" / "leader.json"
+
+    def published() -> PublishedLeader:
+        return opened(file.read_bytes(), "token", "flights", time.time())
+
+    async def follow() -> None:
+        store = LeaderStore(resolve(tmp_path / "ha")).sealed_by(LeaseSeal("token", "flights", LEASE_S))
+        leadership = Leadership(store, LEASE_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            await leadership.acquire("http://a", "a", lambda: None)
+            first = published()
+            assert first.rest == "http://a"
+            while (published().good_until or 0) <= (first.good_until or 0):
+                await asyncio.sleep(0.02)
+            sound = file.read_bytes()
+            file.write_bytes(sound.replace(b"http://a", b"http://b"))
+            while b"http://b" in file.read_bytes():
+                await asyncio.sleep(0.02)
+            assert published().epoch == 1
+            await leadership.release()
+
+    asyncio.run(follow())

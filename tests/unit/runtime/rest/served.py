@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +14,15 @@ from ckpt_runtime.rest import server
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app: FastAPI, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """The base URL, while it is served."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="served")
     thread.start()
     try:
-        running, port = asyncio.run_coroutine_threadsafe(server.start(app, "127.0.0.1", 0), loop).result(10)
+        running, port = asyncio.run_coroutine_threadsafe(server.start(app, "127.0.0.1", 0, tls=tls), loop).result(10)
         try:
-            yield f"http://127.0.0.1:{port}"
+            yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
         finally:
             asyncio.run_coroutine_threadsafe(server.stop(running), loop).result(10)
     finally:

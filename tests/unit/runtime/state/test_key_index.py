@@ -104,9 +104,9 @@ def test_a_key_far_from_the_others(close: int, far: int) -> None:
 
 def test_keys_far_from_each_other_that_are_filled_up_later() -> None:
     model = Model()
-    model.add(range(0, 1_000_000, 100))
-    model.add(range(0, 1_000_000, 2))
-    model.add(shuffled(range(1_000_000)))
+    model.add(range(0, 250_000, 100))
+    model.add(range(0, 250_000, 2))
+    model.add(shuffled(range(250_000)))
     assert model.bytes_per_key < 80
 
 

@@ -1,0 +1,97 @@
+"""Fields of the trigger forms that several DAGs have: with sections, descriptions, and patterns that are checked."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from airflow.sdk import Param, task
+
+DURATION: Final = r"^\s*\d+(\.\d+)?\s*(ms|s|sec|min|m|h|d)?\s*$"
+"""Durations as operators take them; a number without a unit is seconds."""
+
+JOB: Final = "Job"
+TAGS: Final = ["ckpt"]
+DEFAULT_ARGS: Final[dict[str, Any]] = {"retries": 2, "retry_delay": timedelta(seconds=10)}
+CONNECTION: Final = "{{ params.connection }}"
+
+_UNITS = "A number of seconds, or with a unit: 250 ms, 90 s, 5 min, 2 h, 7 d."
+
+
+def savepoint_directory() -> str:
+    """Where savepoints go unless somebody says otherwise: ``CKPT_DATA`` of the environment, else a home's folder."""
+    return f"{os.environ.get('CKPT_DATA', str(Path.home() / 'ckpt-data'))}/savepoints"
+
+
+def connection() -> Param:
+    """Which session."""
+    default = os.environ.get("CKPT_CONN_ID", "ckpt_default")
+    description = "The Airflow connection of the session's job manager."
+    return Param(default, type="string", minLength=1, title="Connection", description=description, section=JOB)
+
+
+def job(default: str = "") -> Param:
+    """Which job."""
+    description = "The job's id, or its name where no other living job has it: a name survives redeployments."
+    return Param(default, type="string", minLength=1, title="Job", description=description, section=JOB)
+
+
+def if_not_found() -> Param:
+    """What to do without the job."""
+    description = "When there is no such job: fail, or skip."
+    return Param(
+        "fail", type="string", enum=["fail", "skip"], title="Without the job", description=description, section=JOB
+    )
+
+
+def text(default: str, title: str, description: str, section: str) -> Param:
+    """A required text."""
+    return Param(default, type="string", minLength=1, title=title, description=description, section=section)
+
+
+def optional_text(title: str, description: str, section: str) -> Param:
+    """A text that may be left empty."""
+    return Param(None, type=["null", "string"], title=title, description=description, section=section)
+
+
+def duration(default: str, title: str, description: str, section: str) -> Param:
+    """A required duration."""
+    said = f"{description} {_UNITS}"
+    return Param(default, type="string", pattern=DURATION, title=title, description=said, section=section)
+
+
+def optional_duration(title: str, description: str, section: str) -> Param:
+    """A duration that may be left empty."""
+    said = f"{description} {_UNITS} Empty: unchanged."
+    return Param(None, type=["null", "string"], pattern=DURATION, title=title, description=said, section=section)
+
+
+def optional_integer(title: str, description: str, section: str, minimum: int) -> Param:
+    """An integer that may be left empty."""
+    said = f"{description} Empty: unchanged."
+    return Param(None, type=["null", "integer"], minimum=minimum, title=title, description=said, section=section)
+
+
+def switch(default: bool, title: str, description: str, section: str) -> Param:
+    """Yes or no."""
+    return Param(default, type="boolean", title=title, description=description, section=section)
+
+
+def savepoint_format(section: str) -> Param:
+    """Which kind of savepoint."""
+    description = "NATIVE: the state backend's own files. CANONICAL: every state backend restores it."
+    return Param(
+        "NATIVE", type="string", enum=["NATIVE", "CANONICAL"], title="Format", description=description, section=section
+    )
+
+
+def gate(name: str) -> Any:
+    """A task that skips what follows it unless the parameter is filled in, or switched on."""
+
+    @task.short_circuit(task_id=f"if_{name}", ignore_downstream_trigger_rules=False)
+    def wanted(params: dict[str, Any] | None = None) -> bool:
+        return bool(dict(params or {})[name])
+
+    return wanted

@@ -1,0 +1,184 @@
+"""Replace a running job by another version of its program, after a person has seen what becomes of its state.
+
+Start it from the trigger form. The old version stops with a savepoint, and an approval with the difference of the state
+is asked for. Then the new version is started from the savepoint; when it is rejected, or does not become healthy, the
+old one is. At no time do two versions run. It needs a session that answers at ``ckpt_default``, or at the connection
+that ``CKPT_CONN_ID`` names when Airflow reads this file.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.sdk import DAG, Param, TriggerRule, XComArg, chain
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, UpgradeJobOperator
+
+CONNECTION = os.environ.get("CKPT_CONN_ID", "ckpt_default")
+APPROVE, REJECT = "Start the new version", "Go back to the old version"
+_DURATION = r"^\s*\d{1,15}(\.\d{1,9})?\s*(ms|s|sec|min|m|h|d)?\s*$"
+_STOP, _APPROVAL = "stop_with_savepoint", "approval"
+_PULLED = f"ti.xcom_pull(task_ids='{_APPROVAL}')"
+_SECTIONS = ("Job and version", "How the old version ends", "When the new version is healthy", "Approval")
+
+
+def _duration(default: str, title: str, description: str, section: str) -> Param:
+    return Param(
+        default, type="string", pattern=_DURATION, title=title, description=description, section=section, minLength=1
+    )
+
+
+def _optional(title: str, description: str, section: str, **schema: Any) -> Param:
+    return Param(None, type=["null", "string"], title=title, description=description, section=section, **schema)
+
+
+PARAMS = {
+    "job": Param("", type="string", minLength=1, title="Job", description="Id or unique name.", section=_SECTIONS[0]),
+    "pipeline": _optional("Pipeline of the new version", "A .py, a .zip or a directory on the worker.", _SECTIONS[0]),
+    "pipeline_id": _optional("or its id", "Of one that was uploaded already.", _SECTIONS[0]),
+    "entry": _optional(
+        "Entry point", "module:function; as of the old version when empty.", _SECTIONS[0], pattern=r"^[\w.]+:[\w.]+$"
+    ),
+    "args": Param(
+        [],
+        type="array",
+        items={"type": "string"},
+        title="Arguments",
+        description="One a line; as of the old version when empty.",
+        section=_SECTIONS[0],
+    ),
+    "configuration": Param(
+        {},
+        type="object",
+        title="Options",
+        description="Over those of the old version. No secrets.",
+        section=_SECTIONS[0],
+    ),
+    "allow_non_restored_state": Param(
+        False,
+        type="boolean",
+        title="Drop state that the new version has no place for",
+        section=_SECTIONS[0],
+    ),
+    "mode": Param(
+        "savepoint",
+        type="string",
+        enum=["savepoint", "last-state", "stateless"],
+        values_display={
+            "savepoint": "savepoint: its last act is one",
+            "last-state": "last-state: it is cancelled, the latest checkpoint stays",
+            "stateless": "stateless: the new version begins with nothing",
+        },
+        title="Mode",
+        section=_SECTIONS[1],
+    ),
+    "last_state_max_age": _optional(
+        "Fall back to a checkpoint no older than",
+        "When no savepoint can be taken; empty: never.",
+        _SECTIONS[1],
+        pattern=_DURATION,
+    ),
+    "target_directory": _optional("Directory of the savepoint", "The job's default when empty.", _SECTIONS[1]),
+    "savepoint_format": Param(
+        "NATIVE", type="string", enum=["NATIVE", "CANONICAL"], title="Form of the savepoint", section=_SECTIONS[1]
+    ),
+    "savepoint_timeout": _duration(
+        "10 min", "Time to get ready for it", "After that it falls back, or is refused.", _SECTIONS[1]
+    ),
+    "healthy_checkpoints": Param(1, type="integer", minimum=1, title="Completed checkpoints", section=_SECTIONS[2]),
+    "healthy_timeout": _duration("5 min", "within", "After that the old version is started again.", _SECTIONS[2]),
+    "approval": Param(
+        True,
+        type="boolean",
+        title="Ask before the new version is started",
+        description="Nothing runs until somebody has answered, for an hour at most: then the old version goes on.",
+        section=_SECTIONS[3],
+    ),
+}
+
+
+class UpgradeApproval(HITLOperator):
+    """Asks, unless it is told not to; whoever does not answer has rejected.
+
+    :param ask: whether to ask. (templated)
+    """
+
+    template_fields = (*HITLOperator.template_fields, "ask")
+
+    def __init__(self, *, ask: Any = True, **kwargs: Any) -> None:
+        super().__init__(options=[APPROVE, REJECT], defaults=REJECT, **kwargs)
+        self.ask = ask
+
+    def execute(self, context: Any) -> Any:
+        """Wait for an answer, or approve at once."""
+        if not arguments.boolean("ask", self.ask):
+            return {"chosen_options": [APPROVE], "params_input": {}, "responded_by_user": None}
+        return super().execute(context)
+
+
+_BODY = f"""{{% set found = ti.xcom_pull(task_ids='{_STOP}') or {{}} %}}
+Job **{{{{ found.get('name') }}}}** (`{{{{ found.get('old_job_id') }}}}`) has ended, and nothing runs.
+
+* program: `{{{{ found.get('old_pipeline_id') }}}}` becomes `{{{{ found.get('pipeline_id') }}}}`
+* it goes on from: `{{{{ found.get('savepoint_path') }}}}` (mode {{{{ found.get('mode') }}}})
+{{% if found.get('why') %}}* why so: {{{{ found.get('why') }}}}{{% endif %}}
+
+State:
+{{% for line in found.get('diff') or ['nothing is taken over'] %}}
+* {{{{ line }}}}{{% endfor %}}
+"""
+
+with DAG(
+    dag_id="ckpt_upgrade",
+    description="Replace a job by another version of it, with an approval, and go back when that is not healthy",
+    schedule=None,
+    catchup=False,
+    params=PARAMS,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    render_template_as_native_obj=True,
+    tags=["ckpt"],
+    doc_md=__doc__,
+) as ckpt_upgrade:
+    stop = UpgradeJobOperator(
+        task_id=_STOP,
+        ckpt_conn_id=CONNECTION,
+        job="{{ params.job }}",
+        pipeline="{{ params.pipeline }}",
+        pipeline_id="{{ params.pipeline_id }}",
+        entry="{{ params.entry }}",
+        args="{{ params.args }}",
+        configuration="{{ params.configuration }}",  # type: ignore[arg-type] # rendered as a mapping
+        allow_non_restored_state="{{ params.allow_non_restored_state }}",
+        mode="{{ params.mode }}",
+        last_state_max_age="{{ params.last_state_max_age }}",
+        target_directory="{{ params.target_directory }}",
+        savepoint_format="{{ params.savepoint_format }}",
+        savepoint_timeout="{{ params.savepoint_timeout }}",
+        healthy_timeout="{{ params.healthy_timeout }}",
+        healthy_checkpoints="{{ params.healthy_checkpoints }}",
+        pause_before_start=True,
+    )
+    approval = UpgradeApproval(
+        task_id=_APPROVAL,
+        ask="{{ params.approval }}",
+        subject="Upgrade of job {{ params.job }}",
+        body=_BODY,
+        # Airflow fails a waiting task that is answered in its first five seconds: then it is asked again.
+        response_timeout=timedelta(hours=1),
+    )
+    resume = FinishUpgradeOperator(
+        task_id="start_and_watch",
+        ckpt_conn_id=CONNECTION,
+        upgrade=XComArg(stop, "upgrade"),
+        approve=f"{{{{ '{APPROVE}' in (({_PULLED}) or {{}}).get('chosen_options', []) }}}}",
+        approved_by=f"{{{{ ((({_PULLED}) or {{}}).get('responded_by_user') or {{}}).get('name', '') }}}}",
+        healthy_timeout="{{ params.healthy_timeout }}",
+        savepoint_timeout="{{ params.savepoint_timeout }}",
+        # Also when the approval was marked failed: the old version goes on then. Not when nothing was stopped.
+        trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+    )
+    chain(stop, approval, resume)

@@ -1,0 +1,249 @@
+"""Replaces a running job by another version of its program, and goes back to the old one when that is not healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Duration, Templated
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of, series
+from airflow_provider_ckpt.secret_values import refuse
+from airflow_provider_ckpt.upgrades.actions import Decided
+from airflow_provider_ckpt.upgrades.machine import advance, begin
+from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import NotFound
+from ckpt_runtime.client.models import TERMINAL_STATES
+from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+MODES = tuple(mode.value for mode in Mode)
+
+
+class UpgradeJobOperator(CkptStepsOperator):
+    """Stops a job, starts another version of it from what it left, and waits until that is healthy; or goes back.
+
+    Before anything is stopped, both programs are held, and it is seen whether the state fits. At most one version runs
+    at any time. A new version that does not complete ``healthy_checkpoints`` within ``healthy_timeout`` is cancelled,
+    and the old one is started again from the same snapshot; what the new one has committed until then is written again.
+    See ``docs/upgrades.md``.
+
+    Returns ``{"outcome", "job_id", "old_job_id", "name", "savepoint_path", "mode", "fell_back", "pipeline_id",
+    "old_pipeline_id", "diff", "why", "approved_by"}``, with the job that runs now as ``job_id``; when it pauses also
+    ``upgrade``, which :class:`FinishUpgradeOperator` takes. What is not given of the run is as of the old job.
+
+    :param job: the job that runs, by id or unique name. (templated)
+    :param pipeline: the new version: a ``.py``, a ``.zip`` or a directory on the worker. (templated)
+    :param pipeline_id: instead of ``pipeline``: one that was uploaded already. (templated)
+    :param entry: ``module:function``. (templated)
+    :param args: arguments of the pipeline. (templated)
+    :param parallelism: the job's parallelism. (templated)
+    :param configuration: options over those of the old job. (templated)
+    :param allow_non_restored_state: go on although the new version has no place for some of the state. (templated)
+    :param mode: ``savepoint``: the old version stops with one; ``last-state``: it is cancelled, and its latest
+        checkpoint is retained; ``stateless``: the new version starts with nothing. (templated)
+    :param last_state_max_age: when no savepoint can be taken, fall back to the latest checkpoint if it is no older than
+        this. (templated)
+    :param target_directory: where to put the savepoint; without one the job's default directory. (templated)
+    :param savepoint_format: ``NATIVE`` or ``CANONICAL``. (templated)
+    :param savepoint_timeout: how long the job may take to be ready for a savepoint, and with a fallback to take it.
+        (templated)
+    :param healthy_timeout: how long the new version may take to become healthy. (templated)
+    :param healthy_checkpoints: so many checkpoints of the new version have to complete. (templated)
+    :param pause_before_start: end with the old version stopped, for an approval. (templated)
+    :param fail_on_rollback: whether a rollback fails the task, without a retry.
+    """
+
+    template_fields: Collection[str] = (
+        *CkptStepsOperator.template_fields,
+        "pipeline",
+        "pipeline_id",
+        "entry",
+        "args",
+        "parallelism",
+        "configuration",
+        "allow_non_restored_state",
+        "mode",
+        "last_state_max_age",
+        "target_directory",
+        "savepoint_format",
+        "healthy_checkpoints",
+        "pause_before_start",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"configuration": "json", "args": "json"}
+
+    def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
+        self,
+        *,
+        job: Templated[str],
+        pipeline: Templated[str] | None = None,
+        pipeline_id: Templated[str] | None = None,
+        entry: Templated[str] | None = None,
+        args: Templated[Sequence[str]] = (),
+        parallelism: Templated[int | str] | None = None,
+        configuration: Templated[Mapping[str, Any]] | None = None,
+        allow_non_restored_state: Templated[bool | str] = False,
+        mode: Templated[str] = "savepoint",
+        last_state_max_age: Templated[Duration] | None = None,
+        target_directory: Templated[str] | None = None,
+        savepoint_format: Templated[str] = "NATIVE",
+        healthy_checkpoints: Templated[int | str] = 1,
+        pause_before_start: Templated[bool | str] = False,
+        fail_on_rollback: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job=job, **kwargs)
+        self.pipeline = pipeline
+        self.pipeline_id = pipeline_id
+        self.entry = entry
+        self.args = args
+        self.parallelism = parallelism
+        self.configuration = configuration
+        self.allow_non_restored_state = allow_non_restored_state
+        self.mode = mode
+        self.last_state_max_age = last_state_max_age
+        self.target_directory = target_directory
+        self.savepoint_format = savepoint_format
+        self.healthy_checkpoints = healthy_checkpoints
+        self.pause_before_start = pause_before_start
+        self.fail_on_rollback = fail_on_rollback
+
+    def check_arguments(self) -> None:
+        self._wish("0" * 32, None)
+        if (self._path() is None) == (self._uploaded() is None):
+            raise CkptArgumentInvalid("pipeline", self.pipeline, "give either pipeline, a path, or pipeline_id")
+
+    def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
+        return begin(self._wish(self.find(context, deadline), self._program(client)), series(context))
+
+    def is_fine(self, outcome: Outcome) -> bool:
+        return outcome is Outcome.ROLLED_BACK and not self.fail_on_rollback
+
+    def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
+        """An upgrade to this program whose job still lives is done; a paused one is, while nothing was started."""
+        if record.wish.program != self._program(client):
+            return False
+        if record.step is Step.PAUSED:
+            return not any(self._lives(client, job) for job in (record.old_job, record.new_job, record.restarted_job))
+        return record.outcome is Outcome.UPGRADED and self._lives(client, record.new_job)
+
+    def _lives(self, client: CkptClient, job: str) -> bool:
+        try:
+            return self.ask(client, requests.job_details(job)).state not in TERMINAL_STATES
+        except NotFound:
+            return False
+
+    def _wish(self, job: str, program: str | None) -> Wish:
+        """All arguments, checked."""
+        return Wish(
+            goal=Goal.UPGRADE,
+            job=job,
+            mode=Mode(mode_of(self.mode, MODES)),
+            program=program,
+            options=self._options(),
+            directory=arguments.optional_text("target_directory", self.target_directory),
+            format=format_of(self.savepoint_format),
+            fallback_age=age_of(self.last_state_max_age),
+            checkpoints=arguments.integer("healthy_checkpoints", self.healthy_checkpoints, minimum=1),
+            pauses=arguments.boolean("pause_before_start", self.pause_before_start),
+            **self.limits(),
+        )
+
+    def _options(self) -> dict[str, Any]:
+        given: Any = self.args
+        if isinstance(given, str) or not all(isinstance(item, (str, int, float)) for item in given):
+            raise CkptArgumentInvalid("args", given, "it must be a list of texts")
+        parallelism = None if self.parallelism in (None, "", "None") else self.parallelism
+        configuration = arguments.options("configuration", self.configuration)
+        refuse("configuration", configuration)
+        return {
+            "entry_point": arguments.optional_text("entry", self.entry),
+            "arguments": [str(item) for item in given],
+            "parallelism": None if parallelism is None else arguments.integer("parallelism", parallelism, minimum=1),
+            "configuration": configuration,
+            "allow_non_restored_state": arguments.boolean("allow_non_restored_state", self.allow_non_restored_state),
+        }
+
+    def _path(self) -> str | None:
+        return arguments.optional_text("pipeline", self.pipeline)
+
+    def _uploaded(self) -> str | None:
+        given = arguments.or_field("pipeline_id", self.pipeline_id, "pipeline_id")
+        return arguments.optional_text("pipeline_id", given)
+
+    def _program(self, client: CkptClient) -> str:
+        """Uploads the new version, whose id is made of its content."""
+        path = self._path()
+        if path is None:
+            return self._uploaded() or ""
+        try:
+            filename, content = pack_pipeline(Path(path))
+        except PackagingError as error:
+            raise CkptArgumentInvalid("pipeline", self.pipeline, str(error)) from error
+        return client.execute(requests.upload_pipeline(filename, content))
+
+
+class FinishUpgradeOperator(CkptStepsOperator):
+    """Goes on with an upgrade that was paused: starts the new version and waits for its health, or the old one again.
+
+    Returns what :class:`UpgradeJobOperator` returns.
+
+    :param upgrade: the result of the operator that has paused. (templated)
+    :param approve: true to start the new version, anything else to go back to the old one. (templated)
+    :param approved_by: who has decided, for the record. (templated)
+    :param fail_on_rollback: whether a rollback fails the task, without a retry.
+    """
+
+    template_fields: Collection[str] = (*CkptStepsOperator.template_fields, "upgrade", "approve", "approved_by")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"upgrade": "json"}
+
+    def __init__(
+        self,
+        *,
+        upgrade: Templated[Mapping[str, Any]],
+        approve: Templated[bool | str],
+        approved_by: Templated[str] | None = None,
+        fail_on_rollback: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job="(that of the upgrade)", **kwargs)
+        self.upgrade = upgrade
+        self.approve = approve
+        self.approved_by = approved_by
+        self.fail_on_rollback = fail_on_rollback
+
+    def check_arguments(self) -> None:
+        super().check_arguments()
+        self._paused()
+        arguments.boolean("approve", self.approve)
+
+    def _paused(self) -> Upgrade:
+        given: Any = self.upgrade
+        document = given.get("upgrade", given) if isinstance(given, Mapping) else given
+        try:
+            record = Upgrade.from_json(document)
+        except ValueError as error:
+            allowed = f"it must be what a paused one gives: {error}"
+            raise CkptArgumentInvalid("upgrade", type(given).__name__, allowed) from error
+        if record.step is not Step.PAUSED:
+            raise CkptArgumentInvalid("upgrade", record.step.value, "it must be one that is PAUSED")
+        return record
+
+    def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
+        record, by = self._paused(), arguments.optional_text("approved_by", self.approved_by) or ""
+        decided = Decided(arguments.boolean("approve", self.approve), by)
+        self.log.info("The upgrade of job %s was %s", record.old_job, "approved" if decided.approved else "rejected")
+        return advance(record, decided, 0)
+
+    def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
+        """A paused upgrade is finished once."""
+        return record.series == self._paused().series and record.outcome is not None
+
+    def is_fine(self, outcome: Outcome) -> bool:
+        return outcome is Outcome.ROLLED_BACK and not self.fail_on_rollback

@@ -1,0 +1,212 @@
+"""What the operators share that replace, suspend and resume a job: they go through the steps of one record.
+
+The record, with every id, is in the journal before the first request. Each answer is written down before anything
+follows from it. So a crash of worker, triggerer or scheduler repeats one request at most, which has the same id again.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Duration, Templated
+from airflow_provider_ckpt.conditions.base import Status
+from airflow_provider_ckpt.conditions.upgrade import wall_clock_ms
+from airflow_provider_ckpt.exceptions import (
+    CkptArgumentInvalid,
+    CkptOperationFailed,
+    CkptUpgradeRefused,
+    CkptUpgradeRolledBack,
+    CkptUpgradeStranded,
+)
+from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
+from airflow_provider_ckpt.operators.journal import Journal
+from airflow_provider_ckpt.triggers.upgrade import CkptUpgradeTrigger
+from airflow_provider_ckpt.upgrades.actions import Action, Answer
+from airflow_provider_ckpt.upgrades.driving import drive
+from airflow_provider_ckpt.upgrades.machine import WATCHES
+from airflow_provider_ckpt.upgrades.performing import perform
+from airflow_provider_ckpt.upgrades.record import Outcome, Step, Upgrade
+from airflow_provider_ckpt.upgrades.telling import ending, result_of, standing
+from ckpt_runtime.client.clients import CkptClient
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+RECORD = "ckpt_upgrade"
+_SPARE_SECONDS = 1800.0
+"""What a try waits beyond the limits of the steps: for a job manager that is away, and jobs that end slowly."""
+_FAILURES = {
+    Outcome.REFUSED: CkptUpgradeRefused,
+    Outcome.ROLLED_BACK: CkptUpgradeRolledBack,
+    Outcome.STRANDED: CkptUpgradeStranded,
+}
+
+
+class CkptStepsOperator(CkptJobOperator):
+    """Base of the operators that go through steps; not for use in DAGs."""
+
+    template_fields: Collection[str] = (*CkptJobOperator.template_fields, "savepoint_timeout", "healthy_timeout")
+
+    def __init__(
+        self,
+        *,
+        job: Templated[str],
+        savepoint_timeout: Templated[Duration] = "10 min",
+        healthy_timeout: Templated[Duration] = "5 min",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job=job, **kwargs)
+        self.savepoint_timeout = savepoint_timeout
+        self.healthy_timeout = healthy_timeout
+        self._record: Upgrade | None = None
+
+    @abstractmethod
+    def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
+        """The record to begin with, of checked arguments."""
+
+    def check_arguments(self) -> None:
+        """Raises what is wrong with them before anything is sent."""
+        self.limits()
+
+    def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
+        """Whether what an earlier try has reached is what this one is to return."""
+        return False
+
+    def limits(self) -> dict[str, Any]:
+        """Those of the steps in milliseconds."""
+        return {
+            "savepoint_within": arguments.millis("savepoint_timeout", self.savepoint_timeout),
+            "healthy_within": arguments.millis("healthy_timeout", self.healthy_timeout),
+        }
+
+    def default_wait_timeout(self) -> float | None:
+        limits: dict[str, int] = self.limits()
+        return _SPARE_SECONDS + sum(limits.values()) * 2 / 1000
+
+    # -- going on ----------------------------------------------------------------------------------------------
+
+    def execute(self, context: Context) -> Any:
+        self.check_arguments()
+        journal, deadline = Journal(context, RECORD), self.deadline()
+        if not journal.remembers:
+            raise CkptOperationFailed("there is no task state store to write the steps down in; it needs Airflow 3.3")
+        stored = journal.read()
+        with self.connected(deadline) as client:
+            record = Upgrade.from_json(stored) if stored else None
+            if record is not None and record.step in (Step.ENDED, Step.PAUSED):
+                record = record if self.still_holds(client, record) else None
+            if record is None:
+                record = self.first_record(context, client, deadline)
+                journal.write(**record.to_json())
+            else:
+                self.log.info("An earlier try has come to the step %s: %s", record.step, standing(record))
+        return self._go_on(context, record, deadline)
+
+    def _go_on(self, context: Context, record: Upgrade, deadline: float | None) -> Any:
+        journal = Journal(context, RECORD)
+        self._record = record
+        self.publish_links(context, result_of(record)["job_id"])
+
+        def keep(changed: Upgrade) -> None:
+            stored = journal.read()
+            if stored.get("series") != changed.series or stored.get("revision", 0) > changed.revision:
+                raise CkptOperationFailed("another try of this task goes on with it")
+            journal.write(**changed.to_json())
+            self._record = changed
+            self.log.info("Step %s: %s", changed.step, standing(changed))
+
+        with self.connected(deadline) as client:
+
+            def carry_out(action: Action) -> Answer:
+                return client.run(perform(action, self.pause()), patience_s=client.patience_s)
+
+            record = drive(record, carry_out, keep, wall_clock_ms)
+        if record.step in WATCHES:
+            return self._watch(context, record, deadline)
+        return self._ended(context, record)
+
+    def _watch(self, context: Context, record: Upgrade, deadline: float | None) -> Any:
+        trigger = CkptUpgradeTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            deadline=deadline,
+            poll_interval=self.pause(),
+            record=record.to_json(),
+        )
+        return self.wait_for(context, trigger)
+
+    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+        event = event or {}
+        if Status(event["status"]) is not Status.DONE:
+            raise self.failure(context, event)
+        record, journal = Upgrade.from_json(event["result"]["record"]), Journal(context, RECORD)
+        stored = journal.read()
+        if stored.get("series") == record.series and stored.get("revision", 0) > record.revision:
+            record = Upgrade.from_json(stored)  # this has been resumed before
+        else:
+            journal.write(**record.to_json())
+        self.log.info("Step %s: %s", record.step, standing(record))
+        return self._go_on(context, record, event["trigger"]["deadline"])
+
+    # -- ends --------------------------------------------------------------------------------------------------
+
+    def _ended(self, context: Context, record: Upgrade) -> Any:
+        self._record = None
+        self.publish_links(context, result_of(record)["job_id"])
+        if record.diff:
+            self.log.info("State against the snapshot:\n%s", "\n".join(record.diff))
+        if record.outcome is None:
+            self.log.info("Paused: %s", standing(record))
+            return result_of(record) | {"upgrade": record.to_json()}
+        self.forget_job(context)
+        text = ending(record)
+        failure = None if self.is_fine(record.outcome) else _FAILURES.get(record.outcome)
+        if failure is not None:
+            raise failure(text)
+        self.log.info("%s", text)
+        return result_of(record)
+
+    def is_fine(self, outcome: Outcome) -> bool:
+        """Whether an outcome that is a failure otherwise is a success."""
+        return False
+
+    def after_timeout(self, context: Context, event: Event | None) -> str:
+        stored = Journal(context, RECORD).read()
+        where = f"{standing(Upgrade.from_json(stored))}. " if stored else ""
+        return f"{where}Nothing was undone; the next try of this task goes on from there"
+
+    def on_kill(self) -> None:
+        """Say where it stands: nothing is undone."""
+        if self._record is not None:
+            self.log.warning(
+                "The task was killed at the step %s: %s. Nothing is undone; a cleared task goes on from there.",
+                self._record.step,
+                standing(self._record),
+            )
+
+
+def series(context: Context) -> str:
+    """What the ids of an upgrade are made of that this try begins."""
+    return f"{context['ti'].id}/{time.time_ns()}"
+
+
+def mode_of(value: object, allowed: tuple[str, ...]) -> str:
+    """A mode, also as ``last-state``."""
+    given = value.replace("-", "_") if isinstance(value, str) else value
+    return arguments.choice("mode", given, allowed)
+
+
+def format_of(value: object) -> str:
+    """A savepoint's form."""
+    return arguments.choice("savepoint_format", value, ("NATIVE", "CANONICAL"))
+
+
+def age_of(value: object) -> int | None:
+    """A greatest age in milliseconds; None when none is given."""
+    given = arguments.optional_seconds("last_state_max_age", value)
+    if given is not None and given <= 0:
+        raise CkptArgumentInvalid("last_state_max_age", value, "it must be longer than nothing")
+    return None if given is None else round(given * 1000)

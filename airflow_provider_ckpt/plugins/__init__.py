@@ -1,0 +1,1 @@
+"""What Airflow shows beside its own pages."""

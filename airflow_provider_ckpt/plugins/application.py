@@ -1,0 +1,91 @@
+"""The pages inside Airflow: their files, and a way through to the job manager that a connection names.
+
+Airflow mounts it without any protection of its own. Here each request asks Airflow whether its user may read the
+connection: whoever sees the pages sees what the connection's token opens, but never the token. It only reads: GET, of
+the paths that the pages ask for.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from html import escape
+from urllib.parse import quote
+
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_connection
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, RedirectResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from airflow_provider_ckpt.plugins.upstream import UpstreamRefused, asked_of, is_allowed, known_connections
+from ckpt_runtime.web.files import INDEX, PageFile, page_files
+
+_MAY_READ = Depends(requires_access_connection("GET"))
+_ROOT = "/{connection_id}"
+_STYLE = "style.css"
+
+
+@cache
+def application() -> FastAPI:
+    """One for each process."""
+    app = FastAPI(title="ckpt", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_api_route("/", _listing, methods=["GET"])
+    app.add_api_route(f"/{_STYLE}", _style, methods=["GET"])
+    app.add_api_route(f"{_ROOT}/web/", _page, methods=["GET"], dependencies=[_MAY_READ])
+    app.add_api_route(f"{_ROOT}/web/session", _session, methods=["GET"], dependencies=[_MAY_READ])
+    app.add_api_route(f"{_ROOT}/web/{{name}}", _page, methods=["GET"], dependencies=[_MAY_READ])
+    app.add_api_route(f"{_ROOT}/{{path:path}}", _through, methods=["GET"], dependencies=[_MAY_READ])
+    return app
+
+
+async def _page(request: Request, name: str = INDEX) -> Response:
+    file = page_files().get(name)
+    if file is None:
+        return _refusal(404, "There is no such page.")
+    headers = file.headers(may_be_framed=True)
+    if request.headers.get("if-none-match") == file.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers)
+
+
+async def _session() -> dict[str, bool]:
+    """The login is Airflow's own."""
+    return {"login": False, "flink": False}
+
+
+async def _style() -> Response:
+    file = page_files()[_STYLE]
+    return Response(file.content, headers=file.headers(may_be_framed=True))
+
+
+async def _through(request: Request, connection_id: str, path: str) -> Response:
+    """What the job manager answers to the same path."""
+    if not is_allowed(path):
+        return _refusal(404, "The pages do not ask for this.")
+    try:
+        answer = await asked_of(connection_id, path, dict(request.query_params))
+    except UpstreamRefused as refused:
+        return _refusal(refused.status, str(refused))
+    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+    return Response(answer.content, answer.status, headers, media_type="application/json")
+
+
+def _refusal(status: int, message: str) -> Response:
+    return JSONResponse({"errors": [message]}, status_code=status)
+
+
+async def _listing(user: GetUserDep) -> Response:
+    """The connections whose pages the user may see; the pages at once when there is just one."""
+    found = await run_in_threadpool(known_connections, user)
+    if len(found) == 1:
+        return RedirectResponse(f"{quote(found[0], safe='')}/web/", status_code=303)
+    items = "".join(f'<li><a href="{quote(name, safe="")}/web/">{escape(name)}</a></li>' for name in found)
+    nothing = "<p>There is no connection of the type ckpt that you may read.</p>"
+    body = (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Checkpoints</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="stylesheet" href="{_STYLE}"></head>'
+        f"<body><main><h1>Job managers</h1>{f'<ul>{items}</ul>' if found else nothing}</main></body></html>"
+    )
+    page = PageFile(body.encode(), "text/html; charset=utf-8", '""')
+    return Response(page.content, headers=page.headers(may_be_framed=True) | {"Cache-Control": "no-store"})

@@ -1,0 +1,191 @@
+"""The actions of an upgrade as requests of the client, and their answers. Pure: requests go out as steps.
+
+That something is unknown is believed when it is said several times in a row, see
+:class:`airflow_provider_ckpt.conditions.base.Absence`. Errors that pass, and those of the connection, are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Any, TypeVar
+
+from airflow_provider_ckpt.conditions.base import Absence
+from airflow_provider_ckpt.conditions.job import is_starting
+from airflow_provider_ckpt.conditions.job_log import root_cause
+from airflow_provider_ckpt.upgrades import actions as act
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
+from ckpt_runtime.client.errors import BadRequest, Conflict, NotFound, NotServed
+from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, PlanPreview, RestorePreview, RunOptions
+from ckpt_runtime.client.requests import Call
+from ckpt_runtime.client.stack_traces import telling_line
+from ckpt_runtime.client.waiting import Pause, Steps
+
+T = TypeVar("T")
+Requests = Generator[Call[Any], Any, T]
+
+RETAINS = "cancel-and-retain"
+"""The feature of ``/config`` without which a server ignores that checkpoints are to be retained."""
+_MOST_LINES = 40
+_TROUBLED = ("FAILED", "RESTARTING", "FAILING")
+
+
+def perform(action: act.Action, pause: float) -> Steps[act.Answer]:
+    """Carry an action out; ``pause`` seconds lie between two looks at what seems to be missing."""
+    for look in range(Absence.LIMIT):
+        if look:
+            yield Pause(pause)
+        try:
+            return (yield from _performed(action))
+        except NotFound as error:
+            missing = str(error)
+        except (BadRequest, Conflict) as error:
+            return act.Refused(str(error))
+        except NotServed as error:
+            return act.Gone(str(error))
+    return act.Accepted() if isinstance(action, act.Release) else act.Gone(missing)
+
+
+def _performed(action: act.Action) -> Requests[act.Answer]:
+    match action:
+        case act.Hold(program, owner):
+            yield requests.hold_pipeline(program, owner)
+        case act.Release(programs, owner):
+            for program in programs:
+                yield requests.release_pipeline(program, owner)
+        case act.Preview():
+            return (yield from _preview(action))
+        case act.Stop(job, trigger, directory, form):
+            native: requests.Format = "CANONICAL" if form == "CANONICAL" else "NATIVE"
+            yield requests.stop_with_savepoint(job, directory, savepoint_format=native, trigger_id=trigger)
+        case act.Cancel(job, retain):
+            retains = retain and (yield from _can_retain())
+            yield requests.cancel_and_retain(job) if retains else requests.cancel_job(job)
+        case act.Run(program, job, like_job, options, snapshot):
+            yield requests.run_pipeline(program, _options(options, like_job, snapshot), job_id=job)
+        case _:
+            return (yield from watched(action))
+    return act.Accepted()
+
+
+def _options(given: dict[str, Any], like_job: str, snapshot: str | None) -> RunOptions:
+    arguments = tuple(given.get("arguments", ()))
+    return RunOptions(**{**given, "arguments": arguments, "like_job": like_job, "savepoint_path": snapshot})
+
+
+def _can_retain() -> Requests[bool]:
+    features = (yield requests.dashboard_config()).get("features", {})
+    return bool(features.get(RETAINS))
+
+
+def _preview(action: act.Preview) -> Requests[act.Answer]:
+    snapshot = action.snapshot
+    while True:
+        options = _options(action.options, action.like_job, snapshot)
+        try:
+            found: PlanPreview = yield requests.plan_pipeline(action.program, options)
+        except BadRequest:
+            job = (yield from _seen(action.like_job)) if action.is_passing else None
+            later = None if job is None or job.newest is None else job.newest.path
+            if later in (None, snapshot):
+                raise
+            snapshot = later
+        else:
+            restore = found.restore
+            return act.Fits() if restore is None else act.Fits(restore.refusals, shown_diff(restore))
+
+
+def shown_diff(restore: RestorePreview) -> tuple[str, ...]:
+    """A line for each operator and state that is not simply taken over, and one for those that are."""
+    verdicts = [each.verdict for each in restore.operators] + [each.verdict for each in restore.states]
+    others = [each for each in restore.operators if _counts(each.verdict)]
+    lines = [f"{each.verdict}: operator {each.name} ({each.uid})" for each in others]
+    for state in restore.states:
+        if _counts(state.verdict):
+            fields = f", {_fields(state.stored)} -> {_fields(state.wanted)}" if state.verdict == "changed" else ""
+            reason = f": {state.reason}" if state.reason else ""
+            lines.append(f"{state.verdict}: state {state.state} of {state.operator}{fields}{reason}")
+    more = len(lines) - _MOST_LINES
+    shown = [*lines[:_MOST_LINES], *([f"and {more} more"] if more > 0 else [])]
+    return (f"matched: {verdicts.count('matched')} operators and states", *shown)
+
+
+def _counts(verdict: str) -> bool:
+    return verdict != "matched"
+
+
+def _fields(schema: Iterable[str]) -> str:
+    return "(" + ", ".join(schema) + ")"
+
+
+# --- looking
+
+
+def watched(action: act.Action) -> Requests[act.Answer]:
+    """One look. Raises NotFound; a stop that is unknown is told beside its job."""
+    match action:
+        case act.LookAtStop(job, trigger):
+            return (yield from _stop_seen(job, trigger))
+        case act.Look(job, closely):
+            return (yield from _seen(job, closely=closely))
+    raise TypeError(f"{action} is no look")
+
+
+def _stop_seen(job: str, trigger: str) -> Requests[act.Answer]:
+    try:
+        status = yield requests.operation_status("savepoint", trigger, job)
+    except NotFound:
+        return act.StopSeen((yield from _seen(job)), known=False)
+    seen = yield from _seen(job)  # after the stop: a job that is seen living then has not ended behind it
+    if not status.done:
+        return act.StopSeen(seen)
+    if status.failure is not None:
+        why = telling_line(status.failure.stack_trace) or status.failure.exception
+        return act.StopSeen(seen, failure=why)
+    return act.StopSeen(seen, path=status.location)
+
+
+def _seen(job_id: str, *, closely: bool = False) -> Requests[act.Seen]:
+    job: JobDetails = yield requests.job_details(job_id)
+    statistics = yield from _statistics(job_id)
+    history = () if statistics is None else statistics.history
+    stops = any(item.kind == "SYNC_SAVEPOINT" and item.status == "IN_PROGRESS" for item in history)
+    restored = None if statistics is None else statistics.latest_restored
+    cause = (yield from root_cause(job_id)).clause if job.state in _TROUBLED else ""
+    program, retainable = None, True
+    if closely:
+        program = (yield requests.job_config(job_id)).pipeline_id
+        kept = not (yield requests.checkpoint_config(job_id)).deleted_on_cancellation
+        retainable = kept or (yield from _can_retain())
+    return act.Seen(
+        state=job.state,
+        ready=job.state == "RUNNING" and not is_starting(job) and not stops,
+        has_ended=job.state in TERMINAL_STATES,
+        completed=0 if statistics is None else statistics.counts.completed,
+        newest=None if statistics is None else _newest(statistics),
+        restored=None if restored is None else restored.external_path,
+        cause=cause,
+        name=job.name,
+        program=program,
+        retainable=retainable,
+    )
+
+
+def _statistics(job_id: str) -> Requests[CheckpointStatistics | None]:
+    try:
+        found: CheckpointStatistics = yield requests.checkpoint_statistics(job_id)
+    except NotFound:  # a Flink job without checkpoints has none
+        return None
+    return found
+
+
+def _newest(statistics: CheckpointStatistics) -> act.Newest | None:
+    """Plain savepoints commit nothing: what was written since the checkpoint before would be written again."""
+    latest: list[Checkpoint | None] = [statistics.latest_completed, statistics.latest_savepoint]
+    shown = [*statistics.history, *(item for item in latest if item is not None)]
+    completed = [item for item in shown if item.status == "COMPLETED" and item.kind != "SAVEPOINT"]
+    newest = max(completed, key=lambda item: item.id, default=None)
+    if newest is None:
+        return None
+    path = None if newest.discarded else newest.external_path
+    return act.Newest(path, newest.triggered_at_ms, newest.kind == "SYNC_SAVEPOINT")

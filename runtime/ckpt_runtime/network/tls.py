@@ -1,0 +1,229 @@
+"""TLS: contexts from PEM files, and a socket that several threads may use.
+
+What admits a process to the sockets of a session travels as one text, its credentials: the session's secret and, with
+``security.ssl.internal``, the files of its certificate. The secret is proved inside TLS as without it; so a certificate
+alone admits nobody, and neither does the secret alone.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.security_options import SecurityOptions
+from ckpt_runtime.network.authentication import AuthenticationError
+
+T = TypeVar("T")
+
+_SEPARATOR = "\n"
+_RECORD_BYTES = 16 << 10
+
+
+class TlsFilesError(ValueError):
+    """A file of certificates cannot be used; the message names the option and the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class InternalFiles:
+    """Paths of PEM files: a certificate, its key, and the authority of all of them."""
+
+    certificate: str
+    key: str
+    authority: str
+
+
+def rest_context(configuration: Configuration) -> ssl.SSLContext | None:
+    """For the REST server; None when it is to speak plain HTTP. Raises :class:`TlsFilesError`."""
+    get = configuration.get
+    if not get(SecurityOptions.REST_ENABLED):
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    certificate, key = get(SecurityOptions.REST_CERTIFICATE) or "", get(SecurityOptions.REST_KEY) or ""
+    _load(context, certificate, key, (SecurityOptions.REST_CERTIFICATE.key, SecurityOptions.REST_KEY.key))
+    return context
+
+
+def credentials(secret: str, configuration: Configuration) -> str:
+    """The text that admits to the session's sockets. Raises :class:`TlsFilesError` for files that are of no use."""
+    get = configuration.get
+    if not get(SecurityOptions.INTERNAL_ENABLED):
+        return secret
+    options = (SecurityOptions.INTERNAL_CERTIFICATE, SecurityOptions.INTERNAL_KEY, SecurityOptions.INTERNAL_AUTHORITY)
+    text = _SEPARATOR.join([secret, *(get(option) or "" for option in options)])
+    internal_context(text, "server")
+    return text
+
+
+def internal_context(credentials: str, role: str) -> ssl.SSLContext | None:
+    """For one side of a connection (``client`` dials); None without TLS. Raises :class:`TlsFilesError`."""
+    files = _files(credentials)
+    if files is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if role == "server" else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    _load(
+        context,
+        files.certificate,
+        files.key,
+        (SecurityOptions.INTERNAL_CERTIFICATE.key, SecurityOptions.INTERNAL_KEY.key),
+    )
+    try:
+        context.load_verify_locations(cafile=files.authority)
+    except OSError as error:
+        raise TlsFilesError(
+            f"{SecurityOptions.INTERNAL_AUTHORITY.key}: {files.authority!r} is not acceptable, it must be a PEM file "
+            f"with certificates: {error}"
+        ) from error
+    return context
+
+
+def _files(credentials: str) -> InternalFiles | None:
+    _, *files = credentials.split(_SEPARATOR)
+    return InternalFiles(*files) if files else None
+
+
+def _load(context: ssl.SSLContext, certificate: str, key: str, options: tuple[str, str]) -> None:
+    for path, option in zip((certificate, key), options, strict=True):
+        if not Path(path).is_file():
+            raise TlsFilesError(f"{option}: {path!r} is not acceptable, it must be a PEM file that can be read here")
+    try:
+        context.load_cert_chain(certificate, key, password=_no_passphrase)
+    except (OSError, ValueError) as error:
+        raise TlsFilesError(
+            f"{options[0]}: {certificate!r} and {options[1]}: {key!r} are not acceptable, they must be a certificate "
+            f"and its key in PEM form, without a passphrase: {error}"
+        ) from error
+
+
+def _no_passphrase() -> str:
+    """Instead of asking at a terminal."""
+    raise ValueError("the key has a passphrase")
+
+
+class TlsSocket:
+    """A TLS connection with the methods of a socket that are used here.
+
+    OpenSSL's objects must not be used by two threads at a time, so each step of it happens under a lock, without
+    waiting; who waits for the peer waits outside. Without blocking, what has to wait is a ``BlockingIOError``.
+    """
+
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext, role: str) -> None:
+        """Takes the socket over. The handshake is still to be made."""
+        self._timeout = connection.gettimeout()
+        connection.setblocking(False)
+        self._tls = context.wrap_socket(connection, server_side=role == "server", do_handshake_on_connect=False)
+        self._lock = threading.Lock()
+
+    def do_handshake(self) -> None:
+        """Raises AuthenticationError when there is none to be had with this peer."""
+        try:
+            self._step(self._tls.do_handshake)
+        except ssl.SSLError as error:
+            raise AuthenticationError(f"no TLS connection (security.ssl.internal): {error}") from error
+
+    def fileno(self) -> int:
+        return self._tls.fileno()
+
+    def pending(self) -> int:
+        """Bytes that have come and that no selector tells of."""
+        with self._lock:
+            return self._tls.pending() if self._tls.fileno() >= 0 else 0
+
+    def setblocking(self, blocks: bool) -> None:
+        self._timeout = None if blocks else 0.0
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._timeout = seconds
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        self._tls.setsockopt(level, name, value)
+
+    def getsockname(self) -> tuple[str, int]:
+        host, port = self._tls.getsockname()[:2]
+        return (host, port)
+
+    def recv(self, count: int) -> bytes:
+        return self._step(lambda: self._tls.recv(count))
+
+    def recv_into(self, view: memoryview | bytearray) -> int:
+        return self._step(lambda: self._tls.recv_into(view))
+
+    def send(self, content: bytes | bytearray | memoryview) -> int:
+        return self._step(lambda: self._tls.send(content))
+
+    def sendall(self, content: bytes) -> None:
+        left = memoryview(content)
+        while left:
+            left = left[self.send(left) :]
+
+    def sendmsg(self, vectors: Iterable[memoryview]) -> int:
+        """As many bytes of the beginning as one record takes: small vectors share one."""
+        parts = [part.cast("B") for part in vectors]
+        if parts[0].nbytes >= _RECORD_BYTES:
+            return self.send(parts[0])
+        beginning = bytearray()
+        for part in parts:
+            beginning += part[: _RECORD_BYTES - len(beginning)]
+            if len(beginning) >= _RECORD_BYTES:
+                break
+        return self.send(beginning)
+
+    def shutdown(self, how: int) -> None:
+        """Of the connection below: whoever waits for the peer wakes up."""
+        with self._lock:
+            self._tls.shutdown(how)
+
+    def close(self) -> None:
+        with self._lock:
+            self._tls.close()
+
+    def _step(self, step: Callable[[], T]) -> T:
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            try:
+                with self._lock:
+                    return step()
+            except ssl.SSLWantReadError:
+                events = select.POLLIN
+            except ssl.SSLWantWriteError:
+                events = select.POLLOUT
+            if self._timeout == 0:
+                raise BlockingIOError("the peer is waited for")
+            self._wait(events, deadline)
+
+    def _wait(self, events: int, deadline: float | None) -> None:
+        number = self._tls.fileno()
+        if number < 0:
+            raise ConnectionError("the connection is closed")
+        poll = select.poll()
+        poll.register(number, events)
+        left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        if not poll.poll(left_ms):
+            raise TimeoutError("the peer does not answer")
+
+
+AnySocket: TypeAlias = socket.socket | TlsSocket
+
+
+def secured(connection: socket.socket, context: ssl.SSLContext | None, role: str) -> AnySocket:
+    """The connection, with TLS if there is a context for it; blocks for the handshake. Raises AuthenticationError."""
+    if context is None:
+        return connection
+    tls = TlsSocket(connection, context, role)
+    try:
+        tls.do_handshake()
+    except BaseException:
+        tls.close()
+        raise
+    return tls

@@ -1,0 +1,223 @@
+"""Upgrades of jobs that run: what becomes of both versions, and of every row."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, SequenceJob
+from tests.support.outputs import assert_sequence, visible
+from tests.unit.provider.conftest import Task
+
+FAST = {"deferrable": False, "poll_interval": 0.05}
+pytestmark = pytest.mark.row("air.4")
+
+
+@pytest.fixture(autouse=True)
+def connection(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = urlsplit(cluster.rest_url)
+    document = {"conn_type": "ckpt", "host": parts.hostname, "port": parts.port}
+    monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
+
+
+@dataclass
+class Upgraded:
+    """A job, its next version's files, and the task that replaces it."""
+
+    job: SequenceJob
+    task: Task = field(default_factory=Task)
+
+    def __post_init__(self) -> None:
+        self.version = self.job.directory / "version"
+        shutil.copytree(PIPELINES, self.version)
+        self.edit("", "# another version\n")
+        self.old = self.job.start(rate=500)
+        self.job.running()
+        self.job.has_output()
+
+    def edit(self, before: str, after: str) -> None:
+        file = self.version / "sequence.py"
+        source = file.read_text()
+        assert before in source
+        file.write_text(source.replace(before, after, 1) if before else source + after)
+
+    def upgrade(self, **arguments: Any) -> dict[str, Any]:
+        from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator
+
+        operator = UpgradeJobOperator(
+            task_id="t",
+            job=self.old,
+            pipeline=str(self.version),
+            **{"target_directory": str(self.job.directory / "savepoints"), **FAST, **arguments},
+        )
+        try:
+            result: dict[str, Any] = operator.execute(self.task.context())
+        finally:
+            self.job.job_id = self.living()
+        return result
+
+    def living(self) -> str:
+        """The version that runs, if any; that it is one is a promise of its own."""
+        cluster = self.job.cluster
+        lines = cluster.call(cluster.dispatcher.list_jobs())
+        found = [line.job_id for line in lines if not line.status.is_globally_terminal]
+        assert len(found) <= 1, lines
+        return found[0] if found else ""
+
+    def program_of(self, job_id: str) -> str | None:
+        cluster = self.job.cluster
+        return cluster.call(cluster.dispatcher.job_config(job_id)).pipeline_id
+
+    def holds(self) -> list[str]:
+        cluster = self.job.cluster
+        return [owner for program in cluster.call(cluster.dispatcher.list_pipelines()) for owner in program.holds]
+
+
+@pytest.fixture
+def upgraded(job: SequenceJob) -> Iterator[Upgraded]:
+    yield Upgraded(job)
+    job.end()
+
+
+@pytest.mark.parametrize("mode", ["savepoint", "last-state"])
+def test_a_healthy_version_goes_on_where_the_old_one_ended(upgraded: Upgraded, mode: str) -> None:
+    job = upgraded.job
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    result = upgraded.upgrade(mode=mode)
+    assert (result["outcome"], result["job_id"]) == ("UPGRADED", job.job_id)
+    assert job.job_id != upgraded.old
+    assert upgraded.program_of(job.job_id) == result["pipeline_id"] != result["old_pipeline_id"]
+    assert upgraded.holds() == []
+    job.stopped()
+
+
+@pytest.mark.parametrize(
+    ("edit", "arguments", "why"),
+    [
+        pytest.param(
+            ('act(self._faults, "processor")', 'raise ValueError("a bad version")'),
+            {"configuration": {"restart-strategy.type": "none"}},
+            "a bad version",
+            id="crashes",
+        ),
+        pytest.param(
+            ("", "# nothing else\n"),
+            {"configuration": {"execution.checkpointing.interval": "1 h"}, "healthy_timeout": "3 s"},
+            "RUNNING and has completed 0 of 1 checkpoints in time",
+            id="never checkpoints",
+        ),
+        pytest.param(
+            ('"seen BIGINT")', '"seen BIGINT") if session_is_there else None'),
+            {"configuration": {"restart-strategy.type": "none"}},
+            "session_is_there",
+            id="fails when it opens its state",
+        ),
+    ],
+)
+def test_an_unhealthy_version_is_rolled_back_and_no_row_is_lost_or_repeated(
+    upgraded: Upgraded, edit: tuple[str, str], arguments: dict[str, Any], why: str
+) -> None:
+    from airflow_provider_ckpt.exceptions import CkptUpgradeRefused, CkptUpgradeRolledBack
+
+    upgraded.edit(*edit)
+    program = upgraded.program_of(upgraded.old)
+    with pytest.raises((CkptUpgradeRolledBack, CkptUpgradeRefused), match=why) as failure:
+        upgraded.upgrade(**arguments)
+    assert upgraded.program_of(upgraded.job.job_id) == program
+    assert failure.type is CkptUpgradeRolledBack or upgraded.job.job_id == upgraded.old
+    assert upgraded.holds() == []
+    upgraded.job.stopped()
+
+
+def test_a_version_whose_state_does_not_fit_stops_nothing(upgraded: Upgraded) -> None:
+    from airflow_provider_ckpt.exceptions import CkptUpgradeRefused
+
+    job = upgraded.job
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    upgraded.edit('.uid(f"order{options.uids}")', '.uid("another")')
+    with pytest.raises(CkptUpgradeRefused, match="does not fit the new version"):
+        upgraded.upgrade()
+    assert job.job_id == upgraded.old
+    assert upgraded.holds() == []
+    job.stopped()
+
+
+def test_a_rollback_repeats_what_the_new_version_has_committed_and_nothing_else(upgraded: Upgraded) -> None:
+    """The new version marks its rows: none of the old one's comes twice."""
+    from airflow_provider_ckpt.exceptions import CkptUpgradeRolledBack
+
+    upgraded.edit("yield Row(source=key[0], n=row.n, seen=seen)", "yield Row(source=key[0], n=row.n, seen=-seen)")
+    with pytest.raises(CkptUpgradeRolledBack, match="of 100000 checkpoints"):
+        upgraded.upgrade(healthy_checkpoints=100_000, healthy_timeout="4 s")
+    job = upgraded.job
+    job.running()
+    job.has_rows()
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    job.cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True)
+    order = visible(job.out / "order")
+    of_old, of_new = order[order.seen > 0], order[order.seen < 0]
+    assert len(of_new) > 0
+    assert not of_old.duplicated(["source", "n"]).any()
+    assert (of_old.seen == of_old.n + 1).all()
+    assert (of_old.groupby("source").n.max() + 1 == of_old.groupby("source").n.count()).all()
+    assert not of_new.duplicated(["source", "n"]).any()
+    first = of_new.groupby("source").n.min()
+    assert (of_new.groupby("source").n.count() == of_new.groupby("source").n.max() - first + 1).all()
+
+
+def test_a_try_that_dies_behind_each_step_repeats_nothing(upgraded: Upgraded, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_ckpt.operators.journal import Journal
+
+    class Dead(BaseException):
+        """As if the worker's process were gone."""
+
+    write, written = Journal.write, []
+
+    def dying(journal: Journal, **fields: Any) -> dict[str, Any]:
+        found = write(journal, **fields)
+        if "step" in fields:
+            written.append(fields["step"])
+            raise Dead
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "write", dying)
+        while not written or written[-1] != "ENDED":
+            with pytest.raises(Dead):
+                upgraded.upgrade()
+    steps = ["PIN_NEW", "INSPECT", "PIN_OLD", "PREVIEW", "READY", "STOP", "STOPPING", "CHECK", "START", "GATE"]
+    assert written == [*steps, "RELEASE", "ENDED"]
+    assert upgraded.upgrade()["job_id"] == upgraded.job.job_id
+    assert upgraded.holds() == []
+    upgraded.job.stopped()
+
+
+def test_a_suspended_job_is_resumed_with_its_program(upgraded: Upgraded) -> None:
+    from airflow_provider_ckpt.exceptions import CkptUpgradeRefused
+    from airflow_provider_ckpt.operators.suspend import ResumeJobOperator, SuspendJobOperator
+    from ckpt_runtime.jobmaster.gateway import PipelineInUse
+
+    job = upgraded.job
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    suspend = SuspendJobOperator(task_id="t", job=job.job_id, mode="last-state", **FAST)
+    result = suspend.execute(Task().context())
+    assert (result["outcome"], job.cluster.status(job.job_id)) == ("SUSPENDED", JobStatus.CANCELED)
+    with pytest.raises(PipelineInUse, match=f"held by suspended-{job.job_id}"):
+        job.cluster.call(job.cluster.dispatcher.delete_pipeline(result["old_pipeline_id"]))
+    task = Task()
+    for _ in range(2):  # the second one is a cleared success
+        resumed = ResumeJobOperator(task_id="t", job=result["job_id"], **FAST).execute(task.context())
+        job.job_id = upgraded.living()
+        assert (resumed["outcome"], resumed["job_id"]) == ("RESUMED", job.job_id)
+    with pytest.raises(CkptUpgradeRefused, match="it is not suspended"):
+        ResumeJobOperator(task_id="t", job=job.job_id, **FAST).execute(Task().context())
+    assert upgraded.holds() == []
+    assert job.stopped() == assert_sequence(job.out)

@@ -1,0 +1,68 @@
+"""A whole job with every socket in TLS, found by its leader's sealed address: lost worker, savepoint, restore."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.models import RunOptions
+from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.leader_retrieval import LeaderDirectory
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.certificates import Authority, internal_options, rest_options
+from tests.support.driver_processes import high_availability
+from tests.support.jobs import PIPELINES, fast
+from tests.support.outputs import assert_sequence, visible
+
+TOKEN = "the-token"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[MiniCluster]:
+    authority = Authority(tmp_path)
+    options = rest_options(authority.issue("rest")) | internal_options(authority.issue("internal"), authority)
+    with MiniCluster(configuration=options | high_availability(tmp_path), rest=True, token=TOKEN) as running:
+        yield running
+
+
+def run(client: CkptClient, directory: Path, savepoint: str | None = None) -> str:
+    options = RunOptions(
+        entry_point="sequence:pipeline",
+        arguments=("--output", str(directory / "out"), "--rows", "0", "--rate", "2000", "--batch", "64"),
+        parallelism=2,
+        configuration=fast(),
+        savepoint_path=savepoint,
+    )
+    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=60)
+    return job_id
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_job_runs_whole_with_everything_on(cluster: MiniCluster, tmp_path: Path) -> None:
+    source = LeaderDirectory(str(tmp_path / "ha"), token=TOKEN)
+    with CkptClient(source, token=TOKEN, verify=str(tmp_path / "authority.pem")) as client:
+        job_id = run(client, tmp_path)
+        assert client.url == cluster.rest_url
+        assert client.url.startswith("https://")
+        cluster.wait_for_checkpoints(job_id, 1)
+        os.kill(cluster.worker_pids(job_id)[0], signal.SIGKILL)
+        cluster.wait_until(lambda: cluster.restarts(job_id) > 0, "the restart")
+        cluster.wait_for_checkpoints(job_id, 2)
+        trigger = client.stop_with_savepoint(job_id, str(tmp_path / "savepoints"))
+        done = client.wait_for_operation("savepoint", trigger, job_id, timeout_s=60)
+        client.wait_for_state(job_id, ["FINISHED"], timeout_s=60)
+        before = assert_sequence(tmp_path / "out")
+        known = len(visible(tmp_path / "out" / "order"))
+        resumed = run(client, tmp_path, done.location)
+        cluster.wait_until(lambda: len(visible(tmp_path / "out" / "order")) > known, "more rows")
+        trigger = client.stop_with_savepoint(resumed, str(tmp_path / "savepoints"))
+        client.wait_for_operation("savepoint", trigger, resumed, timeout_s=60)
+        client.wait_for_state(resumed, ["FINISHED"], timeout_s=60)
+        assert assert_sequence(tmp_path / "out") > before

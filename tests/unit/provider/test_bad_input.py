@@ -1,0 +1,100 @@
+"""What every operator and sensor says to a job, a name, a connection or a token that does not fit."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException
+
+from airflow_provider_ckpt.exceptions import CkptConnectionInvalid, CkptRequestRejected
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
+from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
+from airflow_provider_ckpt.operators.rescue import RescueCheckpointOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor, SavepointCompletedSensor
+from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
+from airflow_provider_ckpt.sensors.job import JobStatusSensor
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task
+
+OPERATOR = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 20}
+SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 20}
+UNKNOWN = "2" * 32
+OTHER = "1" * 32
+
+TASKS = [
+    (CancelJobOperator, OPERATOR),
+    (TriggerCheckpointOperator, OPERATOR),
+    (PatchCheckpointConfigOperator, OPERATOR | {"interval": 5}),
+    (UpdateJobConfigOperator, OPERATOR | {"configuration": {"execution.checkpointing.interval": "7 s"}}),
+    (RescaleJobOperator, OPERATOR | {"parallelism": 3}),
+    (RescueCheckpointOperator, OPERATOR),
+    (TakeSavepointOperator, OPERATOR | {"target_directory": "/data"}),
+    (StopWithSavepointOperator, OPERATOR | {"target_directory": "/data"}),
+    (JobStatusSensor, SENSOR | {"expected": "RUNNING"}),
+    (CheckpointCompletedSensor, SENSOR),
+    (SavepointCompletedSensor, SENSOR | {"since_checkpoint_id": 0}),
+    (CheckpointHealthSensor, SENSOR | {"expected": ["HEALTHY", "DEGRADED", "UNHEALTHY"], "checkpoints": 0}),
+]
+every_task = pytest.mark.parametrize(("kind", "given"), TASKS, ids=[kind.__name__ for kind, _ in TASKS])
+
+
+@every_task
+def test_an_unknown_job_fails_without_a_change(
+    job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: dict[str, Any]
+) -> None:
+    with pytest.raises(AirflowException, match=f"{UNKNOWN}.*not found|not found.*{UNKNOWN}|Could not find.*{UNKNOWN}"):
+        finish(kind(task_id="t", job=UNKNOWN, **given), task.context())
+
+
+@every_task
+def test_an_ambiguous_name_and_no_name_change_nothing(
+    job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any]
+) -> None:
+    job_manager.gateway.add_job(OTHER)
+    for name, words in (("contract-job", "Give the id of one of them"), ("nope", "Check the connection and the name")):
+        with pytest.raises(AirflowException, match=words):
+            kind(task_id="t", job=name, **given).execute(task.context())
+    assert {line.partition(" ")[0] for line in job_manager.received} == {"GET"}
+
+
+@every_task
+def test_a_connection_that_cannot_be_used_names_its_field(
+    job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps({"conn_type": "ckpt", "host": "a/b"}))
+    with pytest.raises(CkptConnectionInvalid, match="connection 'wrong', host: 'a/b' is not acceptable"):
+        kind(task_id="t", job="orders", ckpt_conn_id="wrong", **given).execute(task.context())
+
+
+@every_task
+def test_a_refused_token_says_which_field_to_set(
+    job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any]
+) -> None:
+    job_manager.faults = [Fault("", 401, times=100)]
+    with pytest.raises(CkptRequestRejected, match=r"Set the field Bearer token \(password\) of .*'ckpt_default'"):
+        kind(task_id="t", job="contract-job", **given).execute(task.context())
+
+
+@every_task
+def test_a_session_that_is_away_for_a_while_is_waited_for(
+    job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: dict[str, Any]
+) -> None:
+    if kind in (RescueCheckpointOperator, CheckpointCompletedSensor, SavepointCompletedSensor):
+        given = given | ({"since_checkpoint_id": 0} if "timeout" in given else {"wait_timeout": 3})
+        job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
+    if kind is SavepointCompletedSensor:
+        given = given | {"include_savepoints": True}
+        take = TakeSavepointOperator(task_id="t", job=JOB, target_directory="/data", **OPERATOR)
+        finish(take, Task().context())
+    job_manager.stop()
+    back = threading.Timer(0.4, job_manager.start)
+    back.start()
+    assert finish(kind(task_id="t", job="contract-job", **given), task.context())["job_id"] == JOB
+    back.join()

@@ -1,0 +1,120 @@
+"""The DAGs of the provider: each imported by itself, whole, stored by Airflow, and with fields that are checked."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
+
+import airflow_provider_ckpt.dags as delivered
+from airflow_provider_ckpt.arguments import millis
+from airflow_provider_ckpt.dags._params import DURATION
+from airflow_provider_ckpt.dags.scheduled_savepoints import directory_of
+
+ROOT = Path(__file__).resolve().parents[3]
+DAGS = [getattr(delivered, name) for name in delivered.names()]
+JOB = {"job": "orders"}
+
+
+def test_what_is_delivered() -> None:
+    known = {"ckpt_lifecycle", "ckpt_patch", "ckpt_rescue", "ckpt_savepoint_now", "ckpt_scheduled_savepoints"}
+    assert known <= set(delivered.names()) == set(dir(delivered))
+    with pytest.raises(AttributeError, match="has no DAG 'ckpt_nope', only ckpt_"):
+        _ = delivered.ckpt_nope
+
+
+@pytest.mark.row("air.6")
+@pytest.mark.parametrize("dag", DAGS, ids=lambda dag: dag.dag_id)
+def test_airflow_stores_it_and_its_form_explains_every_field(dag: DAG) -> None:
+    document = json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    assert DagSerialization.from_dict(document).dag_id == dag.dag_id
+    assert (dag.doc_md, dag.description) != (None, None)
+    assert "ckpt" in dag.tags
+    if dag.dag_id == "ckpt_lifecycle":
+        return
+    for name, param in ((name, dag.params.get_param(name)) for name in dag.params):
+        schema = param.schema
+        assert str(param.description).endswith("."), name
+        assert {"title", "section", "type"} <= set(schema), name
+
+
+@pytest.mark.parametrize("name", [dag.dag_id for dag in DAGS])
+def test_a_file_that_installs_one_imports_nothing_heavy(name: str) -> None:
+    code = f"""
+import sys
+from airflow_provider_ckpt.dags import {name}
+heavy = {{"pyspark", "pyarrow", "numpy", "pandas", "numba", "fastapi"}} & set(sys.modules)
+others = [key for key in sys.modules if key.startswith("airflow_provider_ckpt.dags.")]
+assert not heavy, heavy
+assert {name}.dag_id == {name!r}
+print(sorted(key.rpartition(".")[2] for key in others))
+"""
+    environment = {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}",
+        "AIRFLOW_HOME": "/tmp/airflow-dag-import",
+        "PATH": "/usr/bin:/bin",
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.strip().splitlines()[-1].replace("'", '"')))
+    assert loaded <= {name.removeprefix("ckpt_"), "_params"}
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "given"),
+    [
+        ("ckpt_patch", JOB | {"interval": "30 s", "unaligned": True, "max_concurrent": 2}),
+        ("ckpt_savepoint_now", JOB | {"copy_to": "/backup"}),
+        ("ckpt_scheduled_savepoints", {"jobs": ["orders", "returns"]}),
+        ("ckpt_scheduled_savepoints", {}),
+        ("ckpt_rescue", JOB | {"min_progress": 90.5}),
+    ],
+)
+def test_what_a_person_fills_in_is_accepted(dag_id: str, given: dict[str, Any]) -> None:
+    merged = deepcopy(getattr(delivered, dag_id).params)
+    merged.update(given)
+    merged.validate()
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "given"),
+    [
+        ("ckpt_patch", {}),
+        ("ckpt_patch", JOB | {"interval": "soon"}),
+        ("ckpt_patch", JOB | {"timeout": "-5 s"}),
+        ("ckpt_patch", JOB | {"max_concurrent": 0}),
+        ("ckpt_savepoint_now", JOB | {"format": "zip"}),
+        ("ckpt_scheduled_savepoints", {"keep": 0}),
+        ("ckpt_scheduled_savepoints", {"jobs": [""]}),
+        ("ckpt_rescue", JOB | {"min_progress": 101}),
+        ("ckpt_rescue", JOB | {"extension": "5 fortnights"}),
+    ],
+)
+def test_what_no_task_could_use_is_refused_by_the_form(dag_id: str, given: dict[str, Any]) -> None:
+    merged = deepcopy(getattr(delivered, dag_id).params)
+    with pytest.raises(ParamValidationError):
+        merged.update(given)
+        merged.validate()
+
+
+@pytest.mark.parametrize("text", ["250 ms", "90", "1.5 h", "7d", " 5 min "])
+def test_the_pattern_of_durations_is_that_of_the_operators(text: str) -> None:
+    assert re.search(DURATION, text)
+    assert millis("x", text) > 0
+
+
+def test_each_job_has_a_directory_of_its_own() -> None:
+    assert directory_of("/data/", "orders of today/eu") == "/data/orders=20of=20today=2feu"
+    names = ["a b", "a_b", "a/b", "..", ".", "=", "=3d"]
+    found = {directory_of("/data", name) for name in names}
+    assert len(found) == len(names)
+    assert not any("/.." in path or path.endswith("/.") for path in found)

@@ -1,0 +1,185 @@
+"""The pages inside Airflow: what they may ask a job manager for, and what is passed on. Airflow's own part of it is in
+``tests/system``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
+from airflow_provider_ckpt.links import pages_path
+from tests.unit.provider.conftest import JOB, JobManager
+from tests.unit.provider.test_hook import connect
+
+VERTEX = "f74362dd18da632fe7d708268d6f8693"
+REPOSITORY = Path(__file__).parents[3]
+
+
+def ask(path: str, conn_id: str = "ckpt_default", **query: str) -> Any:
+    from airflow_provider_ckpt.plugins.upstream import asked_of
+
+    return asyncio.run(asked_of(conn_id, path, query))
+
+
+def refusal(path: str = "overview", conn_id: str = "ckpt_default") -> tuple[int, str]:
+    from airflow_provider_ckpt.plugins.upstream import UpstreamRefused
+
+    with pytest.raises(UpstreamRefused) as caught:
+        ask(path, conn_id)
+    return caught.value.status, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "overview", "jobs/overview", "savepoints", f"jobs/{JOB}", f"jobs/{JOB}/health", f"jobs/{JOB}/config",
+        f"jobs/{JOB}/exceptions", f"jobs/{JOB}/checkpoints", f"jobs/{JOB}/checkpoints/config",
+        f"jobs/{JOB}/checkpoints/details/7", f"jobs/{JOB}/checkpoints/details/7/subtasks/{VERTEX}",
+        f"jobs/{JOB}/vertices/{VERTEX}/backpressure",
+    ],
+)  # fmt: skip
+def test_what_pages_ask_for_is_allowed(path: str) -> None:
+    from airflow_provider_ckpt.plugins.upstream import is_allowed
+
+    assert is_allowed(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "", "/", "jars", "jobmanager/config", "metrics", "openapi.json", "config", f"jobs/{JOB}/yarn-cancel",
+        f"jobs/{JOB}/../../jars", "overview/", "overview\n", "overview?x", f"jobs/{JOB}x", "jobs/x", "//evil.example",
+        "https://evil.example/overview", f"jobs/{JOB}/checkpoints/details/٧", "web/login", "taskmanagers",
+    ],
+)  # fmt: skip
+def test_nothing_else_is(path: str) -> None:
+    from airflow_provider_ckpt.plugins.upstream import is_allowed
+
+    assert not is_allowed(path)
+
+
+def test_answers_are_passed_on_and_so_are_refusals(job_manager: JobManager) -> None:
+    answer = ask(f"jobs/{JOB}/checkpoints")
+    assert answer.status == 200
+    assert "history" in json.loads(answer.content)
+    missing = ask(f"jobs/{'0' * 32}")
+    assert (missing.status, json.loads(missing.content)) == (404, {"errors": [f"Job {'0' * 32} not found"]})
+    ask("overview", job=JOB, evil="x")
+    assert job_manager.received[-1] == "GET /overview"
+
+
+def test_what_cannot_be_asked_is_said(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(conn_id="nosuch") == (404, "There is no connection 'nosuch'.")
+    other = {"conn_type": "http", "host": "127.0.0.1", "port": job_manager.port, "password": "of somebody else"}
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(other))
+    assert refusal(conn_id="other") == (404, "The connection 'other' is not of the type ckpt.")
+    monkeypatch.setenv("AIRFLOW_CONN_BROKEN", json.dumps({"conn_type": "ckpt", "host": "a/b"}))
+    assert refusal(conn_id="broken")[0] == 502
+    assert job_manager.received == []
+    job_manager.stop()
+    status, message = refusal()
+    assert (status, "does not answer" in message) == (502, True)
+
+
+@pytest.fixture
+def stranger(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Something else that answers at the address of a connection."""
+    answer: dict[str, Any] = {"status": 200, "headers": {"Content-Type": "application/json"}, "body": b"{}"}
+    seen = answer["seen"] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append((self.path, self.headers.get("Authorization")))
+            self.send_response(answer["status"])
+            for name, value in answer["headers"].items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer["body"])
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        connect(monkeypatch, host="127.0.0.1", port=server.server_address[1], password="a-secret")
+        yield answer
+        server.shutdown()
+        thread.join()
+
+
+def test_the_token_goes_to_the_job_manager_alone(stranger: dict[str, Any]) -> None:
+    assert ask("overview").content == b"{}"
+    assert stranger["seen"] == [("/overview", "Bearer a-secret")]
+    for status in (401, 403):
+        stranger["status"] = status
+        assert refusal() == (502, "The job manager refuses the token of the connection 'ckpt_default'.")
+    stranger |= {"status": 302, "headers": {"Location": "/elsewhere", "Content-Type": "application/json"}}
+    assert refusal()[1] == "What answers at the address of 'ckpt_default' is no job manager."
+    assert {path for path, _ in stranger["seen"]} == {"/overview"}
+
+
+def test_pages_of_strangers_are_not_passed_on(stranger: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger |= {"headers": {"Content-Type": "text/html"}, "body": b"<script>alert(1)</script>"}
+    assert refusal()[0] == 502
+    from airflow_provider_ckpt.plugins import upstream
+
+    monkeypatch.setattr(upstream, "MAX_ANSWER_BYTES", 10)
+    stranger |= {"headers": {"Content-Type": "application/json"}, "body": b"[" + b" " * 20 + b"]"}
+    assert refusal() == (502, "The answer is larger than 10 bytes.")
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (None, None), ("", None), ("https://ckpt.example.com/", "https://ckpt.example.com"),
+        ("http://[::1]:8081", "http://[::1]:8081"), ("https://proxy.example/streams", "https://proxy.example/streams"),
+    ],
+)  # fmt: skip
+def test_the_address_for_browsers_is_read(monkeypatch: pytest.MonkeyPatch, given: str | None, read: str | None) -> None:
+    assert connect(monkeypatch, extra={"browser_address": given}).endpoint().browser_address == read
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["ckpt.example.com", "ftp://a", "https://", "javascript:alert(1)", "https://u:geheim@a", "https://a?x=1",
+     "https://a#b", "https://a b", "https://a:x", 5],
+)  # fmt: skip
+def test_one_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch, given: object) -> None:
+    with pytest.raises(CkptConnectionInvalid, match="browser_address") as caught:
+        connect(monkeypatch, extra={"browser_address": given}).endpoint()
+    assert "geheim" not in str(caught.value)
+
+
+def test_airflow_may_lie_below_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pages_path("a/b") == "/ckpt/a%2Fb/web/"
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.com/airflow/")
+    assert pages_path() == "/airflow/ckpt/"
+    assert pages_path("c") == "/airflow/ckpt/c/web/"
+
+
+def test_the_plugin_is_light_for_the_processes_that_only_load_it(tmp_path: Path) -> None:
+    code = """
+import sys
+from airflow_provider_ckpt.plugins.pages import CkptPlugin
+own = [name for name in sys.modules if name.startswith("airflow_provider_ckpt.plugins.")]
+print(CkptPlugin.fastapi_apps[0]["url_prefix"], own)
+"""
+    environment = {
+        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'runtime'}",
+        "AIRFLOW_HOME": str(tmp_path),
+        "PATH": "/bin",
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "/ckpt ['airflow_provider_ckpt.plugins.pages']"
