@@ -21,6 +21,7 @@ from ckpt_runtime.configuration.effective import EffectiveOption
 from ckpt_runtime.configuration.own_configuration import ChangeNote
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.catalogue_gateway import CatalogueGateway
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from ckpt_runtime.graph.job_graph import JobGraph
     from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
     from ckpt_runtime.jobmaster.restore_preview import PlanPreview
-    from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
-    from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 NOT_YET = -1
 
@@ -267,10 +266,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobOverview:
-    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt.
-
-    ``drill``: it is a restore drill, which touches nothing outside.
-    """
+    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt."""
 
     job_id: str
     name: str
@@ -372,14 +368,6 @@ class OperationStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class SavepointList:
-    """What the catalogue has below ``directory``, the latest first."""
-
-    directory: str
-    savepoints: tuple[CataloguedSavepoint, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ExceptionEntry:
     """One failure of the job. Task fields are None for failures of the job itself."""
 
@@ -430,7 +418,7 @@ class VertexPressure:
     subtasks: tuple[SubtaskPressure, ...]
 
 
-class DispatcherGateway(Protocol):
+class DispatcherGateway(CatalogueGateway, Protocol):
     """The job manager as REST sees it. Any method may raise :class:`NotReady`; the others are named."""
 
     async def cluster_overview(self) -> ClusterOverview: ...
@@ -586,10 +574,7 @@ class DispatcherGateway(Protocol):
         trigger_id: str | None,
         requester: str | None = None,
     ) -> str:
-        """As :meth:`trigger_checkpoint`. Problems with the directory show in the operation.
-
-        ``requester`` is who asks, in his own words, for the savepoint catalogue.
-        """
+        """As :meth:`trigger_checkpoint`. Problems with the directory show in the operation. ``requester``: who asks."""
         ...
 
     async def stop_with_savepoint(
@@ -606,21 +591,6 @@ class DispatcherGateway(Protocol):
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         """As :meth:`trigger_checkpoint`, for a path and no job."""
-        ...
-
-    async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
-        """The savepoints below a directory, the latest first; of a ``job`` by its id or name.
-
-        Without a directory it is the configured one. Raises :class:`InvalidRequest`, :class:`NotFound`.
-        """
-        ...
-
-    async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
-        """The latest of these that is good. Raises :class:`NotFound` when there is none."""
-        ...
-
-    async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
-        """Notes what came of a verification or a drill. Raises :class:`InvalidRequest`, :class:`NotFound`."""
         ...
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:

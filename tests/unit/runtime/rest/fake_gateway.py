@@ -34,6 +34,7 @@ from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfigur
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.jobmaster.catalogue_gateway import SavepointList
 from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest, VersionConflict
 from ckpt_runtime.jobmaster.configuration_updates import changed_options, judge, wanted_configuration
@@ -526,10 +527,10 @@ class FakeGateway:
 
         return self._start(g.OperationKind.SAVEPOINT_DISPOSAL, None, trigger_id, run)
 
-    async def list_savepoints(self, directory: str | None, job: str | None) -> g.SavepointList:
+    async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
         self._check()
         found = [item for item in self.catalogue if job is None or item.is_of(job)]
-        return g.SavepointList(directory or "file:///data/savepoints", tuple(found))
+        return SavepointList(directory or "file:///data/savepoints", tuple(found))
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
         for found in (await self.list_savepoints(directory, job)).savepoints:
