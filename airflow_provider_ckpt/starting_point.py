@@ -13,8 +13,8 @@ from airflow_provider_ckpt.job_names import resolve
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
 from ckpt_runtime.client.errors import NotFound
-from ckpt_runtime.client.models import JobLine
-from ckpt_runtime.client.waiting import Steps
+from ckpt_runtime.client.models import TERMINAL_STATES, JobLine
+from ckpt_runtime.client.waiting import Steps, final_statistics
 
 KINDS: Final = ("ANY", "CHECKPOINT", "SAVEPOINT")
 _WAYS_OUT: Final = "Give a path as savepoint_path, or if_no_snapshot='start' to begin with nothing"
@@ -35,13 +35,20 @@ def latest_snapshot_of(job: str, kind: str, *, or_nothing: bool, pause: float) -
             return None
         raise
     try:
-        statistics: CheckpointStatistics | None = yield requests.checkpoint_statistics(line.job_id)
+        statistics: CheckpointStatistics | None = yield from _statistics(line)
     except NotFound:  # a Flink job without checkpoints has none
         statistics = None
     path = None if statistics is None else chosen_path(line, statistics, kind)
     if path is None and not or_nothing:
         raise CkptJobNotResumable(f"{_named(line)} has no completed {_noun(kind)} to start from. {_WAYS_OUT}")
     return path
+
+
+def _statistics(line: JobLine) -> Steps[CheckpointStatistics]:
+    if line.state in TERMINAL_STATES:
+        return (yield from final_statistics(line.job_id))
+    statistics: CheckpointStatistics = yield requests.checkpoint_statistics(line.job_id)
+    return statistics
 
 
 def chosen_path(line: JobLine, statistics: CheckpointStatistics, kind: str) -> str | None:

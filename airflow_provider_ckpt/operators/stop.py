@@ -17,6 +17,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
+from ckpt_runtime.client.waiting import final_statistics
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -78,9 +79,10 @@ class StopWithSavepointOperator(CkptSavepointOperator):
         try:
             if self.ask(client, requests.job_details(job_id)).state != "FINISHED":
                 return None
-            savepoint = self.ask(client, requests.checkpoint_statistics(job_id)).latest_savepoint
+            statistics = client.run(final_statistics(job_id), patience_s=client.patience_s)
         except NotFound:
             return None
+        savepoint = statistics.latest_savepoint
         if savepoint is None or savepoint.status != "COMPLETED" or savepoint.kind != "SYNC_SAVEPOINT":
             return None
         self.log.info("Job %s has been stopped with the savepoint %s", job_id, savepoint.external_path)

@@ -16,7 +16,7 @@ from airflow_provider_ckpt.upgrades import actions as act
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
 from ckpt_runtime.client.errors import BadRequest, Conflict, NotFound, NotServed
-from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, PlanPreview, RestorePreview, RunOptions
+from ckpt_runtime.client.models import RETAINS, TERMINAL_STATES, JobDetails, PlanPreview, RestorePreview, RunOptions
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.stack_traces import telling_line
 from ckpt_runtime.client.waiting import Pause, Steps
@@ -24,8 +24,6 @@ from ckpt_runtime.client.waiting import Pause, Steps
 T = TypeVar("T")
 Requests = Generator[Call[Any], Any, T]
 
-RETAINS = "cancel-and-retain"
-"""The feature of ``/config`` without which a server ignores that checkpoints are to be retained."""
 _MOST_LINES = 40
 _TROUBLED = ("FAILED", "RESTARTING", "FAILING")
 

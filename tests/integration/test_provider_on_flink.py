@@ -21,6 +21,11 @@ pytestmark = [
 ]
 
 ROWS = 20_000
+RUNNING = {
+    "execution.checkpointing.interval": "500 ms",
+    "restart-strategy.type": "none",
+    "pipeline.name": "numbered rows",
+}
 WITHOUT_END = 10_000_000
 
 
@@ -66,9 +71,8 @@ class Job:
             pipeline=str(self.jar),
             args=[str(self.out), rows, rows_per_s, *more],
             parallelism=2,
-            configuration={"execution.checkpointing.interval": "500 ms", "restart-strategy.type": "none"},
             poll_interval=0.1,
-            **arguments,
+            **{"configuration": RUNNING, **arguments},
         )
 
     def submit(self, rows: int, rows_per_s: int, *more: str, **arguments: Any) -> Any:
@@ -160,10 +164,52 @@ def test_a_job_that_fails_is_told_with_its_reason(job: Job) -> None:
         job.submit(ROWS, 2000, "fail", wait_for_completion=True)
 
 
+def test_a_named_job_is_rescaled_goes_on_from_its_latest_and_its_savepoint_is_disposed_of(job: Job) -> None:
+    from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
+    from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+
+    job.submit(ROWS, 500, configuration=RUNNING | {"pipeline.name": "named"})
+    rescaled = run_to_end(
+        RescaleJobOperator(task_id="t", job="named", parallelism=1, poll_interval=0.1), Task().context()
+    )
+    assert set(rescaled["parallelism"].values()) == {1}
+    target = str(job.directory / "savepoints")
+    taken = job.run(TakeSavepointOperator, target_directory=target)
+    job.run(StopWithSavepointOperator, target_directory=target)
+    resumed = job.submit(ROWS, 20_000, from_latest_of="named", latest_kind="savepoint", wait_for_completion=True)
+    assert resumed["status"] == "FINISHED"
+    assert_numbered(job.out, ROWS)
+    dispose = DisposeSavepointOperator(task_id="t", savepoint_path=taken["savepoint_path"], poll_interval=0.1)
+    run_to_end(dispose, Task().context())
+    assert not Path(taken["savepoint_path"].removeprefix("file:")).exists()
+
+
 def test_what_flink_lacks_is_named(job: Job) -> None:
+    from airflow.sdk.exceptions import AirflowException
+
     from airflow_provider_ckpt.exceptions import CkptRequestRejected
     from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+    from airflow_provider_ckpt.operators.drill import RestoreDrillOperator
+    from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
+    from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator
+    from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
+    from airflow_provider_ckpt.sensors.job import JobStatusSensor
 
     job.submit(WITHOUT_END, 1000)
-    with pytest.raises(CkptRequestRejected, match="FLIP-571"):
-        job.run(PatchCheckpointConfigOperator, interval="2 s")
+    lacking: list[tuple[type[Any], str, dict[str, Any]]] = [
+        (PatchCheckpointConfigOperator, "FLIP-571", {"interval": "2 s"}),
+        (UpdateJobConfigOperator, "FLIP-530", {"configuration": {"execution.checkpointing.interval": "2 s"}}),
+    ]
+    for kind, lack, arguments in lacking:
+        with pytest.raises(CkptRequestRejected, match=lack):
+            job.run(kind, **arguments)
+    with pytest.raises(CkptRequestRejected, match="health"):
+        job.sense(CheckpointHealthSensor)
+    drill = RestoreDrillOperator(task_id="t", pipeline=str(job.jar), savepoint_path="/nowhere", poll_interval=0.1)
+    with pytest.raises(CkptRequestRejected, match="drill"):
+        run_to_end(drill, Task().context())
+    with pytest.raises(AirflowException, match="Flink|does not"):
+        job.run(UpgradeJobOperator, pipeline=str(job.jar))
+    assert job.sense(JobStatusSensor, expected="RUNNING")["status"] == "RUNNING"

@@ -51,6 +51,7 @@ class FlinkCluster:
             "jobmanager.rpc.port": str(free_port()),
             "jobmanager.bind-host": "127.0.0.1",
             "jobmanager.memory.process.size": "1024m",
+            "jobmanager.scheduler": "adaptive",  # without it there is no live rescale
             "taskmanager.host": "127.0.0.1",
             "taskmanager.bind-host": "127.0.0.1",
             "taskmanager.memory.process.size": "1024m",

@@ -21,6 +21,8 @@ T = TypeVar("T")
 Json = Mapping[str, Any]
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
+RETAINS = "cancel-and-retain"
+"""Among the features of a server that can cancel a job and keep its checkpoints: a session, never Flink."""
 
 
 def read(document: Any, kind: type[T]) -> T:
@@ -178,7 +180,10 @@ class Vertex(Struct, frozen=True):
 
 
 class JobDetails(Struct, frozen=True):
-    """``/jobs/:jobid``. ``timestamps_ms`` says when each state was entered last, 0 for never."""
+    """``/jobs/:jobid``. ``timestamps_ms`` says when each state was entered last, 0 for never.
+
+    ``now_ms`` is the server's time.
+    """
 
     job_id: str = field(name="jid")
     name: str
@@ -190,6 +195,7 @@ class JobDetails(Struct, frozen=True):
     vertices: tuple[Vertex, ...]
     plan: dict[str, Any]
     drill: bool = field(name="restore-drill", default=False)
+    now_ms: int = field(name="now", default=0)
 
 
 class JobConfig(Struct, frozen=True, rename="kebab"):

@@ -103,7 +103,7 @@ def read_answer(call: Call[T], response: httpx.Response) -> T:
     """The parsed answer. Raises a :class:`CkptApiError` for an error status or a foreign document."""
     if response.status_code >= 300:
         lines = _error_lines(response)
-        if response.status_code == 404 and lines == [f"Not found: {call.path}"]:
+        if response.status_code == 404 and lines in _unknown_paths(call.path):
             raise _not_served(call)
         raise error_for(response.status_code, lines)
     try:
@@ -114,6 +114,11 @@ def read_answer(call: Call[T], response: httpx.Response) -> T:
             response.status_code,
             [f"{call.method} {call.path}: the answer is not what this call returns ({type(error).__name__}: {error})"],
         ) from error
+
+
+def _unknown_paths(path: str) -> tuple[list[str], ...]:
+    """What servers say of a path that they do not have; Flink looks for a file of its dashboard first."""
+    return [f"Not found: {path}"], [f"Unable to load requested file {path}."]
 
 
 def _not_served(call: Call[Any]) -> NotServed:

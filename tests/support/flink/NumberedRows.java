@@ -65,6 +65,6 @@ public class NumberedRows {
                                 .withRollingPolicy(OnCheckpointRollingPolicy.build())
                                 .build())
                 .uid("files");
-        env.execute("numbered rows");
+        env.execute();
     }
 }

@@ -546,6 +546,7 @@ INPUTS: tuple[Any, ...] = (
     on.PeriodicTriggerStarted(),
     on.Shutdown("CANCELED"),
     on.ConfigurationPatched(SETTINGS),
+    on.RetentionAsked(),
     on.GraphReplaced(graph_of(1)),
     on.BacklogChanged(True),
     on.TriggerRequested("a", CheckpointProperties()),
