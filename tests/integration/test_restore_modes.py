@@ -18,7 +18,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import PIPELINES, SequenceJob, all_run, fast
 from tests.support.outputs import hidden, visible
 
 BLOCK = 200
@@ -171,7 +171,7 @@ def test_a_claimed_snapshot_becomes_the_jobs_file_by_file_and_goes(job: SharingJ
     with pytest.raises(SnapshotInUse, match=f"cannot be claimed while job {job.job_id} is .*: that job would"):
         submit(job.cluster, job.directory, snapshot, "CLAIM")
     dispatcher = job.cluster.dispatcher
-    job.cluster.wait_for_status(job.job_id, JobStatus.RUNNING)
+    job.cluster.wait_until(lambda: all_run(job.cluster, job.job_id), "all subtasks to run")
     job.cluster.call(dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
     job.cluster.wait_until(lambda: job.refers_into(place) is not None, "the first checkpoint")
     assert job.refers_into(place), "it stands upon files of the snapshot"

@@ -112,8 +112,12 @@ def test_reading_state(snapshot: Take, name: str, backend: str) -> None:
         (state.uid, state.name): sum(batch.num_rows for _, batch in state.rows(state.key_groups))
         for state in keyed_states(opened)
     }
-    assert rows["totals", "aggregates"] == rows["kept", "seen"] == SOURCES
-    assert rows["kept", "last"] > SOURCES
+    known = {rows["totals", "aggregates"], rows["kept", "seen"]}
+    if name == "unaligned":  # the first row of a key may be in flight
+        assert known <= set(range(1, SOURCES + 1))
+    else:
+        assert known == {SOURCES}
+        assert rows["kept", "last"] > SOURCES
     assert any(found.lists for found in opened.states("left")), "positions of the source"
 
 

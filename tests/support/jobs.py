@@ -118,7 +118,7 @@ class SequenceJob:
     def running(self) -> None:
         """Waits until all subtasks run."""
         self.cluster.wait_for_status(self.job_id, JobStatus.RUNNING)
-        self.cluster.wait_until(self._all_run, "all subtasks to run")
+        self.cluster.wait_until(lambda: all_run(self.cluster, self.job_id), "all subtasks to run")
 
     def inject(self, fault: str) -> None:
         """Drops the file and waits until user code has acted on it."""
@@ -140,7 +140,7 @@ class SequenceJob:
         """Waits until that many restarts are over."""
 
         def over() -> bool:
-            return self.cluster.restarts(self.job_id) >= restarts and self._all_run()
+            return self.cluster.restarts(self.job_id) >= restarts and all_run(self.cluster, self.job_id)
 
         self.cluster.wait_until(over, f"{restarts} restarts")
 
@@ -160,10 +160,6 @@ class SequenceJob:
     def has_rows(self) -> None:
         """Waits until a row has come through."""
         self.cluster.wait_until(self._has_rows, "a row to come through")
-
-    def _all_run(self) -> bool:
-        tasks = self.cluster.call(self.cluster.dispatcher.job_details(self.job_id)).overview.tasks_by_state
-        return {state for state, number in tasks.items() if number} == {ExecutionState.RUNNING}
 
     def _has_rows(self) -> bool:
         """Workers tell it with their heartbeats."""
@@ -203,6 +199,12 @@ class SequenceJob:
         self.cluster.wait_until(lambda: self.left_behind() == list(names), f"{names} to be all that is left")
         if not names:
             self.cluster.wait_until(lambda: not (self.checkpoints / self.job_id).exists(), "the clean-up")
+
+
+def all_run(cluster: MiniCluster, job_id: str) -> bool:
+    """Whether all subtasks run. Before, a checkpoint that is triggered fails."""
+    tasks = cluster.call(cluster.dispatcher.job_details(job_id)).overview.tasks_by_state
+    return {state for state, number in tasks.items() if number} == {ExecutionState.RUNNING}
 
 
 def skip_unless_root() -> None:
