@@ -325,9 +325,14 @@ class LocalAirflow:
         parts = []
         for task_id, state in self.api.task_states(run).items():
             if state == "failed":
-                tail = "\n".join(self.api.task_log(run, task_id).splitlines()[-lines:])
-                parts.append(f"== {task_id}\n{tail}")
+                parts.append(f"== {task_id}\n{self._task_log_tail(run, task_id, lines)}")
         return "\n".join(parts) or "no failed task"
+
+    def _task_log_tail(self, run: DagRun, task_id: str, lines: int) -> str:
+        try:
+            return "\n".join(self.api.task_log(run, task_id).splitlines()[-lines:])
+        except AirflowApiError as error:  # of a mapped task, for one
+            return f"there is no log: {error}"
 
     # -- logs --------------------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ def test_many_checkpoints_leave_nothing_behind(tmp_path: Path, warm: int, end: i
             watched = Watched(client, session.pid, tmp_path, job_id)
             first, first_files = watched.pause_after(warm)
             last, last_files = watched.pause_after(end)
-            assert client.checkpoint_statistics(job_id).counts.failed == 0
+            assert client.checkpoint_statistics(job_id).counts.failed == 0, client.job_exceptions(job_id).entries
     finally:
         stop_session(session)
     print(*(f"{pid}: {first.get(pid)} -> {last[pid]}" for pid in last), first_files, last_files, sep="\n")
