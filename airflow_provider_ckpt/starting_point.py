@@ -14,7 +14,7 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES, JobLine
-from ckpt_runtime.client.waiting import Steps, final_statistics
+from ckpt_runtime.client.waiting import Steps, until_final
 
 KINDS: Final = ("ANY", "CHECKPOINT", "SAVEPOINT")
 _WAYS_OUT: Final = "Give a path as savepoint_path, or if_no_snapshot='start' to begin with nothing"
@@ -46,7 +46,7 @@ def latest_snapshot_of(job: str, kind: str, *, or_nothing: bool, pause: float) -
 
 def _statistics(line: JobLine) -> Steps[CheckpointStatistics]:
     if line.state in TERMINAL_STATES:
-        return (yield from final_statistics(line.job_id))
+        yield from until_final(line.job_id)
     statistics: CheckpointStatistics = yield requests.checkpoint_statistics(line.job_id)
     return statistics
 

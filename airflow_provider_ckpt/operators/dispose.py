@@ -59,7 +59,10 @@ class DisposeSavepointOperator(CkptOperator):
                     trigger_id = None  # that one is over; this try makes another
             trigger_id = trigger_id or new_id(context, "disposal")
             journal.write(savepoint_path=path, trigger_id=trigger_id)
-            self.ask(client, requests.dispose_savepoint(path, trigger_id=trigger_id))
+            answered = self.ask(client, requests.dispose_savepoint(path, trigger_id=trigger_id))
+            if answered != trigger_id:  # Flink chooses the id of a disposal itself
+                trigger_id = answered
+                journal.write(savepoint_path=path, trigger_id=trigger_id)
         trigger = CkptDisposalTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,

@@ -17,7 +17,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.client.waiting import final_statistics
+from ckpt_runtime.client.waiting import until_final
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -79,7 +79,8 @@ class StopWithSavepointOperator(CkptSavepointOperator):
         try:
             if self.ask(client, requests.job_details(job_id)).state != "FINISHED":
                 return None
-            statistics = client.run(final_statistics(job_id), patience_s=client.patience_s)
+            client.run(until_final(job_id), patience_s=client.patience_s)
+            statistics = self.ask(client, requests.checkpoint_statistics(job_id))
         except NotFound:
             return None
         savepoint = statistics.latest_savepoint

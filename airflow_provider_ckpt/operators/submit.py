@@ -26,13 +26,12 @@ from airflow_provider_ckpt.tasks import tell_trace
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger, CkptNameFreeTrigger
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES, JobLine, RunOptions
 from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
 from ckpt_runtime.client.requests import job_details
-from ckpt_runtime.client.waiting import final_statistics
+from ckpt_runtime.client.waiting import until_final
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -264,16 +263,13 @@ class SubmitJobOperator(CkptOperator):
             state = self.ask(client, job_details(job_id)).state
         except NotFound:
             return EarlierJob(record, None)
+        if state in TERMINAL_STATES:
+            client.run(until_final(job_id), patience_s=client.patience_s)
         try:
-            statistics = self._statistics(client, job_id, state)
+            statistics = self.ask(client, requests.checkpoint_statistics(job_id))
         except NotFound:  # a Flink job without checkpoints has none
             statistics = None
         return EarlierJob(record, state, statistics)
-
-    def _statistics(self, client: CkptClient, job_id: str, state: str) -> CheckpointStatistics:
-        if state in TERMINAL_STATES:
-            return client.run(final_statistics(job_id), patience_s=client.patience_s)
-        return self.ask(client, requests.checkpoint_statistics(job_id))
 
     def _found_by_id(self, client: CkptClient, context: Context) -> EarlierJob | None:
         """Without a store: the ids of a task instance's jobs can be told, and the job manager knows the jobs."""

@@ -17,7 +17,6 @@ from tenacity import RetryCallState, Retrying, retry_if_exception
 from tenacity.wait import wait_random_exponential
 
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.errors import (
     CkptClientError,
     JobEnded,
@@ -191,28 +190,31 @@ def watch(
     return found
 
 
-def final_statistics(job_id: str) -> Steps[CheckpointStatistics]:
-    """The checkpoint statistics of a job that has ended.
+def until_final(job_id: str) -> Steps[None]:
+    """Until the checkpoint statistics of a job that has ended show its end.
 
     Flink answers with a copy that may be as old as its refresh interval, of which the last checkpoint or the stop's
     savepoint may be missing: who went on from what it shows would write again what has been committed since.
     """
     config: Mapping[str, Any] = yield requests.dashboard_config()
-    if RETAINS not in config.get("features", {}):  # a session answers with what is
-        yield from _refreshed(job_id, int(config.get("refresh-interval", 0)))
-    statistics: CheckpointStatistics = yield requests.checkpoint_statistics(job_id)
-    return statistics
-
-
-def _refreshed(job_id: str, interval_ms: int) -> Steps[None]:
-    """Until every copy is of a time when the job had ended; of its details, which say when, there may be older ones."""
+    if RETAINS in config.get("features", {}):  # a session answers with what is
+        return
+    interval_ms = int(config.get("refresh-interval", 0))
     for _ in range(3):
-        details: JobDetails = yield requests.job_details(job_id)
-        has_ended = details.state in TERMINAL_STATES
-        left_ms = interval_ms - (details.now_ms - details.end_time_ms if has_ended else 0)
+        left_ms: int = yield from _still_old(job_id, interval_ms)
         if left_ms <= 0:
             return
         yield Pause(left_ms / 1000)
+
+
+def _still_old(job_id: str, interval_ms: int) -> Steps[int]:
+    """How long, in milliseconds, copies may be of a time before the end; the details themselves may be one."""
+    try:
+        details: JobDetails = yield requests.job_details(job_id)
+    except NotFound:
+        return interval_ms
+    has_ended = details.state in TERMINAL_STATES
+    return interval_ms - (details.now_ms - details.end_time_ms if has_ended else 0)
 
 
 def growing_delays(most: float) -> Iterator[float]:

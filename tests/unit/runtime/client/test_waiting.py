@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.client.errors import CkptClientError, JobEnded, OperationFailed, Unreachable
-from ckpt_runtime.client.models import OperationStatus, RemoteFailure
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import CkptClientError, JobEnded, NotFound, OperationFailed, Unreachable
+from ckpt_runtime.client.models import RETAINS, JobDetails, OperationStatus, RemoteFailure, read
 from ckpt_runtime.client.waiting import (
     POLL_PATIENCE_S,
     Deadline,
@@ -19,6 +20,7 @@ from ckpt_runtime.client.waiting import (
     growing_delays,
     persistent,
     poll,
+    until_final,
     wait_for_operation,
     wait_for_state,
     watch,
@@ -150,3 +152,31 @@ def test_a_wait_looks_until_its_deadline_and_not_beyond(answers: list[tuple[bool
         pass
     assert clock.now >= limit_s
     assert max(looks) <= limit_s + 1e-9
+
+
+def test_the_end_of_a_job_is_shown_when_every_older_copy_has_expired() -> None:
+    """Flink's details may still say that the job runs; a session shows what is."""
+    running = {"state": "RUNNING", "end-time": -1, "now": 5_000}
+    ended = {"state": "FINISHED", "end-time": 4_000, "now": 5_500}
+    shown = [details(**running), NotFound(404, ["not yet"]), details(**ended)]
+    steps, pauses = until_final("f" * 32), []
+    assert next(steps).path == requests.dashboard_config().path
+    answer: object = {"refresh-interval": 3_000, "features": {}}
+    with pytest.raises(StopIteration):
+        while True:
+            step = steps.throw(answer) if isinstance(answer, CkptClientError) else steps.send(answer)
+            if isinstance(step, Pause):
+                pauses.append(step.seconds)
+                answer = None
+            else:
+                answer = shown.pop(0)
+    assert pauses == [3.0, 3.0, 1.5]
+    session = until_final("f" * 32)
+    next(session)
+    with pytest.raises(StopIteration):
+        session.send({"refresh-interval": 3_000, "features": {RETAINS: True}})
+
+
+def details(**shown: object) -> JobDetails:
+    return read({"jid": "f" * 32, "name": "n", "start-time": 0, "duration": 0, "timestamps": {}, "vertices": [],
+                 "plan": {}, **shown}, JobDetails)  # fmt: skip
