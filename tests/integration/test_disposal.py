@@ -12,6 +12,7 @@ from ckpt_runtime.cli.main import main
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.jobmaster.gateway import CheckpointKind
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
 
@@ -64,7 +65,8 @@ def test_the_latest_checkpoint_of_a_living_job_stays(client: CkptClient, job: Se
 def test_what_a_job_came_from_stays_until_it_has_a_checkpoint_of_its_own(client: CkptClient, job: SequenceJob) -> None:
     job.start(configuration=HOURLY)
     job.running()
-    savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True)
+    savepoint = job.cluster.savepoint(job.job_id, job.directory / "run%3A1, 100%", stop=True)
+    assert Path(resolve(savepoint).path).parent == job.directory / "run%3A1, 100%"
     job.start(savepoint=savepoint, configuration=HOURLY)
     job.running()
     with pytest.raises(Conflict, match="that job would start from it after a failure"):
@@ -73,7 +75,7 @@ def test_what_a_job_came_from_stays_until_it_has_a_checkpoint_of_its_own(client:
     job.restarted(1)
     latest = _checkpoint(job)
     _dispose(client, savepoint)
-    assert not Path(savepoint.removeprefix("file://")).exists()
+    assert not Path(resolve(savepoint).path).exists()
     job.canceled()
     _dispose(client, latest)
     assert job.left_behind() == []

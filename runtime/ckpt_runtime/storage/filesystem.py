@@ -37,6 +37,9 @@ _OBJECT_STORES = (*_S3, "gs", "gcs", "abfs", "abfss", "az", "oss")
 
 MAX_URL_LENGTH = 4_096
 
+_ESCAPED = str.maketrans({"%": "%25", "?": "%3F", "#": "%23"})
+"""What means something else in a URL; everything else stays readable."""
+
 _PRIVATE_DIRECTORY = 0o700
 _PRIVATE_FILE = 0o600
 _ANY_DIRECTORY = 0o777
@@ -61,7 +64,9 @@ class Location:
     @property
     def url(self) -> str:
         """The form under which :func:`resolve` finds the location again."""
-        return f"file://{self.path}" if self.is_local else str(self.filesystem.unstrip_protocol(self.path))
+        if self.is_local:
+            return f"file://{self.path.translate(_ESCAPED)}"
+        return str(self.filesystem.unstrip_protocol(self.path))
 
     @property
     def is_local(self) -> bool:

@@ -61,6 +61,12 @@ def test_all_forms_of_a_local_path_are_the_same(url: str) -> None:
     assert resolve(location.url) == location
 
 
+@pytest.mark.parametrize("path", ["/data/100%", "/data/a%20b", "/data/manual__2026-11-23T10%3A52", "/a?b#c", "/ü/x y"])
+def test_every_local_path_has_a_url_that_leads_back(path: str) -> None:
+    assert resolve(path).path == path
+    assert resolve(resolve(path).url) == resolve(path)
+
+
 def test_urls_with_escapes_are_decoded() -> None:
     assert resolve("file:///a%20b").path == "/a b"
     assert resolve("/a%20b").path == "/a%20b"
