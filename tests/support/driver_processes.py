@@ -50,8 +50,13 @@ class Sessions:
 
     def start(self) -> CkptClient:
         """Returns a client once the session leads."""
-        ready = self.launch()
-        wait_until(ready.exists, "the session to lead")
+        ready, process = self.launch(), self.processes[-1]
+        try:
+            wait_until(lambda: ready.exists() or process.poll() is not None, "the session to lead")
+            assert ready.exists(), f"the session ended with {process.returncode}"
+        except AssertionError as error:
+            error.add_note((self.directory / f"session-{self.number}.log").read_text(errors="replace")[-5000:])
+            raise
         self._close_clients()
         self.clients.append(CkptClient(ready.read_text(), token=self.token))
         return self.clients[-1]
