@@ -10,7 +10,6 @@ ended as somebody wanted, and is started again as the arguments say. A cleared f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -108,19 +107,9 @@ def _resume(earlier: EarlierJob) -> Plan:
 
 def _recovery_points(statistics: CheckpointStatistics | None) -> list[Checkpoint]:
     """Completed checkpoints, and the savepoint of a stop, which commits output as they do; plain ones do not."""
-    return [item for item in _completed(statistics) if item.kind != "SAVEPOINT"]
-
-
-def _completed(statistics: CheckpointStatistics | None) -> Iterable[Checkpoint]:
-    if statistics is None:
-        return []
-    latest = (statistics.latest_completed, statistics.latest_savepoint)
-    shown = [*statistics.history, *(item for item in latest if item is not None)]
-    return {item.id: item for item in shown if item.status == "COMPLETED"}.values()
+    return [] if statistics is None else [item for item in statistics.completed if item.kind != "SAVEPOINT"]
 
 
 def _completed_unseen(statistics: CheckpointStatistics | None) -> bool:
     """Whether more have completed than plain savepoints are shown."""
-    if statistics is None:
-        return False
-    return statistics.counts.completed > len(list(_completed(statistics)))
+    return statistics is not None and statistics.counts.completed > len(statistics.completed)

@@ -56,7 +56,7 @@ def chosen_path(line: JobLine, statistics: CheckpointStatistics, kind: str) -> s
 
     :raises CkptJobNotResumable: when the latest is gone.
     """
-    found = [item for item in _completed(statistics) if _fits(item, kind)]
+    found = [item for item in statistics.completed if _fits(item, kind)]
     if not found:
         restored = statistics.latest_restored
         return None if restored is None or statistics.counts.completed else restored.external_path
@@ -70,12 +70,6 @@ def chosen_path(line: JobLine, statistics: CheckpointStatistics, kind: str) -> s
             f"(execution.checkpointing.externalized-checkpoint-retention). {_WAYS_OUT}"
         )
     return newest.external_path
-
-
-def _completed(statistics: CheckpointStatistics) -> list[Checkpoint]:
-    latest = (statistics.latest_completed, statistics.latest_savepoint)
-    shown = [*statistics.history, *(item for item in latest if item is not None)]
-    return list({item.id: item for item in shown if item.status == "COMPLETED"}.values())
 
 
 def _fits(item: Checkpoint, kind: str) -> bool:

@@ -56,14 +56,11 @@ class SnapshotWatch:
             statistics: CheckpointStatistics = yield requests.checkpoint_statistics(line.job_id)
         except NotFound:  # gone meanwhile, or a Flink job without checkpoints
             return []
-        latest = (statistics.latest_completed, statistics.latest_savepoint)
-        shown = [*statistics.history, *(item for item in latest if item is not None)]
-        wanted = {item.id: item for item in shown if self._is_wanted(item) and item.id > than}
+        wanted = {
+            item.id: item for item in statistics.completed if item.is_savepoint == self._savepoints and item.id > than
+        }
         self.mark = {"job_id": line.job_id, "id": max([than, *wanted])}
         return [snapshot_facts(line, wanted[number]) for number in sorted(wanted)]
-
-    def _is_wanted(self, item: Checkpoint) -> bool:
-        return item.status == "COMPLETED" and item.is_savepoint == self._savepoints
 
 
 def snapshot_facts(line: JobLine, item: Checkpoint) -> Json:

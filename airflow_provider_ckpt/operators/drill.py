@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import XComArg
@@ -20,6 +19,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptDrillFaile
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
+from airflow_provider_ckpt.program import FIELDS, RENDERERS, RunsProgram
 from airflow_provider_ckpt.secret_values import hide
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
 from airflow_provider_ckpt.triggers.drill import CkptDrillTrigger
@@ -27,7 +27,6 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
-from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,7 +37,7 @@ _INTERVAL_OPTION = "execution.checkpointing.interval"
 _REMOVAL_SECONDS = 120.0
 
 
-class RestoreDrillOperator(CkptOperator):
+class RestoreDrillOperator(RunsProgram, CkptOperator):
     """Restores a savepoint into a job that touches nothing outside, waits until that has its state and completes
     checkpoints, notes the result in the savepoint catalogue, and removes the job, whatever came of it.
 
@@ -66,21 +65,15 @@ class RestoreDrillOperator(CkptOperator):
 
     template_fields: Collection[str] = (
         *CkptOperator.template_fields,
-        "pipeline",
-        "pipeline_id",
+        *FIELDS,
         "savepoint_path",
         "latest_of",
         "directory",
-        "entry",
-        "args",
-        "parallelism",
-        "configuration",
-        "allow_non_restored_state",
         "checkpoints",
         "checkpoint_interval",
         "mark",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"configuration": "json", "args": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
 
     def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
@@ -171,38 +164,19 @@ class RestoreDrillOperator(CkptOperator):
         self.log.info("Started the restore drill %s of %s", job_id, path)
         return record
 
-    def _upload(self, client: CkptClient) -> str:
-        try:
-            filename, content = pack_pipeline(Path(self._pipeline() or ""))
-        except PackagingError as error:
-            raise CkptArgumentInvalid("pipeline", self.pipeline, str(error)) from error
-        return client.execute(requests.upload_pipeline(filename, content))
-
     def run_options(self) -> RunOptions:
         """The request's options, checked.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
-        if (self._pipeline() is None) == (self._uploaded() is None):
-            raise CkptArgumentInvalid("pipeline", self.pipeline, "give either pipeline, a path, or pipeline_id")
+        options = self.program_options()
         if (self._given_path() is None) == (not self._origin()):
             allowed = "give either it or latest_of, the job whose latest good savepoint is meant"
             raise CkptArgumentInvalid("savepoint_path", self.savepoint_path, allowed)
-        given: Any = self.args
-        if isinstance(given, str) or not all(isinstance(item, (str, int, float)) for item in given):
-            raise CkptArgumentInvalid("args", given, "it must be a list of texts")
-        configuration = arguments.options("configuration", self.configuration)
+        configuration = dict(options.configuration)
         if self.checkpoint_interval not in (None, "", "None"):
             configuration[_INTERVAL_OPTION] = f"{arguments.millis('checkpoint_interval', self.checkpoint_interval)} ms"
-        parallelism = None if self.parallelism in (None, "", "None") else self.parallelism
-        return RunOptions(
-            entry_point=arguments.optional_text("entry", self.entry),
-            arguments=tuple(str(item) for item in given),
-            parallelism=None if parallelism is None else arguments.integer("parallelism", parallelism, minimum=1),
-            configuration=configuration,
-            savepoint_path=self._given_path(),
-            allow_non_restored_state=arguments.boolean("allow_non_restored_state", self.allow_non_restored_state),
-        )
+        return replace(options, configuration=configuration, savepoint_path=self._given_path())
 
     def _wanted(self) -> int:
         return arguments.integer("checkpoints", self.checkpoints, minimum=1)
@@ -210,13 +184,6 @@ class RestoreDrillOperator(CkptOperator):
     def _origin(self) -> str:
         given = arguments.or_field("latest_of", self.latest_of, "job_id")
         return "" if given in (None, "", "None") else arguments.job(given, "latest_of")
-
-    def _pipeline(self) -> str | None:
-        return arguments.optional_text("pipeline", self.pipeline)
-
-    def _uploaded(self) -> str | None:
-        given = arguments.or_field("pipeline_id", self.pipeline_id, "pipeline_id")
-        return arguments.optional_text("pipeline_id", given)
 
     def _given_path(self) -> str | None:
         given = arguments.or_field("savepoint_path", self.savepoint_path, "savepoint_path", "external_path", "location")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import XComArg
@@ -20,6 +19,7 @@ from airflow_provider_ckpt.job_names import living
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
+from airflow_provider_ckpt.program import FIELDS, RENDERERS, RunsProgram
 from airflow_provider_ckpt.secret_values import hide
 from airflow_provider_ckpt.starting_point import KINDS, latest_snapshot_of
 from airflow_provider_ckpt.tasks import tell_trace
@@ -29,7 +29,6 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES, JobLine, RunOptions
-from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
 from ckpt_runtime.client.requests import job_details
 from ckpt_runtime.client.waiting import until_final
 
@@ -44,7 +43,7 @@ IF_RUNNING = ("FAIL", "WAIT", "REUSE")
 IF_NO_SNAPSHOT = ("FAIL", "START")
 
 
-class SubmitJobOperator(CkptOperator):
+class SubmitJobOperator(RunsProgram, CkptOperator):
     """Uploads a pipeline, starts a job of it and waits until all its tasks run.
 
     The job's id is chosen and written down before anything is sent, and starting is idempotent on it, so that no crash
@@ -82,14 +81,8 @@ class SubmitJobOperator(CkptOperator):
 
     template_fields: Collection[str] = (
         *CkptOperator.template_fields,
-        "pipeline",
-        "pipeline_id",
-        "entry",
-        "args",
-        "parallelism",
-        "configuration",
+        *FIELDS,
         "savepoint_path",
-        "allow_non_restored_state",
         "claim_mode",
         "start_over",
         "job_name",
@@ -98,7 +91,7 @@ class SubmitJobOperator(CkptOperator):
         "latest_kind",
         "if_no_snapshot",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"configuration": "json", "args": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
 
     def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
@@ -303,13 +296,8 @@ class SubmitJobOperator(CkptOperator):
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
-        if (self._pipeline() is None) == (self._uploaded() is None):
-            allowed = "give either pipeline, a path, or pipeline_id"
-            raise CkptArgumentInvalid("pipeline", self.pipeline, allowed)
-        given: Any = self.args
-        if isinstance(given, str) or not all(isinstance(item, (str, int, float)) for item in given):
-            raise CkptArgumentInvalid("args", given, "it must be a list of texts")
-        configuration = arguments.options("configuration", self.configuration)
+        options = self.program_options()
+        configuration = dict(options.configuration)
         name = arguments.optional_text("job_name", self.job_name)
         if name is not None and configuration.setdefault(_NAME_OPTION, name) != name:
             allowed = f"configuration[{_NAME_OPTION!r}] says {configuration[_NAME_OPTION]!r}: give one of them"
@@ -318,23 +306,12 @@ class SubmitJobOperator(CkptOperator):
             raise CkptArgumentInvalid("if_running", self.if_running, "it needs job_name, which the job is known by")
         if self._origin() is not None and self._snapshot() is not None:
             raise CkptArgumentInvalid("from_latest_of", self.from_latest_of, "give either it or savepoint_path")
-        parallelism = None if self.parallelism in (None, "", "None") else self.parallelism
-        return RunOptions(
-            entry_point=arguments.optional_text("entry", self.entry),
-            arguments=tuple(str(item) for item in given),
-            parallelism=None if parallelism is None else arguments.integer("parallelism", parallelism, minimum=1),
+        return replace(
+            options,
             configuration=configuration,
             savepoint_path=self._snapshot(),
-            allow_non_restored_state=arguments.boolean("allow_non_restored_state", self.allow_non_restored_state),
             claim_mode=arguments.choice("claim_mode", self.claim_mode, CLAIM_MODES),
         )
-
-    def _pipeline(self) -> str | None:
-        return arguments.optional_text("pipeline", self.pipeline)
-
-    def _uploaded(self) -> str | None:
-        given = arguments.or_field("pipeline_id", self.pipeline_id, "pipeline_id")
-        return arguments.optional_text("pipeline_id", given)
 
     def _snapshot(self) -> str | None:
         given = arguments.or_field("savepoint_path", self.savepoint_path, "savepoint_path", "external_path")
@@ -358,15 +335,6 @@ class SubmitJobOperator(CkptOperator):
             self.ask(client, requests.run_pipeline(record["pipeline_id"], options, job_id=job_id))
         self.log.info("Started job %s of pipeline %s", job_id, record["pipeline_id"])
         return journal.write(**record | {"started": True})
-
-    def _upload(self, client: CkptClient) -> str:
-        try:
-            filename, content = pack_pipeline(Path(self._pipeline() or ""))
-        except PackagingError as error:
-            raise CkptArgumentInvalid("pipeline", self.pipeline, str(error)) from error
-        pipeline_id = client.execute(requests.upload_pipeline(filename, content))
-        self.log.info("Uploaded %s (%d bytes) as pipeline %s", filename, len(content), pipeline_id)
-        return pipeline_id
 
     # -- waiting -----------------------------------------------------------------------------------------------
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of, series
+from airflow_provider_ckpt.program import FIELDS, RENDERERS, RunsProgram
 from airflow_provider_ckpt.secret_values import refuse
 from airflow_provider_ckpt.upgrades.actions import Decided
 from airflow_provider_ckpt.upgrades.machine import advance, begin
@@ -18,7 +18,6 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES
-from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 MODES = tuple(mode.value for mode in Mode)
 
 
-class UpgradeJobOperator(CkptStepsOperator):
+class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
     """Stops a job, starts another version of it from what it left, and waits until that is healthy; or goes back.
 
     Before anything is stopped, both programs are held, and it is seen whether the state fits. At most one version runs
@@ -62,13 +61,7 @@ class UpgradeJobOperator(CkptStepsOperator):
 
     template_fields: Collection[str] = (
         *CkptStepsOperator.template_fields,
-        "pipeline",
-        "pipeline_id",
-        "entry",
-        "args",
-        "parallelism",
-        "configuration",
-        "allow_non_restored_state",
+        *FIELDS,
         "mode",
         "last_state_max_age",
         "target_directory",
@@ -76,7 +69,7 @@ class UpgradeJobOperator(CkptStepsOperator):
         "healthy_checkpoints",
         "pause_before_start",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"configuration": "json", "args": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
 
     def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
         self,
@@ -116,8 +109,6 @@ class UpgradeJobOperator(CkptStepsOperator):
 
     def check_arguments(self) -> None:
         self._wish("0" * 32, None)
-        if (self._path() is None) == (self._uploaded() is None):
-            raise CkptArgumentInvalid("pipeline", self.pipeline, "give either pipeline, a path, or pipeline_id")
 
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
         return begin(self._wish(self.find(context, deadline), self._program(client)), series(context))
@@ -156,37 +147,18 @@ class UpgradeJobOperator(CkptStepsOperator):
         )
 
     def _options(self) -> dict[str, Any]:
-        given: Any = self.args
-        if isinstance(given, str) or not all(isinstance(item, (str, int, float)) for item in given):
-            raise CkptArgumentInvalid("args", given, "it must be a list of texts")
-        parallelism = None if self.parallelism in (None, "", "None") else self.parallelism
-        configuration = arguments.options("configuration", self.configuration)
-        refuse("configuration", configuration)
+        options = self.program_options()
+        refuse("configuration", options.configuration)
         return {
-            "entry_point": arguments.optional_text("entry", self.entry),
-            "arguments": [str(item) for item in given],
-            "parallelism": None if parallelism is None else arguments.integer("parallelism", parallelism, minimum=1),
-            "configuration": configuration,
-            "allow_non_restored_state": arguments.boolean("allow_non_restored_state", self.allow_non_restored_state),
+            "entry_point": options.entry_point,
+            "arguments": list(options.arguments),
+            "parallelism": options.parallelism,
+            "configuration": dict(options.configuration),
+            "allow_non_restored_state": options.allow_non_restored_state,
         }
 
-    def _path(self) -> str | None:
-        return arguments.optional_text("pipeline", self.pipeline)
-
-    def _uploaded(self) -> str | None:
-        given = arguments.or_field("pipeline_id", self.pipeline_id, "pipeline_id")
-        return arguments.optional_text("pipeline_id", given)
-
     def _program(self, client: CkptClient) -> str:
-        """Uploads the new version, whose id is made of its content."""
-        path = self._path()
-        if path is None:
-            return self._uploaded() or ""
-        try:
-            filename, content = pack_pipeline(Path(path))
-        except PackagingError as error:
-            raise CkptArgumentInvalid("pipeline", self.pipeline, str(error)) from error
-        return client.execute(requests.upload_pipeline(filename, content))
+        return self._uploaded() or self._upload(client)
 
 
 class FinishUpgradeOperator(CkptStepsOperator):

@@ -14,7 +14,7 @@ from airflow_provider_ckpt.conditions.job import is_starting
 from airflow_provider_ckpt.conditions.job_log import root_cause
 from airflow_provider_ckpt.upgrades import actions as act
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
+from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.errors import BadRequest, Conflict, NotFound, NotServed
 from ckpt_runtime.client.models import RETAINS, TERMINAL_STATES, JobDetails, PlanPreview, RestorePreview, RunOptions
 from ckpt_runtime.client.requests import Call
@@ -179,11 +179,9 @@ def _statistics(job_id: str) -> Requests[CheckpointStatistics | None]:
 
 def _newest(statistics: CheckpointStatistics) -> act.Newest | None:
     """Plain savepoints commit nothing: what was written since the checkpoint before would be written again."""
-    latest: list[Checkpoint | None] = [statistics.latest_completed, statistics.latest_savepoint]
-    shown = [*statistics.history, *(item for item in latest if item is not None)]
-    completed = [item for item in shown if item.status == "COMPLETED" and item.kind != "SAVEPOINT"]
-    newest = max(completed, key=lambda item: item.id, default=None)
-    if newest is None:
+    completed = [item for item in statistics.completed if item.kind != "SAVEPOINT"]
+    if not completed:
         return None
+    newest = completed[-1]
     path = None if newest.discarded else newest.external_path
     return act.Newest(path, newest.triggered_at_ms, newest.kind == "SYNC_SAVEPOINT")

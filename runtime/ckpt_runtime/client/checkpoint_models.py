@@ -110,6 +110,14 @@ class CheckpointStatistics(Struct, frozen=True):
     latest_restored: RestoredCheckpoint | None
     history: tuple[Checkpoint, ...]
 
+    @property
+    def completed(self) -> tuple[Checkpoint, ...]:
+        """All that are shown, savepoints too, oldest first. The latest may have left a short history already."""
+        latest = (self.latest_completed, self.latest_savepoint)
+        shown = [*self.history, *(item for item in latest if item is not None)]
+        found = {item.id: item for item in shown if item.status == "COMPLETED"}
+        return tuple(found[number] for number in sorted(found))
+
 
 def read_statistics(document: Any) -> CheckpointStatistics:
     """What lies below ``latest`` is taken up beside the rest."""

@@ -11,6 +11,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -184,6 +185,17 @@ class _Client(_Methods, Generic[Http, Transport]):
             self._failed = self._leader
         return error
 
+    @contextmanager
+    def _asking(self, url: str) -> Iterator[None]:
+        """What goes wrong with one request becomes the client's own error, after which a leader may be doubted."""
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise self._after(unreachable(url, error)) from error
+        except CkptApiError as error:
+            self._after(error)
+            raise
+
     def _patient(self, call: Call[T], patience_s: float | None) -> Steps[T]:
         return waiting.patiently(call, self.patience_s if patience_s is None else patience_s, self._on_away)
 
@@ -219,18 +231,12 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
     def stream_events(self, feed: EventFeed) -> Iterator[StreamedEvent]:
         """One connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
         http, url = self._where()
-        try:
-            with http.stream(**feed.request(self._timeout_s)) as response:
-                if not feed.is_stream(response):
-                    response.read()
-                    raise feed.refused(response)
-                for line in response.iter_lines():
-                    yield from feed.take(line)
-        except httpx.TransportError as error:
-            raise self._after(unreachable(url, error)) from error
-        except CkptApiError as error:
-            self._after(error)
-            raise
+        with self._asking(url), http.stream(**feed.request(self._timeout_s)) as response:
+            if not feed.is_stream(response):
+                response.read()
+                raise feed.refused(response)
+            for line in response.iter_lines():
+                yield from feed.take(line)
 
     def follow_events(
         self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
@@ -269,14 +275,9 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
         if patience_s > 0:
             return self.execute(step, patience_s=patience_s)
         http, url = self._where()
-        try:
+        with self._asking(url):
             response = http.request(**request_arguments(step))
             return read_answer(step, response)
-        except httpx.TransportError as error:
-            raise self._after(unreachable(url, error)) from error
-        except CkptApiError as error:
-            self._after(error)
-            raise
 
     def _where(self) -> tuple[httpx.Client, str]:
         if self._source is not None:
@@ -327,7 +328,7 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
     async def stream_events(self, feed: EventFeed) -> AsyncIterator[StreamedEvent]:
         """One connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
         http, url = await self._where()
-        try:
+        with self._asking(url):
             async with http.stream(**feed.request(self._timeout_s)) as response:
                 if not feed.is_stream(response):
                     await response.aread()
@@ -335,11 +336,6 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
                 async for line in response.aiter_lines():
                     for event in feed.take(line):
                         yield event
-        except httpx.TransportError as error:
-            raise self._after(unreachable(url, error)) from error
-        except CkptApiError as error:
-            self._after(error)
-            raise
 
     async def follow_events(
         self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
@@ -365,14 +361,9 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
         if patience_s > 0:
             return await self.execute(step, patience_s=patience_s)
         http, url = await self._where()
-        try:
+        with self._asking(url):
             response = await http.request(**request_arguments(step))
             return read_answer(step, response)
-        except httpx.TransportError as error:
-            raise self._after(unreachable(url, error)) from error
-        except CkptApiError as error:
-            self._after(error)
-            raise
 
     async def _where(self) -> tuple[httpx.AsyncClient, str]:
         if self._source is not None:
