@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from airflow.sdk import Param, task
 
-DURATION: Final = r"^\s*\d+(\.\d+)?\s*(ms|s|sec|min|m|h|d)?\s*$"
+DURATION: Final = r"^\s*\d{1,15}(\.\d{1,9})?\s*(ms|s|sec|min|m|h|d)?\s*$"
 """Durations as operators take them; a number without a unit is seconds."""
 
 JOB: Final = "Job"
@@ -51,9 +51,9 @@ def text(default: str, title: str, description: str, section: str) -> Param:
     return Param(default, type="string", minLength=1, title=title, description=description, section=section)
 
 
-def optional_text(title: str, description: str, section: str) -> Param:
+def optional_text(title: str, description: str, section: str, **schema: Any) -> Param:
     """A text that may be left empty."""
-    return Param(None, type=["null", "string"], title=title, description=description, section=section)
+    return Param(None, type=["null", "string"], title=title, description=description, section=section, **schema)
 
 
 def duration(default: str, title: str, description: str, section: str) -> Param:

@@ -2,13 +2,11 @@
 
 Start it from the trigger form. The old version stops with a savepoint, and an approval with the difference of the state
 is asked for. Then the new version is started from the savepoint; when it is rejected, or does not become healthy, the
-old one is. At no time do two versions run. It needs a session that answers at ``ckpt_default``, or at the connection
-that ``CKPT_CONN_ID`` names when Airflow reads this file.
+old one is. At no time do two versions run.
 """
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any
 
@@ -16,31 +14,23 @@ from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk import DAG, Param, TriggerRule, XComArg, chain
 
 from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.dags import _params as form
 from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, UpgradeJobOperator
 
-CONNECTION = os.environ.get("CKPT_CONN_ID", "ckpt_default")
 APPROVE, REJECT = "Start the new version", "Go back to the old version"
-_DURATION = r"^\s*\d{1,15}(\.\d{1,9})?\s*(ms|s|sec|min|m|h|d)?\s*$"
 _STOP, _APPROVAL = "stop_with_savepoint", "approval"
 _PULLED = f"ti.xcom_pull(task_ids='{_APPROVAL}')"
-_SECTIONS = ("Job and version", "How the old version ends", "When the new version is healthy", "Approval")
-
-
-def _duration(default: str, title: str, description: str, section: str) -> Param:
-    return Param(
-        default, type="string", pattern=_DURATION, title=title, description=description, section=section, minLength=1
-    )
-
-
-def _optional(title: str, description: str, section: str, **schema: Any) -> Param:
-    return Param(None, type=["null", "string"], title=title, description=description, section=section, **schema)
+_SECTIONS = ("Version", "How the old version ends", "When the new version is healthy", "Approval")
 
 
 PARAMS = {
-    "job": Param("", type="string", minLength=1, title="Job", description="Id or unique name.", section=_SECTIONS[0]),
-    "pipeline": _optional("Pipeline of the new version", "A .py, a .zip or a directory on the worker.", _SECTIONS[0]),
-    "pipeline_id": _optional("or its id", "Of one that was uploaded already.", _SECTIONS[0]),
-    "entry": _optional(
+    "job": form.job(),
+    "connection": form.connection(),
+    "pipeline": form.optional_text(
+        "Pipeline of the new version", "A .py, a .zip or a directory on the worker.", _SECTIONS[0]
+    ),
+    "pipeline_id": form.optional_text("or its id", "Of one that was uploaded already.", _SECTIONS[0]),
+    "entry": form.optional_text(
         "Entry point", "module:function; as of the old version when empty.", _SECTIONS[0], pattern=r"^[\w.]+:[\w.]+$"
     ),
     "args": Param(
@@ -78,22 +68,15 @@ PARAMS = {
         description="What the new version goes on from.",
         section=_SECTIONS[1],
     ),
-    "last_state_max_age": _optional(
+    "last_state_max_age": form.optional_text(
         "Fall back to a checkpoint no older than",
         "When no savepoint can be taken; empty: never.",
         _SECTIONS[1],
-        pattern=_DURATION,
+        pattern=form.DURATION,
     ),
-    "target_directory": _optional("Directory of the savepoint", "The job's default when empty.", _SECTIONS[1]),
-    "savepoint_format": Param(
-        "NATIVE",
-        type="string",
-        enum=["NATIVE", "CANONICAL"],
-        title="Form of the savepoint",
-        description="CANONICAL is read by every state backend.",
-        section=_SECTIONS[1],
-    ),
-    "savepoint_timeout": _duration(
+    "target_directory": form.optional_text("Directory of the savepoint", "The job's default when empty.", _SECTIONS[1]),
+    "savepoint_format": form.savepoint_format(_SECTIONS[1]),
+    "savepoint_timeout": form.duration(
         "10 min", "Time to get ready for it", "After that it falls back, or is refused.", _SECTIONS[1]
     ),
     "healthy_checkpoints": Param(
@@ -104,7 +87,7 @@ PARAMS = {
         description="So many of the new version make it healthy.",
         section=_SECTIONS[2],
     ),
-    "healthy_timeout": _duration("5 min", "within", "After that the old version is started again.", _SECTIONS[2]),
+    "healthy_timeout": form.duration("5 min", "within", "After that the old version is started again.", _SECTIONS[2]),
     "approval": Param(
         True,
         type="boolean",
@@ -152,14 +135,14 @@ with DAG(
     schedule=None,
     catchup=False,
     params=PARAMS,
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    default_args=form.DEFAULT_ARGS,
     render_template_as_native_obj=True,
-    tags=["ckpt"],
+    tags=form.TAGS,
     doc_md=__doc__,
 ) as ckpt_upgrade:
     stop = UpgradeJobOperator(
         task_id=_STOP,
-        ckpt_conn_id=CONNECTION,
+        ckpt_conn_id=form.CONNECTION,
         job="{{ params.job }}",
         pipeline="{{ params.pipeline }}",
         pipeline_id="{{ params.pipeline_id }}",
@@ -186,7 +169,7 @@ with DAG(
     )
     resume = FinishUpgradeOperator(
         task_id="start_and_watch",
-        ckpt_conn_id=CONNECTION,
+        ckpt_conn_id=form.CONNECTION,
         upgrade=XComArg(stop, "upgrade"),
         approve=f"{{{{ '{APPROVE}' in (({_PULLED}) or {{}}).get('chosen_options', []) }}}}",
         approved_by=f"{{{{ ((({_PULLED}) or {{}}).get('responded_by_user') or {{}}).get('name', '') }}}}",

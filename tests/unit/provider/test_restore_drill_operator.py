@@ -243,5 +243,5 @@ def test_the_dag_is_installed_by_one_line_and_its_parameters_are_checked() -> No
             param.resolve(bad)
     for param in map(ckpt_restore_drill.params.get_param, ckpt_restore_drill.params):
         assert param.schema["title"]
-        assert param.schema["description_md"]
+        assert param.description
         assert param.schema["section"]
