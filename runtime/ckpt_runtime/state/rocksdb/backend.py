@@ -216,12 +216,8 @@ class RocksDBKeyedStateBackend(TableBackend):
         frozen = [part for cache in caches if (part := cache.freeze()) is not None]
         moment = self._opened.freeze(frozen)
         if properties.savepoint_format is SavepointFormat.CANONICAL:
-            states = self._states.items()
-            tables = {name: state.new_table for name, state in states if isinstance(state, CachedAggregates)}
             description = self._catalog.to_json()
-            return CanonicalSnapshot(
-                self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory, tables
-            )
+            return CanonicalSnapshot(self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory)
         return RocksDBSnapshot(
             moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties, self._threads
         )
