@@ -40,7 +40,7 @@ from ckpt_runtime.network.control_messages import (
     DeclineCheckpoint,
     DeploymentFailed,
     DeploymentMessage,
-    EndOfDataReached,
+    EndOfDataReport,
     SnapshotProgress,
     TaskFailure,
     TaskMessage,
@@ -365,7 +365,7 @@ class JobShell:
         match message:
             case TaskStateChanged():
                 self._task_state(execution, message)
-            case EndOfDataReached():
+            case EndOfDataReport():
                 self.tell(checkpoint_on.EndOfDataReached(execution, message.waits))
             case AcknowledgeCheckpoint():
                 self.tell(

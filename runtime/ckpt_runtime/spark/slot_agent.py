@@ -24,7 +24,7 @@ from ckpt_runtime.network.agent_messages import (
     KillWorker,
     Ping,
     RegisterAgent,
-    Shutdown,
+    ShutdownAgent,
     SpawnWorker,
     WorkerExited,
 )
@@ -91,7 +91,7 @@ class SlotAgent:
             case Ping():
                 assert self._connection is not None
                 self._connection.send(AgentHeartbeat())
-            case Shutdown():
+            case ShutdownAgent():
                 self._let_go(command.keep)
                 return False
         return True

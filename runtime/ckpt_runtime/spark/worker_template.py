@@ -30,7 +30,7 @@ class _Answer(Struct, frozen=True, tag=True, tag_field="type"):
     worker: str
 
 
-class Forked(_Answer, frozen=True):
+class WorkerForked(_Answer, frozen=True):
     """The worker lives, or has lived."""
 
     pid: int
@@ -49,7 +49,7 @@ class Reaped(_Answer, frozen=True):
     code: int
 
 
-TemplateAnswer = Forked | NotForked | Reaped
+TemplateAnswer = WorkerForked | NotForked | Reaped
 _ANSWERS = msgspec.json.Decoder[TemplateAnswer](TemplateAnswer)
 
 
@@ -180,7 +180,7 @@ class WorkerTemplate:
             worker = self._workers.get(answer.worker)
         if worker is None:
             return
-        if isinstance(answer, Forked):
+        if isinstance(answer, WorkerForked):
             worker.begun(answer.pid, answer.started)
             return
         if isinstance(answer, NotForked):

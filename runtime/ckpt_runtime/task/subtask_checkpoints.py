@@ -63,7 +63,7 @@ class SnapshotMeasures:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SubtaskSnapshot:
     """Everything that the asynchronous part of a subtask's snapshot writes and reports."""
 
     barrier: CheckpointBarrier
@@ -98,7 +98,7 @@ class CheckpointedSubtask(Protocol):
     def unread_restored(self) -> list[CapturedChannel]:
         """In-flight data of the restored checkpoint that has not been processed yet."""
 
-    def write(self, snapshot: Snapshot) -> None: ...
+    def write(self, snapshot: SubtaskSnapshot) -> None: ...
 
     def decline(self, checkpoint_id: int, reason: str, message: str) -> None: ...
 
@@ -107,7 +107,7 @@ class CheckpointedSubtask(Protocol):
 class _OpenSnapshot:
     """A snapshot that lacks in-flight data. ``recording`` holds the channels whose barrier has not come."""
 
-    snapshot: Snapshot
+    snapshot: SubtaskSnapshot
     restored: list[CapturedChannel]
     outputs: list[CapturedChannel]
     inputs: dict[int, CapturedChannel] = field(default_factory=dict)
@@ -322,7 +322,7 @@ class SubtaskCheckpoints:
         )
         turnable = _may_overtake(barrier) and not overtaking and chain.end.holds_barrier(checkpoint_id)
         self._open[checkpoint_id] = _OpenSnapshot(
-            Snapshot(barrier, tuple(operators), InFlight(), measures),
+            SubtaskSnapshot(barrier, tuple(operators), InFlight(), measures),
             restored,
             outputs,
             inputs,

@@ -34,13 +34,13 @@ from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     AcknowledgeCheckpoint,
-    Cancel,
+    CancelDeployment,
     Canceled,
     DeclineCheckpoint,
-    Deploy,
     DeploymentFailed,
     DeploymentMessage,
-    EndOfDataReached,
+    DeploySubtasks,
+    EndOfDataReport,
     FollowAgent,
     Following,
     NotifyCheckpointAborted,
@@ -66,7 +66,7 @@ from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_files import NewFiles
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask
-from ckpt_runtime.task.subtask_checkpoints import Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import SnapshotMeasures, SubtaskSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -138,10 +138,10 @@ class TaskWorker:
 
     def _handle(self, command: WorkerCommand) -> None:
         match command:
-            case Deploy():
+            case DeploySubtasks():
                 self._tether.begin_work()
                 self._deploy(command)
-            case Cancel():
+            case CancelDeployment():
                 self._cancel(command)
             case TriggerCheckpoint():
                 self._trigger(command)
@@ -155,7 +155,7 @@ class TaskWorker:
                 self._tether.adopted_by(command.agent)
                 self._connection.send(Following())
 
-    def _deploy(self, command: Deploy) -> None:
+    def _deploy(self, command: DeploySubtasks) -> None:
         """Any failure is reported as this deployment's; the worker lives on."""
         deployment = command.deployment
         job = {"job_id": deployment.job_id, "job_name": deployment.graph.name, "attempt": deployment.attempt}
@@ -196,7 +196,7 @@ class TaskWorker:
             self._plan = (key, load_checked_plan(deployment.program, deployment, directory))
         return self._plan[1]
 
-    def _cancel(self, command: Cancel) -> None:
+    def _cancel(self, command: CancelDeployment) -> None:
         job, self._job = self._job, None
         ended = True
         if job is not None:
@@ -242,7 +242,7 @@ class TaskWorker:
 
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         if (sender := self._sender(subtask)) is not None:
-            self._report(EndOfDataReached(*sender, waits))
+            self._report(EndOfDataReport(*sender, waits))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         if (sender := self._sender(subtask)) is not None:
@@ -255,10 +255,10 @@ class TaskWorker:
             return None
         return job.deployment.deployment, subtask.vertex_id, subtask.index
 
-    def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         self._snapshots.submit(self._write_and_tell, subtask, snapshot)
 
-    def _write_and_tell(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def _write_and_tell(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         """The subtask may have waited with its end, which the driver has to hear of behind the acknowledgement."""
         try:
             self._write_snapshot(subtask, snapshot)
@@ -267,7 +267,7 @@ class TaskWorker:
             if job is not None and _runs(job, subtask):
                 job.mail((subtask.vertex_id, subtask.index), lambda task: task.snapshot_written(checkpoint_id))
 
-    def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def _write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         job = self._job
         if job is None or not _is_awaited(job, subtask):
             snapshot.release()

@@ -18,7 +18,16 @@ from ckpt_runtime.state import values
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
-from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, Row, RowsCodec, Split, TailCodec, number_tail, without_key
+from ckpt_runtime.state.rocksdb.codec import (
+    SPLIT,
+    KeyCodec,
+    Row,
+    RowsCodec,
+    SplitList,
+    TailCodec,
+    number_tail,
+    without_key,
+)
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm
 from ckpt_runtime.state.rocksdb.elements import MOST_ROWS
@@ -110,7 +119,7 @@ class _RowsForm:
             tail = number_tail(elements) if is_list else self._tails.encode(part[0][: self._user_key])
             yield prefix + tail, self._rows.encode(part)
             elements += 1
-        yield prefix, Split(elements, elements).encode()
+        yield prefix, SplitList(elements, elements).encode()
 
     def _rows_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Row]]:
         """Each row's key, and what lies behind it."""
