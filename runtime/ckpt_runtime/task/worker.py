@@ -59,6 +59,7 @@ from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
+from ckpt_runtime.structured_log import about, log_of_process
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
 from ckpt_runtime.task.restore import StateRestoreError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
@@ -157,6 +158,8 @@ class TaskWorker:
     def _deploy(self, command: DeploySubtasks) -> None:
         """Any failure is reported as this deployment's; the worker lives on."""
         deployment = command.deployment
+        job = {"job_id": deployment.job_id, "job_name": deployment.graph.name, "attempt": deployment.attempt}
+        log_of_process(**job)
         try:
             _pin(deployment.pin_cpu)
             directory = self._unpack(deployment.program.directory, command.archive)
@@ -232,7 +235,8 @@ class TaskWorker:
         return time.monotonic_ns() / 1_000_000
 
     def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None:
-        failure = None if error is None else _logged(f"subtask {subtask.name} failed", error)
+        with about(vertex_id=subtask.vertex_id, subtask=subtask.index):
+            failure = None if error is None else _logged(f"subtask {subtask.name} failed", error)
         if (sender := self._sender(subtask)) is not None:
             self._report(TaskStateChanged(*sender, subtask.state, failure))
 
@@ -300,7 +304,8 @@ class TaskWorker:
             self._decline_failed(subtask, barrier.checkpoint_id, error)
 
     def _decline_failed(self, subtask: Subtask, checkpoint_id: int, error: Exception) -> None:
-        log_failure(logger, logging.WARNING, f"checkpoint {checkpoint_id} of {subtask.name} failed", error)
+        with about(vertex_id=subtask.vertex_id, subtask=subtask.index, checkpoint_id=checkpoint_id):
+            log_failure(logger, logging.WARNING, f"checkpoint {checkpoint_id} of {subtask.name} failed", error)
         reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
         self.decline(subtask, checkpoint_id, reason, summary_of(error))
 

@@ -12,6 +12,7 @@ import msgspec
 
 from ckpt_runtime.jobmaster.slot_stages import StageEnded
 from ckpt_runtime.spark.slot_agent import AgentParameters
+from ckpt_runtime.structured_log import PLAIN, LogSettings
 
 _LOOK_S = 0.05
 """There is no way to wait for whichever of several processes ends first, and for no other child of this one."""
@@ -20,8 +21,9 @@ _LOOK_S = 0.05
 class LocalSlotProvider:
     """A ``SlotProvider`` that starts one process per slot. A stage ends, as in Spark, when one of its agents does."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", log: LogSettings = PLAIN) -> None:
         self._host = host
+        self._log = log
         self._stages: dict[int, list[subprocess.Popen[bytes]]] = {}
 
     @property
@@ -49,7 +51,7 @@ class LocalSlotProvider:
             [sys.executable, "-m", "ckpt_runtime.testing.local_slot_main"], stdin=subprocess.PIPE, env=environment
         )
         assert agent.stdin is not None
-        parameters = AgentParameters(self._host, control_port, secret, stage_id)
+        parameters = AgentParameters(self._host, control_port, secret, stage_id, self._log)
         agent.stdin.write(msgspec.json.encode((parameters, index)) + b"\n")
         agent.stdin.close()
         return agent
