@@ -168,5 +168,10 @@ def _starter() -> WorkerStarter:
 
 def run_agent(parameters: AgentParameters, index: int) -> None:
     """What a barrier task (or a test's plain process) calls."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     SlotAgent(parameters, index).run()
+
+
+def log_to_stderr() -> None:
+    """Where the log of an agent goes."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
