@@ -170,6 +170,11 @@ def _starter() -> WorkerStarter:
 
 def run_agent(parameters: AgentParameters, index: int) -> None:
     """What a barrier task (or a test's plain process) calls."""
+    begin_log(parameters, index)
+    SlotAgent(parameters, index).run()
+
+
+def begin_log(parameters: AgentParameters, index: int) -> None:
+    """The log of an agent, and of the processes that it starts from now on."""
     start_logging(parameters.log, "agent", slot=f"{parameters.stage_id}-{index}")
     parameters.log.for_children()
-    SlotAgent(parameters, index).run()
