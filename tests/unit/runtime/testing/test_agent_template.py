@@ -15,7 +15,7 @@ import pytest
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer, ControlEndpoint
-from ckpt_runtime.network.agent_messages import Shutdown, SpawnWorker
+from ckpt_runtime.network.agent_messages import ShutdownAgent, SpawnWorker
 from ckpt_runtime.spark import processes
 from ckpt_runtime.testing.agent_template import AGENT
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
@@ -58,7 +58,7 @@ def started(slots: int, test: Callable[[Driver, list[int]], None] | None = None,
             if test is not None:
                 await asyncio.to_thread(test, driver, agents)
             for agent in driver.agents if shut_down else ():
-                agent.send(Shutdown())
+                agent.send(ShutdownAgent())
             await asyncio.to_thread(ended.put, await asyncio.to_thread(ended.get, True, TIMEOUT_S))
         finally:
             await endpoint.stop()
