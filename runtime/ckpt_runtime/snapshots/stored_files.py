@@ -17,17 +17,23 @@ class StoredFiles:
     Each file is opened and verified once. One thread, but for :meth:`fetch`; close it after use.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, owned: bool = False) -> None:
+        """Files of a snapshot that the job owns may be linked: nobody else writes to them."""
         self._directory = resolve(directory)
+        self._owned = owned
         self._open: dict[StateFile, StateFileReader] = {}
 
     def read(self, file: StateFile, offset: int, length: int) -> bytes | memoryview:
         return self._reader(file).read(offset, length)
 
-    def fetch(self, file: StateFile, path: str) -> None:
-        with closing(StateFileReader(self._directory, file)) as reader, open(path, "xb") as target:
-            for offset in range(0, file.length, _CHUNK_BYTES):
-                target.write(reader.read(offset, min(_CHUNK_BYTES, file.length - offset)))
+    def fetch(self, file: StateFile, path: str, *, read_only: bool = False) -> None:
+        with closing(StateFileReader(self._directory, file)) as reader:
+            reader.verify()
+            if self._owned and read_only and reader.link_to(path):
+                return
+            with open(path, "xb") as target:
+                for offset in range(0, file.length, _CHUNK_BYTES):
+                    target.write(reader.read(offset, min(_CHUNK_BYTES, file.length - offset)))
 
     def _reader(self, file: StateFile) -> StateFileReader:
         reader = self._open.get(file)

@@ -92,6 +92,20 @@ class StateFileReader:
                 raise CorruptFileError(message, self.url)
             self._verified = True
 
+    def link_to(self, path: str) -> bool:
+        """Makes the verified file known at ``path`` too, on this very disk; False, with nothing done, if it cannot."""
+        self.verify()
+        if self._location is None or self._descriptor < 0:
+            return False
+        try:
+            os.link(self._location.path, path, follow_symlinks=False)
+        except OSError:  # another file system, or one without links, or another user's file
+            return False
+        if os.path.samestat(os.fstat(self._descriptor), os.lstat(path)):
+            return True
+        os.unlink(path)  # another file has taken its place since it was verified
+        return False
+
     def close(self) -> None:
         """Gives up the open file and what is kept in memory."""
         with self._lock:

@@ -41,7 +41,7 @@ def create_keyed_backend(
     backend = create_backend(name, parameters)
     if handles:
         named = naming_operator(parameters.uid, f"state from {directory}", directory)
-        with named, closing(StoredFiles(directory)) as reader:
+        with named, closing(StoredFiles(directory, owned=owned)) as reader:
             try:
                 backend.restore(handles, reader, owned=owned)
             except BaseException:

@@ -23,7 +23,7 @@ from ckpt_runtime.state.rocksdb.store import Store
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import StateRestoreError, create_keyed_backend
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
-from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 
 GROUPS = 32
 ALL = KeyGroupRange(0, GROUPS - 1)
@@ -52,14 +52,16 @@ class Job:
         for key in keys:
             state.put((key,), (f"{value}-{key * 2654435761 % 2**32:x}",))
 
-    def take(self, number: int, properties: CheckpointProperties = CHECKPOINT) -> Snapshot:
+    def take(self, number: int, properties: CheckpointProperties = CHECKPOINT) -> SubtaskSnapshot:
         directory = self.root / f"chk-{number}"
         directory.mkdir()
         shared = "" if properties.is_savepoint else str(self.shared)
         options = CheckpointOptions(properties, str(directory), shared_directory=shared)
         keyed = self.backend.snapshot(number, properties)
         operators = (OperatorSnapshot("op", (), keyed),)
-        return Snapshot(CheckpointBarrier(number, 0, options), operators, InFlight(), SnapshotMeasures(0, 0, 0, 0.0))
+        return SubtaskSnapshot(
+            CheckpointBarrier(number, 0, options), operators, InFlight(), SnapshotMeasures(0, 0, 0, 0.0)
+        )
 
     def write(self, number: int, properties: CheckpointProperties = CHECKPOINT) -> WrittenSnapshot:
         return written(self.take(number, properties))
@@ -70,7 +72,7 @@ class Job:
         return self.opened[-1]
 
 
-def written(snapshot: Snapshot) -> WrittenSnapshot:
+def written(snapshot: SubtaskSnapshot) -> WrittenSnapshot:
     return write_snapshot(snapshot, 0, PersistedBuffers())
 
 
