@@ -56,8 +56,8 @@ def fetch(handle: IncrementalKeyedStateHandle, reader: SnapshotReader, directory
         raise CorruptStateError(f"the files {sorted(handle.files)} are those of no database")
     directory.mkdir()
 
-    def get(name: str) -> None:
-        reader.fetch(handle.files[name], str(directory / name), read_only=is_table(name))
+    def transfer(name: str) -> None:
+        reader.fetch(handle.files[name], str(directory / name), may_link=is_table(name))
 
-    at_once(threads, get, handle.files)
+    at_once(threads, transfer, handle.files)
     (directory / "CURRENT").write_text(f"{manifests[0]}\n")

@@ -130,6 +130,24 @@ def test_a_restored_job_goes_on_from_the_files_that_it_was_restored_from(job: Jo
     assert before <= {Path(file.path.removeprefix("file://")) for file in second.state.files() if "://" in file.path}
 
 
+def test_a_snapshot_whose_tables_are_linked_stays_as_it_is_whatever_the_job_does(job: Job) -> None:
+    job.put(KEYS, "a")
+    handle = handle_of(job.write(1))
+    linked = [Path(file.path.removeprefix("file://")) for file in handle.files.values() if "://" in file.path]
+    before = {path: path.read_bytes() for path in linked}
+    job.backend = job.restored([handle], 1, KeyGroupRange(0, GROUPS // 2))
+    assert linked
+    assert [path.stat().st_nlink for path in linked] == [2] * len(linked)
+    own = [key for key in KEYS if value_of(job.backend, key) is not None]
+    for number in range(2, 32):  # more than wait for a compaction
+        job.put(own, "b")
+        written(job.take(number))
+    job.backend.close()
+    assert {path: path.read_bytes() for path in linked} == before
+    assert [path.stat().st_nlink for path in linked] == [1] * len(linked)
+    assert value_of(job.restored([handle], 1), KEYS[-1]) == "a"
+
+
 @pytest.mark.parametrize("own_first", [True, False])
 def test_snapshots_in_flight_show_their_moments_in_whatever_order_they_are_written(job: Job, own_first: bool) -> None:
     taken = []
