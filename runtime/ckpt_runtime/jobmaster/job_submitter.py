@@ -38,6 +38,7 @@ from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.storage.claims import SESSION_PREFIX
 from ckpt_runtime.storage.errors import StorageError, StorageTimeoutError, storage_failed
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
@@ -147,7 +148,7 @@ class JobSubmitter:
     @property
     def cluster(self) -> str:
         """As claims name it."""
-        return f"session {self._session}" if self.store is None else self.store.root.url
+        return f"{SESSION_PREFIX}{self._session}" if self.store is None else self.store.root.url
 
     async def _store_job(self, store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
         call = partial(store_job, store, submission, first_checkpoint_id)

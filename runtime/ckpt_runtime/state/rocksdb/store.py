@@ -121,6 +121,11 @@ class Store:
         entries = self._database.items(from_key=max(prefix, start))
         return takewhile(lambda entry: entry[0].startswith(prefix), entries)
 
+    def keys(self, prefix: bytes, start: bytes = b"") -> Iterator[bytes]:
+        """The keys of :meth:`scan`."""
+        keys = self._database.keys(from_key=max(prefix, start))
+        return takewhile(lambda key: key.startswith(prefix), keys)
+
     def delete_range(self, begin: bytes, end: bytes) -> None:
         """Removes the keys from ``begin`` to before ``end`` in constant time; their space comes back bit by bit."""
         if begin < end:
