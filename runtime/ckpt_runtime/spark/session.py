@@ -59,6 +59,8 @@ SPARK_SETTINGS = {
 }
 """What every session asks of Spark: it never runs a stage again by itself, and gives up on one that has no room."""
 
+_DAEMON = "spark.python.daemon.module"
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
@@ -136,6 +138,10 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
     conf = SparkConf().setAppName("checkpointing stream engine").setAll(list(SPARK_SETTINGS.items()))
     if options.properties_file is not None:
         options.properties_file.unlink(missing_ok=True)
+    if not conf.get(
+        "spark.submit.pyFiles"
+    ):  # an engine that Spark brings along is not there yet when its daemon begins
+        conf.setIfMissing(_DAEMON, "ckpt_runtime.spark.agent_daemon")
     protect(conf)
     if (conf.get("spark.master") or "").startswith("local"):
         conf.set(SOCKET_DIRECTORY, sockets)  # executors elsewhere do not have it
