@@ -5,8 +5,9 @@ launches a barrier stage, which costs no downtime: the job runs meanwhile. With 
 configuration changes that needs a restart, in place. With ``--kind savepoint-resume`` the same change is made without
 that: the job is stopped with a savepoint and submitted again.
 
-With the other kinds a process is killed: ``slot``, a slot's agent; ``executor``, a JVM of a Spark cluster, with half of
-the slots; ``driver``, the leading driver, its JVM included, while another session stands by.
+With the other kinds a process is killed: ``slot``, a slot's agent, once all slots have their spare workers;
+``executor``, a JVM of a Spark cluster, with half of the slots; ``driver``, the leading driver, its JVM included, while
+another session stands by.
 
 Each change comes when the job has completed a checkpoint since the last one. With ``--state-mb`` there is so much state
 to be restored, in values of 500 bytes that no compression makes smaller, each of which is compared when it changes.
@@ -218,6 +219,8 @@ def _resume(job: BenchmarkJob, change: _Change) -> tuple[BenchmarkJob, int]:
 
 
 def _kill_slot(job: BenchmarkJob, _: _Change) -> tuple[BenchmarkJob, int]:
+    """After a loss they come back within seconds, and the next one is not measured before."""
+    job.wait_for("spare workers", lambda: len(job.ready_workers()) >= 2 * PARALLELISM, TIMEOUT_S)
     worker = job.active_worker()
     (agent_of(worker) or worker).kill()
     return job, PARALLELISM

@@ -61,6 +61,8 @@ SPARK_SETTINGS = {
 }
 """What every session asks of Spark: it never runs a stage again by itself, and gives up on one that has no room."""
 
+_DAEMON = "spark.python.daemon.module"
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
@@ -139,6 +141,9 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
     conf = SparkConf().setAppName("checkpointing stream engine").setAll(list(SPARK_SETTINGS.items()))
     if options.properties_file is not None:
         options.properties_file.unlink(missing_ok=True)
+    # An engine that Spark brings along is not there yet when Spark's daemon begins.
+    if not conf.get("spark.submit.pyFiles"):
+        conf.setIfMissing(_DAEMON, "ckpt_runtime.spark.agent_daemon")
     protect(conf)
     if (conf.get("spark.master") or "").startswith("local"):
         conf.set(SOCKET_DIRECTORY, sockets)  # executors elsewhere do not have it
