@@ -113,7 +113,8 @@ class JobClaims:
         for url in self.places:
             place = resolve(url)
             check_directory(place.parent)
-            claim = claims.read_claim(place)
+            # Twice: a store may miss a file for a moment, and a claim that is overlooked here stays for good.
+            claim = claims.read_claim(place) or claims.read_claim(place)
             if claim is not None and claim.owner.is_same_job(self.claimant):
                 self._release(place, claim)
 
