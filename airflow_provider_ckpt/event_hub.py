@@ -2,6 +2,7 @@
 
 A wait looks when it begins, when an event concerns its condition, and otherwise seldom. Looks that come together share
 their requests, and none is made while the job manager is known to be away. The hub lives as long as somebody waits.
+All its times are those of the event loop.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import contextvars
 import logging
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -65,7 +65,7 @@ class Member:
     def looking(self) -> None:
         """A look begins: what comes from now on is for the next one."""
         self._call.clear()
-        self._looked_at = time.monotonic()
+        self._looked_at = _now()
 
     def pace(self) -> float:
         """Seconds until the next look, unless it is called."""
@@ -83,7 +83,7 @@ class Member:
             return await self._hub.ask(step, self.job_id)
         await _set_within(self._call, step.seconds)
         if self.called:
-            await asyncio.sleep(max(0.0, self._looked_at + GAP_SECONDS - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._looked_at + GAP_SECONDS - _now()))
         return None
 
 
@@ -228,9 +228,9 @@ class EventHub:
 
     async def _poll(self, seconds: float) -> None:
         """One request tells of all jobs; what cannot be seen by it is looked at as often."""
-        end, known = time.monotonic() + seconds, dict[str, JobLine]()
+        end, known = _now() + seconds, dict[str, JobLine]()
         self.tells = False
-        while time.monotonic() < end:
+        while _now() < end:
             try:
                 jobs = await self._client.execute(requests.list_jobs(), patience_s=0)
             except CkptClientError as error:
@@ -261,6 +261,10 @@ class EventHub:
 def _looks(line: JobLine) -> tuple[object, ...]:
     """All but the duration, which always grows."""
     return line.state, line.last_modification_ms, line.tasks
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:
