@@ -130,7 +130,7 @@ def test_an_unknown_job(asked: Asked, cluster: MiniCluster, tmp_path: Path, monk
     connect(monkeypatch, cluster.rest_url)
     message = says(asked, tmp_path, UNKNOWN)
     assert UNKNOWN in message
-    assert re.search("Check the (id|connection)", message), message
+    assert re.search("Check the (id|connection|name)", message), message
 
 
 @every_task_of_a_living_job
