@@ -3,6 +3,11 @@
 A wait looks when it begins, when an event concerns its condition, and otherwise seldom, with all others at its job.
 Looks that come together share their requests, and none is made while the job manager is known to be away. The hub lives
 as long as somebody waits.
+
+
+A wait looks when it begins, when an event concerns its condition, and otherwise seldom. Looks that come together share
+their requests, and none is made while the job manager is known to be away. The hub lives as long as somebody waits.
+All its times are those of the event loop.
 """
 
 from __future__ import annotations
@@ -11,7 +16,6 @@ import asyncio
 import contextvars
 import logging
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -72,7 +76,7 @@ class Member:
     def looking(self) -> None:
         """A look begins: what comes from now on is for the next one."""
         self._call.clear()
-        self._looked_at = time.monotonic()
+        self._looked_at = _now()
 
     def pace(self) -> float:
         """Seconds until the next look, unless it is called."""
@@ -94,7 +98,7 @@ class Member:
             return await self._hub.ask(step, self.job_id)
         await _set_within(self._call, step.seconds)
         if self.called:
-            await asyncio.sleep(max(0.0, self._looked_at + GAP_SECONDS - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._looked_at + GAP_SECONDS - _now()))
         return None
 
 
@@ -121,7 +125,7 @@ class EventHub:
         member = Member(self, condition, job_id, interval)
         if job_id not in self._members:
             self._members[job_id] = set()
-            self._begun[job_id] = time.monotonic() - random.uniform(0, SELDOM_SECONDS)
+            self._begun[job_id] = _now() - random.uniform(0, SELDOM_SECONDS)
         self._members[job_id].add(member)
         self.waiting += 1
         return member
@@ -144,7 +148,7 @@ class EventHub:
 
     def until_all_look(self, job_id: str) -> float:
         """Seconds until all waits at a job look together."""
-        return until_all_look(time.monotonic() - self._begun[job_id], self.waiting)
+        return until_all_look(_now() - self._begun[job_id], self.waiting)
 
     async def settled(self, seconds: float) -> None:
         """Until it is known how waits are woken."""
@@ -251,9 +255,9 @@ class EventHub:
 
     async def _poll(self, seconds: float) -> None:
         """One request tells of all jobs; what cannot be seen by it is looked at as often."""
-        end, known = time.monotonic() + seconds, dict[str, JobLine]()
+        end, known = _now() + seconds, dict[str, JobLine]()
         self.tells = False
-        while time.monotonic() < end:
+        while _now() < end:
             try:
                 jobs = await self._client.execute(requests.list_jobs(), patience_s=0)
             except CkptClientError as error:
@@ -296,6 +300,10 @@ def until_all_look(passed: float, waiting: int) -> float:
         period *= 2
     left = period - passed % period
     return left if left > GAP_SECONDS else left + period
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
-from airflow_provider_ckpt import arguments, defaults
+from airflow_provider_ckpt import advice, arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Absence, Condition, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Progress
@@ -31,7 +31,6 @@ from airflow_provider_ckpt.tasks import (
     FIRST_LOOKS_SECONDS,
     CkptTask,
     backstop,
-    refused,
     seconds_here,
     tell_trace,
     wait_here,
@@ -114,16 +113,13 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         try:
             with self.hook.get_conn(patience=self.request_patience(deadline), on_away=away) as client:
                 yield client
-        except Unauthorized as error:
-            raise CkptRequestRejected(refused(error, self.ckpt_conn_id)) from error
-        except (BadRequest, NotServed) as error:
-            raise CkptRequestRejected(str(error)) from error
-        except NotFound as error:
-            raise CkptNotFound(str(error)) from error
         except CkptClientError as error:
-            if is_passing(error):
-                raise CkptUnavailable(str(error)) from error
-            raise CkptOperationFailed(str(error)) from error
+            text = advice.on_error(error, self.ckpt_conn_id)
+            if isinstance(error, (Unauthorized, BadRequest, NotServed)):
+                raise CkptRequestRejected(text) from error
+            if isinstance(error, NotFound):
+                raise CkptNotFound(text) from error
+            raise (CkptUnavailable if is_passing(error) else CkptOperationFailed)(text) from error
 
     def ask(self, client: CkptClient, call: Call[T]) -> T:
         """Perform an idempotent request. "Not found" is believed when it comes several times in a row.
@@ -188,10 +184,13 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         tell_trace(self.log, event)
         status, message = Status(event["status"]), str(event["message"])
         if status is Status.TIMEOUT:
+            message = advice.on_verdict(event, self.ckpt_conn_id)
             return CkptWaitTimeout(f"{message}. {self.after_timeout(context, event)}".rstrip(". "))
         if status is Status.MISSING:
-            return CkptNotFound(message)
-        return CkptRequestRejected(message) if status is Status.REFUSED else failed(message)
+            return CkptNotFound(advice.on_missing(message, self.ckpt_conn_id))
+        if status is Status.REFUSED:
+            return CkptRequestRejected(advice.on_verdict(event, self.ckpt_conn_id))
+        return failed(message)
 
 
 class CkptJobOperator(CkptJobTask, CkptOperator):

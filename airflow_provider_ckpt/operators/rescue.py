@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.advice import TROUBLE
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.rescue import EXPIRING, JOB_ENDED, RescueRule
@@ -118,7 +119,7 @@ class RescueCheckpointOperator(CkptJobOperator):
         self.publish_links(context, self.found_job)
         status, memo, facts = Status(event["status"]), event["trigger"]["memo"], event["result"]
         record = memo["record"]
-        if status is Status.TIMEOUT and not memo["last"]:
+        if status is Status.TIMEOUT and not memo["last"] and (record or not facts.get(TROUBLE)):
             if record:
                 return self._watch_its_end(context, record)
             self.log.info("No checkpoint of job %s had to be rescued in this time", self.found_job)

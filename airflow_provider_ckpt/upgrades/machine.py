@@ -49,6 +49,7 @@ from airflow_provider_ckpt.upgrades.objections import misfit, objection
 from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
 
 _NAMESPACE = uuid.UUID("7a0f2f0e-6f3c-5c0e-9c55-27d94f1f1f0b")
+_CHECK = ". Check the id, and the connection"
 MAX_STOPS = 3
 """So often a stop is asked for, when the job manager has forgotten it and the job goes on."""
 WATCHES = frozenset({Step.READY, Step.STOPPING, Step.CANCELLING, Step.GATE, Step.CANCELLING_NEW, Step.GATE_OLD})
@@ -207,7 +208,7 @@ class _Turn:
     def inspect(self) -> Upgrade:
         job = self.answer
         if not isinstance(job, Seen):
-            return _refuse(self.record, f"{self._old} is unknown to the job manager")
+            return _refuse(self.record, f"{self._old} is unknown to the job manager{_CHECK}")
         snapshot = job.restored if job.newest is None else job.newest.path
         record = replace(
             self.record,
@@ -247,7 +248,7 @@ class _Turn:
     def ready(self) -> Upgrade:
         job = self.answer
         if not isinstance(job, Seen):
-            return _refuse(self.record, f"{self._old} is unknown to the job manager")
+            return _refuse(self.record, f"{self._old} is unknown to the job manager{_CHECK}")
         if job.has_ended:
             return self._ended_by_itself(job)
         if job.ready:

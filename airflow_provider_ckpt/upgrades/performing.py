@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
+from airflow_provider_ckpt.advice import on_failure
 from airflow_provider_ckpt.conditions.base import Absence
 from airflow_provider_ckpt.conditions.job import is_starting
 from airflow_provider_ckpt.conditions.job_log import root_cause
@@ -144,7 +145,7 @@ def _stop_seen(job: str, trigger: str) -> Requests[act.Answer]:
         return act.StopSeen(seen)
     if status.failure is not None:
         why = telling_line(status.failure.stack_trace) or status.failure.exception
-        return act.StopSeen(seen, failure=why)
+        return act.StopSeen(seen, failure=on_failure(why))
     return act.StopSeen(seen, path=status.location)
 
 
