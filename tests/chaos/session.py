@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
-from tests.support.processes import command_line, command_name, living
+from tests.support.processes import command_name, living
 from tests.support.spark_sessions import wait_until
 
 MARK = "CKPT_CHAOS_RUN"
@@ -105,11 +105,7 @@ class Session:
 
     def of_role(self, role: str) -> list[int]:
         """``worker``, ``template`` or ``agent``."""
-        pids = self.processes()
-        if role == "agent":
-            agents = [pid for pid in pids if "local_slot_main" in command_line(pid)]
-            return [pid for pid in agents if not command_name(pid).startswith("ckpt-")]
-        return [pid for pid in pids if command_name(pid) == f"ckpt-{role}"]
+        return [pid for pid in self.processes() if command_name(pid) == f"ckpt-{role}"]
 
     def _close_client(self) -> None:
         if self.client is not None:

@@ -6,7 +6,6 @@ The token, if there is to be one, is in the environment.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -14,14 +13,17 @@ from pathlib import Path
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.testing.mini_cluster import MiniCluster
+from ckpt_runtime.configuration.logging_options import LoggingOptions
+from ckpt_runtime.structured_log import LogSettings, start_logging
+from ckpt_runtime.testing.mini_cluster import APPLICATION_ID, MiniCluster
 
 
 def main() -> None:
     """Runs until it is killed."""
-    logging.basicConfig(level=logging.INFO)
     ready = Path(sys.argv[1])
-    configuration = Configuration.from_properties(sys.argv[3:]).to_dict()
+    given = Configuration.from_properties(sys.argv[3:])
+    start_logging(LogSettings(given.get(LoggingOptions.FORMAT), APPLICATION_ID), "driver")
+    configuration = given.to_dict()
     token = os.environ.get(TOKEN_VARIABLE)
     with MiniCluster(
         configuration=configuration, rest=True, token=token, lease_timeout_s=float(sys.argv[2])

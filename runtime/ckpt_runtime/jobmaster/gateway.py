@@ -478,7 +478,7 @@ class DispatcherGateway(CatalogueGateway, JobIdGateway, Protocol):
         """Returns the job id once the plan is checked and stored.
 
         Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, :class:`SubmissionFailed`,
-        :class:`JobAlreadyExists`.
+        :class:`JobAlreadyExists`, and :class:`NotReady` when storage fails: nothing is left then.
         """
         ...
 

@@ -107,7 +107,7 @@ class CachedAggregates:
         self._forgotten = forgotten
         self._unwritten: AnyArray = np.empty(0, dtype=np.int64)
 
-    def new_table(self) -> AggregateTable:
+    def _new_table(self) -> AggregateTable:
         """An empty table of these aggregates."""
         table = self._young.table
         return AggregateTable(table.uid, table.name, table.key_schema, table.aggregates)
@@ -179,7 +179,7 @@ class CachedAggregates:
             self._forgotten.add(self._old.table.hashes())
         self._old = self._young
         self._unwritten = np.flatnonzero(self._old.dirty)
-        self._young = _Generation(self.new_table())
+        self._young = _Generation(self._new_table())
 
     def _write_old(self, most: int) -> None:
         """Brings some of the older table's changed rows to the database."""
