@@ -53,15 +53,23 @@ T = TypeVar("T")
 class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     """Base of the operators; not for use in DAGs.
 
-    :param ckpt_conn_id: the Airflow connection of the job manager.
-    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
     Durations are a number of seconds, a text such as ``"90 s"`` or ``"5 min"``, or a timedelta.
 
+    :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
+    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
     :param defer_after: how long to wait in the worker first, since most operations take less than a deferral does; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
-    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, but for
-        operators that say otherwise.
+    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, but for operators that say otherwise.
+        (templated)
     :param poll_interval: between two polls; default ``[ckpt] poll_interval``. (templated)
+    :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
+    :raises CkptConnectionInvalid: a field of the connection cannot be used
+    :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
+    :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
+        request_patience``
+    :raises CkptNotFound: the job manager has said several times that it does not know the job
+    :raises CkptOperationFailed: what was asked for came to nothing
+    :raises CkptWaitTimeout: ``wait_timeout`` has passed; the message says what became of the remote side
     """
 
     template_fields: Collection[str] = ("ckpt_conn_id", "defer_after", "wait_timeout", "poll_interval")
@@ -199,6 +207,8 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
     :param job: the job: its id, its name where no other living job has it, or a task's result that has an id.
         (templated)
     :param if_not_found: ``fail``, or ``skip`` this task, when there is no such job. (templated)
+    :raises CkptJobNotFound: no job of this name lives; the message lists those that do
+    :raises CkptJobAmbiguous: several living jobs have the name; the message lists them
     """
 
     template_fields: Collection[str] = (*CkptOperator.template_fields, "job", "if_not_found")

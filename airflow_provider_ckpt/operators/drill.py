@@ -62,6 +62,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
     :param checkpoints: how many checkpoints have to complete. (templated)
     :param checkpoint_interval: the drill's, in the place of the job's; ``None`` leaves that. (templated)
     :param mark: whether to note the result in the savepoint catalogue. (templated)
+    :raises CkptDrillFailed: the savepoint could not be restored, or took no checkpoint in time
     """
 
     template_fields: Collection[str] = (

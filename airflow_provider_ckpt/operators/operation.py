@@ -41,7 +41,10 @@ _NOTHING = Verdict(Status.MISSING, "no earlier try has started an operation")
 
 
 class CkptOperationOperator(CkptJobOperator):
-    """Base of the operators that start an operation of a job and wait for its end; not for use in DAGs."""
+    """Base of the operators that start an operation of a job and wait for its end; not for use in DAGs.
+
+    :raises CkptJobFailed: the job has ended, and can take nothing of the kind any more
+    """
 
     operation: ClassVar[Operation]
 

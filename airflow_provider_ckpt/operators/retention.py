@@ -38,6 +38,7 @@ class CleanUpSavepointsOperator(CkptOperator):
     :param keep: so many of the newest. (templated)
     :param keep_for: all that are younger than that: seconds, a text such as ``"7 d"`` or a timedelta. (templated)
     :param preview: a dry run: only say what would be deleted. (templated)
+    :raises CkptOperationFailed: no savepoint is intact: nothing is deleted then; or a deletion failed
     """
 
     template_fields: Collection[str] = (*CkptOperator.template_fields, "directory", "keep", "keep_for", "preview")

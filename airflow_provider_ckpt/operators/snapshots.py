@@ -65,6 +65,8 @@ class VerifySavepointOperator(CkptSnapshotOperator):
     Returns ``{"savepoint_path", "intact"}``.
 
     :param savepoint_path: the savepoint or checkpoint, or a task's result that has one. (templated)
+    :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used
+    :raises CkptSnapshotDamaged: it is not complete and intact; the message names operators and files
     """
 
     def execute(self, context: Context) -> Any:
@@ -87,6 +89,9 @@ class CopySavepointOperator(CkptSnapshotOperator):
 
     :param savepoint_path: the savepoint, or a task's result that has one. (templated)
     :param target: the directory to copy to, which must not exist. (templated)
+    :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used
+    :raises CkptTargetExists: something else lies at the target
+    :raises CkptSnapshotDamaged: what is to be copied is not complete and intact
     """
 
     template_fields: Collection[str] = (*CkptSnapshotOperator.template_fields, "target")

@@ -78,6 +78,11 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     :param cancel_on_timeout: cancel the job when the deadline passes.
     :param start_over: when the job of an earlier try has ended, start as the other arguments say, although that repeats
         the output which the earlier job has committed. (templated)
+    :raises CkptJobRunning: a job of ``job_name`` lives, and ``if_running`` is ``fail``; or several, and it is
+        ``reuse``
+    :raises CkptJobFailed: the job ended before it ran, or, with ``wait_for_completion``, otherwise than FINISHED
+    :raises CkptJobNotResumable: the job of an earlier try, or that of ``from_latest_of``, has left nothing to go
+        on from
     """
 
     template_fields: Collection[str] = (

@@ -51,7 +51,15 @@ _STARTED = frozenset({Outcome.UPGRADED, Outcome.ROLLED_BACK, Outcome.RESUMED})
 
 
 class CkptStepsOperator(CkptJobOperator):
-    """Base of the operators that go through steps; not for use in DAGs."""
+    """Base of the operators that go through steps; not for use in DAGs.
+
+    :param savepoint_timeout: how long the job may take to be ready for a savepoint; means nothing where none is taken.
+        (templated)
+    :param healthy_timeout: how long what is started may take to become healthy; means nothing where nothing is started.
+        (templated)
+    :raises CkptOperationFailed: there is no task state store to write the steps down in, which Airflow has since 3.3;
+        or another try of the task goes on
+    """
 
     template_fields: Collection[str] = (*CkptJobOperator.template_fields, "savepoint_timeout", "healthy_timeout")
 

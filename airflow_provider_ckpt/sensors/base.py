@@ -52,6 +52,14 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         defers at once; default ``[ckpt] defer_after``. (templated)
     :param poke_interval: seconds between two polls; default ``[ckpt] poll_interval``.
     :param timeout: how long to wait, as of every sensor.
+    :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
+    :raises CkptConnectionInvalid: a field of the connection cannot be used
+    :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
+    :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
+        request_patience``
+    :raises CkptNotFound: the job manager has said several times that it does not know the job
+    :raises CkptJobNotFound: no job of this name lives; the message lists those that do
+    :raises CkptJobAmbiguous: several living jobs have the name; the message lists them
     """
 
     template_fields: Collection[str] = ("ckpt_conn_id", "job", "if_not_found", "defer_after")
