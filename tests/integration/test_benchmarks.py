@@ -73,6 +73,7 @@ def test_keyed_count_measures_and_checks_itself() -> None:
     }
     assert document["rows_per_s"] > 0
     assert document["peak_rss_mb"] > 0
+    assert document["state_bytes_per_key"] > 0
     assert document["options"]["keys"] == 5000
     assert "every count and sum is right" in said
 
