@@ -70,6 +70,7 @@ class Session:
         self.number += 1
         ready = self.directory / f"ready-{self.number}"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), MARK: self.mark}
+        environment["TMPDIR"] = str(self.directory)  # the last one is killed, and no other follows on it
         options = [f"{key}={value}" for key, value in self.options.items()]
         with self.log(self.number).open("wb") as log:
             command = [sys.executable, "-m", "tests.chaos.session_main", str(ready), *options]

@@ -69,6 +69,7 @@ class Sessions:
         ready = self.directory / f"ready-{self.number}"
         options = [f"{key}={value}" for key, value in self._options.items()]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment["TMPDIR"] = str(self.directory)  # the last one is killed, and no other follows on it
         environment[VARIABLE] = str(self._crash_point)
         if self.token is not None:
             environment[TOKEN_VARIABLE] = self.token

@@ -10,6 +10,7 @@ of workers.
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
@@ -140,6 +141,7 @@ class AgentTemplate:
                 pass_fds=[theirs.fileno()],
             )
         threading.Thread(target=process.wait, name="agent-template", daemon=True).start()
+        atexit.register(self.close)
 
     def fork(self, start: AgentStart) -> ForkedAgent:
         """Returns at once. Raises OSError when the template is gone."""
@@ -158,6 +160,7 @@ class AgentTemplate:
 
     def close(self) -> None:
         """It forks no more."""
+        atexit.unregister(self.close)
         self._connection.close()
 
 
