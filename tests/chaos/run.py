@@ -52,7 +52,7 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
 BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
 EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
-PROGRESS_S = 180.0
+PROGRESS_S = 300.0
 """How long a job may take after a fault is over until it has completed two more checkpoints."""
 
 
@@ -166,10 +166,17 @@ class Run:
 
     def _progress(self) -> None:
         """Two more checkpoints than now, or the end of the input. A new driver counts anew."""
-        wait_until(lambda: self._completed() >= 0, "the driver to answer", PROGRESS_S)
-        known = self._completed()
+        known = -1
 
         def moved() -> bool:
+            nonlocal known
+            if self.session.has_given_up():
+                self.log("  the driver has given up; whoever watches it starts another one")
+                self.session.kill_driver()
+                known = -1
+            if known < 0:
+                known = self._completed()
+                return False
             status = self._status()
             assert status not in TERMINAL_STATES, f"the job is {status}: give it more rows"
             return status == "RUNNING" and self._completed() >= known + 2

@@ -18,6 +18,7 @@ from tests.support.processes import command_name, living
 from tests.support.spark_sessions import wait_until
 
 MARK = "CKPT_CHAOS_RUN"
+_GIVEN_UP = "this driver has lost its leadership"
 
 
 @dataclass
@@ -54,13 +55,18 @@ class Session:
         assert ready.exists(), f"the session ended with {driver.returncode}: see {self.log(self.number)}"
         return self.connect(ready.read_text())
 
+    def has_given_up(self) -> bool:
+        """Whether the driver could not renew its lease in time: this machine was busy for longer than that."""
+        log = self.log(self.number)
+        return log.exists() and _GIVEN_UP in log.read_text(errors="replace")
+
     def dismiss(self) -> None:
         """The driver that has led before the youngest one is dead, or finds out that it leads no more."""
         former, log = self.former, self.log(self.number - 1)
         assert former is not None
 
         def over() -> bool:
-            return former.poll() is not None or "has lost its leadership" in log.read_text(errors="replace")
+            return former.poll() is not None or _GIVEN_UP in log.read_text(errors="replace")
 
         wait_until(over, "the former driver to let go")
         former.kill()
