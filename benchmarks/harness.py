@@ -250,6 +250,10 @@ class BenchmarkJob:
                 return worker
         raise BenchmarkError(f"no worker listens on one of the ports {sorted(ports)}")
 
+    def ready_workers(self) -> list[psutil.Process]:
+        """Those that listen: active ones and spares."""
+        return [worker for worker in workers_of(self.session.info.pid) if listening_port(worker) is not None]
+
     def io_metrics(self) -> list[IoMetrics]:
         """What each vertex has read and written, in topological order, as of its workers' last heartbeats."""
         return [vertex.io for vertex in self._client.job_details(self.id).vertices]

@@ -98,6 +98,9 @@ class Alarm(Runner, Protocol):
     def pace(self) -> float:
         """Seconds until the next look, unless it is called."""
 
+    def silence(self) -> float:
+        """Seconds between two lines in the log that say the same."""
+
 
 class Wait:
     """One wait for a condition; ``deadline`` is in seconds since the epoch, ``None``: never.
@@ -127,7 +130,8 @@ class Wait:
 
     async def in_the_triggerer(self, runner: Runner) -> Verdict:
         """Await the end of the wait; a request that hangs cannot outlive the deadline either."""
-        self._alarm = runner if isinstance(runner, Alarm) else None
+        if isinstance(runner, Alarm):
+            self._alarm, self._progress.interval = runner, runner.silence
         limit = self._deadline.left + _LAST_LOOK_SECONDS
         try:
             async with asyncio.timeout(None if math.isinf(limit) else limit):
@@ -143,7 +147,7 @@ class Wait:
 
     def _intervals(self) -> Iterator[float]:
         while True:
-            yield _jittered(max(self._interval if self._alarm is None else self._alarm.pace(), 0.0))
+            yield max(_jittered(self._interval) if self._alarm is None else self._alarm.pace(), 0.0)
 
     def _steps(self) -> Steps[Verdict]:
         try:

@@ -25,6 +25,7 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.job_tasks import CkptJobTask
+from airflow_provider_ckpt.lineage import TellsLineage
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.tasks import (
     FIRST_LOOKS_SECONDS,
@@ -49,7 +50,7 @@ Event = dict[str, Any]
 T = TypeVar("T")
 
 
-class CkptOperator(CkptTask, BaseOperator):
+class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     """Base of the operators; not for use in DAGs.
 
     :param ckpt_conn_id: the Airflow connection of the job manager.

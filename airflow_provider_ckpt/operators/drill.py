@@ -16,6 +16,7 @@ from airflow_provider_ckpt.conditions.drill import has_slots, progress_of_restor
 from airflow_provider_ckpt.conditions.job import JobCondition
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptDrillFailed, CkptOperationFailed
+from airflow_provider_ckpt.lineage import program_location
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
@@ -208,9 +209,14 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
             raise CkptOperationFailed(f"{event['message']}. A drill ends with its driver; the next try begins another")
         if status is not Status.DONE:
             raise self.failure(context, event, CkptDrillFailed if why else CkptOperationFailed)
+        self._tell(path, job_id)
         result = {**event["result"], "savepoint_path": path, "passed": True}
         self.log.info("The restore drill of %s passed: %s", path, _words(result))
         return result
+
+    def _tell(self, path: str, job_id: str) -> None:
+        program = program_location(self.ckpt_conn_id, self._pipeline(), self._uploaded())
+        self.tell_lineage(reads=[program, path], job_id=job_id)
 
     def _judged(self, client: CkptClient, event: Event) -> str | None:
         """What a drill that did not pass says against its savepoint; None: nothing."""

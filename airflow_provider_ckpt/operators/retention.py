@@ -75,6 +75,7 @@ class CleanUpSavepointsOperator(CkptOperator):
             self.log.info("Kept: %s, %s", path, reason)
         result: Json = {"directory": directory, "kept": dict(decision.kept), "unreadable": unreadable}
         deleted, refused = self._delete(decision, preview=preview)
+        self.tell_lineage(deletes=() if preview else deleted)
         return result | {"deleted": deleted, "refused": refused, "dry_run": preview}
 
     def limits(self) -> tuple[str, int | None, int | None]:

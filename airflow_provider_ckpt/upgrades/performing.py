@@ -62,6 +62,11 @@ def _performed(action: act.Action) -> Requests[act.Answer]:
             yield requests.cancel_and_retain(job) if retains else requests.cancel_job(job)
         case act.Run(program, job, like_job, options, snapshot):
             yield requests.run_pipeline(program, _options(options, like_job, snapshot), job_id=job)
+        case act.Burn(job):
+            try:
+                yield requests.burn_job_id(job)
+            except BadRequest as error:  # it will not be done, ever
+                return act.Gone(str(error))
         case _:
             return (yield from watched(action))
     return act.Accepted()

@@ -6,8 +6,10 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
@@ -20,6 +22,7 @@ from tests.chaos.oracle import Input, check_content
 from tests.chaos.remains import check_checkpoints, check_hidden_files, check_resources
 from tests.chaos.session import Session, freeze, kill, thaw
 from tests.chaos.spark_session import SparkSession
+from tests.support.processes import cut_connections
 from tests.support.spark_sessions import wait_until
 
 PIPELINE = Path(__file__).parent / "pipeline"
@@ -106,6 +109,11 @@ class Run:
         finally:
             self.disk.heal()
         self._progress()
+
+    def kinds(self, names: list[str]) -> Iterator[str]:
+        """Faults without end, in which every kind comes once before any comes again."""
+        while True:
+            yield from self.choice.sample(names, len(names))
 
     def finish(self) -> None:
         """Ends the job with all of its input, and checks everything."""
@@ -266,6 +274,39 @@ def _freeze_driver(run: Run) -> None:
         thaw(pid)
 
 
+def _kill_driver_with_standby(run: Run) -> None:
+    former = run.session.driver_pid
+    run.session.stand_by()
+    kill(former)
+    run.session.lead()
+    run.session.dismiss()
+
+
+def _freeze_driver_beyond_its_lease(run: Run) -> None:
+    """Its standby leads when it wakes: it changes nothing any more."""
+    former = run.session.driver_pid
+    run.session.stand_by()
+    freeze(former)
+    try:
+        run.session.lead()
+    finally:
+        thaw(former)
+    run.session.dismiss()
+
+
+def _cut(run: Run) -> None:
+    """The network between two slots. At parallelism 1 there is none."""
+    workers = run.session.of_role("worker")
+    pairs = list(combinations(workers, 2))
+    for one, other in run.choice.sample(pairs, len(pairs)):
+        with suppress(OSError):  # one of them has ended
+            count = cut_connections(one, other)
+            if count:
+                run.log(f"  {count} connections")
+                return
+    run.log("  nothing to cut")
+
+
 def _kill_jvm(run: Run) -> None:
     assert isinstance(run.session, SparkSession)
     run.session.kill_jvm()
@@ -371,7 +412,10 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     **{f"kill {role}": _kill(role) for role in ROLES},
     **{f"freeze {role}": _freeze(role) for role in ROLES},
     "kill driver": _kill_driver,
+    "kill driver with a standby": _kill_driver_with_standby,
     "freeze driver": _freeze_driver,
+    "freeze driver beyond its lease": _freeze_driver_beyond_its_lease,
+    "network between two slots": _cut,
     "output vanishes": _vanish("out"),
     "checkpoints vanish": _vanish("checkpoints"),
     "disk is full": _fill,

@@ -30,6 +30,8 @@ class Sessions:
     """The high-availability directory, if it is not a local one in ``directory``."""
     lease_timeout_s: float = 3.0
     token: str | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    """More of the session's options."""
     number: int = 0
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     clients: list[CkptClient] = field(default_factory=list)
@@ -41,7 +43,7 @@ class Sessions:
 
     @property
     def _options(self) -> dict[str, str]:
-        options = high_availability(self.directory)
+        options = {**high_availability(self.directory), **self.options}
         return {**options, "high-availability.storageDir": self.storage} if self.storage else options
 
     @property

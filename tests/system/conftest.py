@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +50,9 @@ class Session:
         return until(lambda: next(iter(self.jobs() - known), None), "a job")
 
 
-@pytest.fixture(scope="session")
-def session() -> Iterator[Session]:
+@contextmanager
+def open_session() -> Iterator[Session]:
+    """A session of its own."""
     with MiniCluster() as cluster:
         watched = Watched(create_app(cluster.dispatcher, token=None))
 
@@ -65,6 +66,12 @@ def session() -> Iterator[Session]:
         yield Session(cluster, port, watched, guarded_port)
         cluster.call(rest_server.stop(guarded))
         cluster.call(rest_server.stop(server))
+
+
+@pytest.fixture(scope="session")
+def session() -> Iterator[Session]:
+    with open_session() as opened:
+        yield opened
 
 
 @pytest.fixture

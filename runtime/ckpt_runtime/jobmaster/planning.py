@@ -31,6 +31,7 @@ from ckpt_runtime.jobmaster.submission import options_of_jobs
 from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits
 from ckpt_runtime.snapshots.preflight import judge_states
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageTimeoutError
+from ckpt_runtime.structured_log import fields
 from ckpt_runtime.user_environment import user_environment
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Planner:
             raise SubmissionFailed(f"the pipeline {order.entry} cannot be planned: {result.failure}{trace}")
         assert result.job_graph is not None
         for warning in result.warnings:
-            logger.warning("pipeline %s: %s", order.entry, warning)
+            logger.warning("pipeline %s: %s", order.entry, warning, extra=fields(entry=order.entry))
         return result.job_graph, Configuration(result.own_configuration)
 
     async def plan_again(self, program: RunningProgram, configuration: Configuration) -> tuple[JobGraph, Configuration]:

@@ -24,7 +24,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.new_files import UnsharedFiles
 from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
@@ -210,7 +210,7 @@ class _Export:
         directory = resolve(self._local.name)
         met = [handle for handle in self.handles if len(handle.key_groups.intersection(key_groups))]
         operator = (self.uid, key_groups, self.vertex.max_parallelism)
-        written = rewrite(self.snapshot, self.handles[0].backend, operator, met, _CANONICAL, NewFiles(directory))
+        written = rewrite(self.snapshot, self.handles[0].backend, operator, met, _CANONICAL, UnsharedFiles(directory))
         handles = [handle for handle in written if isinstance(handle, CanonicalKeyedStateHandle)]
         self._states = {state.name: state for state in _canonical_states(directory.url, self.vertex, self.uid, handles)}
         self._latest = key_groups

@@ -13,7 +13,7 @@ from functools import partial
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.new_files import UnsharedFiles
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters
@@ -26,7 +26,7 @@ def rewrite(
     operator: tuple[str, KeyGroupRange, int],
     handles: Sequence[KeyedHandle],
     properties: CheckpointProperties,
-    files: NewFiles,
+    files: UnsharedFiles,
 ) -> Sequence[KeyedHandle]:
     """New handles of what these hold of an operator: its uid, key groups out of how many.
 

@@ -25,6 +25,7 @@ from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.validation import validate
@@ -41,6 +42,7 @@ from ckpt_runtime.spark.import_path import prefer_installed_pyspark
 from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
 from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
+from ckpt_runtime.structured_log import PLAIN, LogSettings, start_logging
 from ckpt_runtime.web.flink_dashboard import FlinkDashboard
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ SPARK_SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
 }
 """What every session asks of Spark: it never runs a stage again by itself, and gives up on one that has no room."""
+
+_DAEMON = "spark.python.daemon.module"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,10 @@ def main(arguments: list[str] | None = None) -> None:
 
     Raises SystemExit when a session is refused or lost Spark; the log says why.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_logging(PLAIN, "driver")
     os.umask(PRIVATE_UMASK)
     options = parse_arguments(arguments)
+    start_logging(LogSettings(options.configuration.get(LoggingOptions.FORMAT)), "driver")
     try:
         check_binding(options.rest_host, options.token, options.configuration.get(RestOptions.AUTHENTICATION))
         rest_context(options.configuration)
@@ -136,6 +141,9 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
     conf = SparkConf().setAppName("checkpointing stream engine").setAll(list(SPARK_SETTINGS.items()))
     if options.properties_file is not None:
         options.properties_file.unlink(missing_ok=True)
+    # An engine that Spark brings along is not there yet when Spark's daemon begins.
+    if not conf.get("spark.submit.pyFiles"):
+        conf.setIfMissing(_DAEMON, "ckpt_runtime.spark.agent_daemon")
     protect(conf)
     if (conf.get("spark.master") or "").startswith("local"):
         conf.set(SOCKET_DIRECTORY, sockets)  # executors elsewhere do not have it
@@ -203,6 +211,8 @@ def _token(configuration: Configuration) -> str | None:
 async def serve(context: SparkContext, options: SessionOptions) -> str:
     """The session on a given SparkContext. Returns when it was told to end, or why Spark's application is over."""
     driver_host = context.getConf().get("spark.driver.host") or "127.0.0.1"
+    log = LogSettings(options.configuration.get(LoggingOptions.FORMAT), context.applicationId or "")
+    start_logging(log, "driver")
     audit = audit_log(options.configuration)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -219,7 +229,7 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
         with contextlib.suppress(NotImplementedError, ValueError):
             loop.add_signal_handler(number, stop.set)
     cluster = Cluster(
-        BarrierStageProvider(context, driver_host),
+        BarrierStageProvider(context, driver_host, log),
         ClusterSettings(
             control_host=driver_host,
             work_directory=options.work_directory,

@@ -24,7 +24,7 @@ from ckpt_runtime.network.agent_messages import (
     KillWorker,
     Ping,
     RegisterAgent,
-    Shutdown,
+    ShutdownAgent,
     SpawnWorker,
     WorkerExited,
 )
@@ -32,6 +32,7 @@ from ckpt_runtime.network.connections import ControlConnection
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.worker_processes import Spawner, WorkerProcess, WorkerStart, WorkerStarter, own_identity
 from ckpt_runtime.spark.worker_template import Forker
+from ckpt_runtime.structured_log import PLAIN, LogSettings, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class AgentParameters:
     driver_port: int
     secret: str
     stage_id: int
+    log: LogSettings = PLAIN
 
 
 class SlotAgent:
@@ -89,7 +91,7 @@ class SlotAgent:
             case Ping():
                 assert self._connection is not None
                 self._connection.send(AgentHeartbeat())
-            case Shutdown():
+            case ShutdownAgent():
                 self._let_go(command.keep)
                 return False
         return True
@@ -168,5 +170,11 @@ def _starter() -> WorkerStarter:
 
 def run_agent(parameters: AgentParameters, index: int) -> None:
     """What a barrier task (or a test's plain process) calls."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    begin_log(parameters, index)
     SlotAgent(parameters, index).run()
+
+
+def begin_log(parameters: AgentParameters, index: int) -> None:
+    """The log of an agent, and of the processes that it starts from now on."""
+    start_logging(parameters.log, "agent", slot=f"{parameters.stage_id}-{index}")
+    parameters.log.for_children()

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway import OperationKind, OperationStatus, RunRequest
@@ -27,10 +28,12 @@ from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.audit import AuditedGateway, audit_log
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.structured_log import LogSettings
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
 
 T = TypeVar("T")
 
+APPLICATION_ID = "mini-cluster"
 DEFAULT_TIMEOUT_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 
@@ -68,7 +71,8 @@ class MiniCluster:
             slot_times=SlotTimes(heartbeat_interval_s, heartbeat_timeout_s, request_timeout_s=slot_request_timeout_s),
             lease_timeout_s=lease_timeout_s,
         )
-        self.provider = LocalSlotProvider()
+        log = LogSettings(self._settings.configuration.get(LoggingOptions.FORMAT), APPLICATION_ID)
+        self.provider = LocalSlotProvider(log=log)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -93,7 +97,7 @@ class MiniCluster:
             app, tls = create_app(gateway, token=self._token), rest_context(self._settings.configuration)
             self._server, port = await rest_server.start(app, "127.0.0.1", 0, tls=tls)
             self.rest_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
-        await self.cluster.lead(self.rest_url, "mini-cluster", self._token)
+        await self.cluster.lead(self.rest_url, APPLICATION_ID, self._token)
 
     async def _stop(self) -> None:
         if self._server is not None:

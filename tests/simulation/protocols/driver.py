@@ -25,7 +25,7 @@ from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import subtasks_of
-from ckpt_runtime.scheduler.restart_strategies import Backoff
+from ckpt_runtime.scheduler.restart_strategies import BackoffSettings
 from tests.simulation.protocols.config_endpoint import ConfigEndpoint
 from tests.simulation.protocols.driver_checker import DriverChecker
 from tests.simulation.protocols.driver_storage import StorageShell
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 LEASE_MS = 250
 _RENEW_MS = 80
-BACKOFF = Backoff(15, 40, 2.0)
+BACKOFF = BackoffSettings(15, 40, 2.0)
 
 
 class _HaIds:

@@ -24,7 +24,7 @@ from ckpt_runtime.network.agent_messages import (
     KillWorker,
     ProcessIdentity,
     RegisterAgent,
-    Shutdown,
+    ShutdownAgent,
     SpawnWorker,
     WorkerExited,
 )
@@ -66,7 +66,7 @@ def run(test: Callable[[SlotListener], Coroutine[Any, Any, None]], *, shut_down:
         async with running_agent(driver, Spawner()) as agent:
             await test(driver)
             if shut_down:
-                driver.send(Shutdown())
+                driver.send(ShutdownAgent())
         for worker in list(agent._workers.values()):
             await asyncio.wait_for(asyncio.to_thread(worker.wait), TIMEOUT_S)
 
@@ -208,7 +208,7 @@ class TestTemporaryFiles:
         async def test(driver: SlotListener) -> None:
             driver.send(SpawnWorker("w1"))
             await until(started.exists)
-            driver.send(Shutdown(("w1",)))
+            driver.send(ShutdownAgent(("w1",)))
             await until((started.parent / "free").exists)
 
         run(test, shut_down=False)
@@ -303,7 +303,7 @@ class TestAdoption:
             driver.send(SpawnWorker("w1"))
             await until(started.exists)
             driver.send(
-                Shutdown(
+                ShutdownAgent(
                     (
                         "w1",
                         "unknown",

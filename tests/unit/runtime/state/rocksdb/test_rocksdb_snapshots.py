@@ -23,7 +23,7 @@ from ckpt_runtime.state.rocksdb.store import Store
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import StateRestoreError, create_keyed_backend
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
-from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 
 GROUPS = 32
 ALL = KeyGroupRange(0, GROUPS - 1)
@@ -52,14 +52,16 @@ class Job:
         for key in keys:
             state.put((key,), (f"{value}-{key * 2654435761 % 2**32:x}",))
 
-    def take(self, number: int, properties: CheckpointProperties = CHECKPOINT) -> Snapshot:
+    def take(self, number: int, properties: CheckpointProperties = CHECKPOINT) -> SubtaskSnapshot:
         directory = self.root / f"chk-{number}"
         directory.mkdir()
         shared = "" if properties.is_savepoint else str(self.shared)
         options = CheckpointOptions(properties, str(directory), shared_directory=shared)
         keyed = self.backend.snapshot(number, properties)
         operators = (OperatorSnapshot("op", (), keyed),)
-        return Snapshot(CheckpointBarrier(number, 0, options), operators, InFlight(), SnapshotMeasures(0, 0, 0, 0.0))
+        return SubtaskSnapshot(
+            CheckpointBarrier(number, 0, options), operators, InFlight(), SnapshotMeasures(0, 0, 0, 0.0)
+        )
 
     def write(self, number: int, properties: CheckpointProperties = CHECKPOINT) -> WrittenSnapshot:
         return written(self.take(number, properties))
@@ -70,7 +72,7 @@ class Job:
         return self.opened[-1]
 
 
-def written(snapshot: Snapshot) -> WrittenSnapshot:
+def written(snapshot: SubtaskSnapshot) -> WrittenSnapshot:
     return write_snapshot(snapshot, 0, PersistedBuffers())
 
 
@@ -126,6 +128,24 @@ def test_a_restored_job_goes_on_from_the_files_that_it_was_restored_from(job: Jo
     second = job.write(2)
     assert len(set(job.shared.iterdir()) - before) == 1
     assert before <= {Path(file.path.removeprefix("file://")) for file in second.state.files() if "://" in file.path}
+
+
+def test_a_snapshot_whose_tables_are_linked_stays_as_it_is_whatever_the_job_does(job: Job) -> None:
+    job.put(KEYS, "a")
+    handle = handle_of(job.write(1))
+    linked = [Path(file.path.removeprefix("file://")) for file in handle.files.values() if "://" in file.path]
+    before = {path: path.read_bytes() for path in linked}
+    job.backend = job.restored([handle], 1, KeyGroupRange(0, GROUPS // 2))
+    assert linked
+    assert [path.stat().st_nlink for path in linked] == [2] * len(linked)
+    own = [key for key in KEYS if value_of(job.backend, key) is not None]
+    for number in range(2, 32):  # more than wait for a compaction
+        job.put(own, "b")
+        written(job.take(number))
+    job.backend.close()
+    assert {path: path.read_bytes() for path in linked} == before
+    assert [path.stat().st_nlink for path in linked] == [1] * len(linked)
+    assert value_of(job.restored([handle], 1), KEYS[-1]) == "a"
 
 
 @pytest.mark.parametrize("own_first", [True, False])
