@@ -24,6 +24,8 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium"),
 ]
 
+PATIENCE_MS = 120_000
+"""Airflow's pages are large programs, which a loaded machine takes long to begin."""
 DAGS = {"lifecycle", "patch", "rescue", "restore_drill", "savepoint_now", "scheduled_savepoints", "upgrade"}
 
 
@@ -32,6 +34,8 @@ def opened(airflow: LocalAirflow, tmp_path_factory: pytest.TempPathFactory) -> I
     """One browser for the module. What Airflow's own pages complain of is not ours."""
     screenshots = Path(os.environ.get("CKPT_SCREENSHOTS", tmp_path_factory.mktemp("forms") / "screenshots"))
     with open_browser() as browser, visit(browser, screenshots, without=(airflow.base_url,)) as found:
+        found.page.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
         yield found
 
 
