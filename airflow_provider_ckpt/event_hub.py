@@ -3,10 +3,6 @@
 A wait looks when it begins, when an event concerns its condition, and otherwise seldom, with all others at its job.
 Looks that come together share their requests, and none is made while the job manager is known to be away. The hub lives
 as long as somebody waits.
-
-
-A wait looks when it begins, when an event concerns its condition, and otherwise seldom. Looks that come together share
-their requests, and none is made while the job manager is known to be away. The hub lives as long as somebody waits.
 All its times are those of the event loop.
 """
 
@@ -290,6 +286,10 @@ def _looks(line: JobLine) -> tuple[object, ...]:
     return line.state, line.last_modification_ms, line.tasks
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def until_all_look(passed: float, waiting: int) -> float:
     """Seconds until the next of the moments, counted from the same as ``passed``, that are a period apart.
 
@@ -300,10 +300,6 @@ def until_all_look(passed: float, waiting: int) -> float:
         period *= 2
     left = period - passed % period
     return left if left > GAP_SECONDS else left + period
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, XComArg, chain, task
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_ckpt.dags import _params as form
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
@@ -36,28 +37,50 @@ def result(operator: BaseOperator, key: str) -> Any:
     return XComArg(operator, key)
 
 
-def text(default: str, title: str) -> Param:
-    """A required text in the trigger form."""
-    return Param(default, type="string", title=title, minLength=1)
-
+_PROGRAMS, _FILES, _SPEED, _TIMES = "Programs", "Files", "Speed", "Checkpoints"
 
 PARAMS = {
-    "pipelines": text(PIPELINES, "Folder of the pipelines, on the worker"),
-    "entry_v1": text("flights:pipeline", "Entry point of version 1"),
-    "entry_v2": text("flights_v2:pipeline", "Entry point of version 2"),
-    "input": text(f"{DATA}/flights.parquet", "Flights in Parquet"),
-    "output": text(f"{DATA}/output", "Directory for the results; each run gets one of its own in it"),
-    "savepoints": text(f"{DATA}/savepoints", "Directory for savepoints"),
-    "checkpoints": text(f"{DATA}/checkpoints", "Directory for checkpoints"),
-    "parallelism": Param(2, type="integer", minimum=1, title="Parallelism"),
-    "rows_per_second": Param(3000, type="number", minimum=0, title="Rows per second of version 1, 0 is unlimited"),
-    "rows_per_second_v2": Param(20000, type="number", minimum=0, title="Rows per second of version 2"),
-    "interval": text("2 s", "Checkpoint interval at submission"),
-    "timeout": text("60 s", "Checkpoint timeout at submission"),
-    "new_interval": text("1 s", "Checkpoint interval after the patch"),
-    "new_timeout": text("90 s", "Checkpoint timeout after the patch"),
-    "configuration": Param({}, type="object", title="Further options of the job"),
-    "verifier": text(f"{PIPELINES}/verify_flights.py", "Script that compares the results with Spark SQL"),
+    "pipelines": form.text(PIPELINES, "Folder of the pipelines", "On the worker.", _PROGRAMS),
+    "entry_v1": form.text("flights:pipeline", "Entry point of version 1", "module:function.", _PROGRAMS),
+    "entry_v2": form.text("flights_v2:pipeline", "Entry point of version 2", "module:function.", _PROGRAMS),
+    "verifier": form.text(
+        f"{PIPELINES}/verify_flights.py",
+        "Verifier",
+        "The script that compares the results with Spark SQL, on the worker.",
+        _PROGRAMS,
+    ),
+    "input": form.text(f"{DATA}/flights.parquet", "Flights", "In Parquet.", _FILES),
+    "output": form.text(
+        f"{DATA}/output", "Directory for the results", "Each run gets a directory of its own in it.", _FILES
+    ),
+    "savepoints": form.text(f"{DATA}/savepoints", "Directory for savepoints", "The session writes there.", _FILES),
+    "checkpoints": form.text(f"{DATA}/checkpoints", "Directory for checkpoints", "The session writes there.", _FILES),
+    "parallelism": Param(
+        2, type="integer", minimum=1, title="Parallelism", description="Of both versions.", section=_SPEED
+    ),
+    "rows_per_second": Param(
+        3000,
+        type="number",
+        minimum=0,
+        title="Rows per second of version 1",
+        description="0 is unlimited.",
+        section=_SPEED,
+    ),
+    "rows_per_second_v2": Param(
+        20000,
+        type="number",
+        minimum=0,
+        title="Rows per second of version 2",
+        description="0 is unlimited.",
+        section=_SPEED,
+    ),
+    "interval": form.duration("2 s", "Checkpoint interval", "At submission.", _TIMES),
+    "timeout": form.duration("60 s", "Checkpoint timeout", "At submission.", _TIMES),
+    "new_interval": form.duration("1 s", "New checkpoint interval", "After the patch.", _TIMES),
+    "new_timeout": form.duration("90 s", "New checkpoint timeout", "After the patch.", _TIMES),
+    "configuration": Param(
+        {}, type="object", title="Further options", description="Of both jobs. No secrets.", section=_SPEED
+    ),
 }
 
 DEFAULTS: dict[str, Any] = {"ckpt_conn_id": CONNECTION, "retries": 2, "retry_delay": timedelta(seconds=5)}

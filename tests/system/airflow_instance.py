@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +19,33 @@ DAGS = Path(__file__).with_name("dags")
 
 def make_airflow(home: Path, connections: dict[str, str], dags_folder: Path = DAGS) -> LocalAirflow:
     """An Airflow that imports the provider and the client from this tree."""
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}", "CKPT_SAVEPOINT_SCHEDULE": "", "CKPT_DATA": str(home)}
+    environment = {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}",
+        "CKPT_SAVEPOINT_SCHEDULE": "",
+        "CKPT_DATA": str(home),
+        # How soon a triggerer or a worker that was killed is missed; a living one heartbeats every 2 s and 5 s.
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "40",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
+    }
     return LocalAirflow(home, dags_folder, connections, environment, progress=print)
+
+
+def kill_task(airflow: LocalAirflow, run: DagRun, task_id: str, *, worker: bool = False) -> None:
+    """End the process of a task that runs; with ``worker`` the one that watches it for the executor too."""
+    pid = until(lambda: _pid_of(airflow, run, task_id), f"a process of {task_id}")
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    parent = int(stat[stat.rindex(")") + 2 :].split()[1])
+    assert b"LocalExecutor" in Path(f"/proc/{parent}/cmdline").read_bytes()
+    for each in (parent, pid) if worker else (pid,):
+        os.kill(each, signal.SIGKILL)
+
+
+def _pid_of(airflow: LocalAirflow, run: DagRun, task_id: str) -> int | None:
+    for instance in airflow.api.task_instances(run):
+        if instance["task_id"] == task_id and instance["state"] == "running":
+            return int(instance["pid"]) if instance["pid"] else None
+    return None
 
 
 def until(look: Callable[[], T | None], what: str, deadline: float = 300.0) -> T:

@@ -1,10 +1,11 @@
-"""One Airflow and one session of the engine for the tests of a module, ended with it: both take from others' time."""
+"""One Airflow and one session of the engine for all tests that need no other: both take from others' time."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,19 +18,29 @@ from ckpt_runtime.testing.mini_cluster import MiniCluster
 from demo.airflow_instance import LocalAirflow
 from tests.support.jobs import SequenceJob
 from tests.system.airflow_instance import make_airflow, until
+from tests.system.lost_requests import Hanging, Watched
 
 TOKEN = "a-token-that-no-browser-sees"
 
 
 @dataclass
 class Session:
-    """A session without Spark, and how often each request came to its REST API (``GET /jobs/<id>``)."""
+    """A session without Spark, and the requests to its REST API."""
 
     cluster: MiniCluster
     port: int
-    requests: Counter[str]
+    watched: Watched
     guarded_port: int
     """Of the same session behind :data:`TOKEN`."""
+
+    @property
+    def requests(self) -> Counter[str]:
+        """How often each request came (``GET /jobs/<id>``)."""
+        return self.watched.requests
+
+    def hanging(self, pattern: str, *, carried_out: bool = False) -> AbstractContextManager[Hanging]:
+        """See :meth:`Watched.hanging`."""
+        return self.watched.hanging(pattern, carried_out=carried_out)
 
     def jobs(self) -> set[str]:
         return {job.job_id for job in self.cluster.call(self.cluster.dispatcher.list_jobs())}
@@ -39,23 +50,28 @@ class Session:
         return until(lambda: next(iter(self.jobs() - known), None), "a job")
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    requests: Counter[str] = Counter()
+@contextmanager
+def open_session() -> Iterator[Session]:
+    """A session of its own."""
     with MiniCluster() as cluster:
-        application = create_app(cluster.dispatcher, token=None)
+        watched = Watched(create_app(cluster.dispatcher, token=None))
 
-        async def counting(scope: Scope, receive: Receive, send: Send) -> None:
-            requests[f"{scope['method']} {scope['path']}"] += 1
-            await application(scope, receive, send)
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            await watched.serve(scope, receive, send)
 
-        server, port = cluster.call(rest_server.start(counting, "127.0.0.1", 0, interface="asgi3"))
+        server, port = cluster.call(rest_server.start(serve, "127.0.0.1", 0, interface="asgi3"))
         guarded, guarded_port = cluster.call(
             rest_server.start(create_app(cluster.dispatcher, token=TOKEN), "127.0.0.1", 0)
         )
-        yield Session(cluster, port, requests, guarded_port)
+        yield Session(cluster, port, watched, guarded_port)
         cluster.call(rest_server.stop(guarded))
         cluster.call(rest_server.stop(server))
+
+
+@pytest.fixture(scope="session")
+def session() -> Iterator[Session]:
+    with open_session() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -67,7 +83,7 @@ def job(session: Session, tmp_path: Path) -> Iterator[SequenceJob]:
     job.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def airflow(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
     """A healthy Airflow whose connection ``ckpt_default`` leads to the session."""
     connection = json.dumps({"conn_type": "ckpt", "host": "127.0.0.1", "port": session.port})

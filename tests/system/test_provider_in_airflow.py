@@ -1,12 +1,10 @@
-"""The provider inside a real Airflow, with real jobs: deferral, kill, crash, clear, and a triggerer that dies."""
+"""The provider inside a real Airflow, with real jobs: deferral, kill, retry, clear, the delivered DAGs and pages."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.jobmaster.leadership import LeaseSeal
 from ckpt_runtime.snapshots.catalogue import list_savepoints
 from ckpt_runtime.storage.ha_store import HaStore
-from demo.airflow_api import AirflowApiError, DagRun
+from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
 from tests.support.browser import chromium, open_browser, visit
 from tests.support.jobs import PIPELINES, SequenceJob, fast
@@ -57,28 +55,6 @@ def test_a_savepoint_waits_in_the_triggerer_with_its_link_shown(
     held.release("processor")
     assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert savepoints(held) == [airflow.api.xcom(run, "savepoint", "savepoint_path")]
-
-
-@pytest.mark.row("air.3")
-def test_a_worker_that_dies_after_asking_loses_nothing(airflow: LocalAirflow, job: SequenceJob) -> None:
-    job.start(rate=500)
-    job.running()
-    run = trigger(airflow, "system_crash", job)
-    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
-    assert len(savepoints(job)) == 1
-    (instance,) = airflow.api.task_instances(run)
-    assert instance["try_number"] == 2
-
-
-@pytest.mark.row("air.3")
-def test_a_triggerer_that_dies_loses_nothing(airflow: LocalAirflow, held: SequenceJob) -> None:
-    run = trigger(airflow, "system_savepoint", held)
-    wait_state(airflow, run, "savepoint", "deferred")
-    airflow.kill_component("triggerer")
-    held.release("processor")
-    airflow.start_component("triggerer")
-    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
-    assert len(savepoints(held)) == 1
 
 
 @pytest.mark.row("air.3")
@@ -324,54 +300,3 @@ def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, held
         opened.complaints[:] = [said for said in opened.complaints if "/ckpt/" in said and "sandbox" not in said]
     held.release("processor")
     assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
-
-
-@pytest.mark.row("air.4")
-def test_an_upgrade_with_an_approval_survives_the_end_of_the_triggerer(
-    airflow: LocalAirflow, session: Session, job: SequenceJob
-) -> None:
-    version = job.directory / "version"
-    shutil.copytree(PIPELINES, version)
-    with (version / "sequence.py").open("a") as source:
-        source.write("# another version\n")
-    job.start(rate=500)
-    job.running()
-    job.cluster.wait_for_checkpoints(job.job_id, 1)
-    known = session.jobs()
-    savepoints_in = str(job.directory / "savepoints")
-    given = {"job": job.job_id, "pipeline": str(version), "target_directory": savepoints_in, "healthy_checkpoints": 2}
-    run = airflow.trigger_dag("ckpt_upgrade", given)
-    wait_state(airflow, run, "approval", "awaiting_input")
-    assert job.cluster.status(job.job_id) is JobStatus.FINISHED
-    assert session.jobs() == known
-    detail = f"{run.path}/taskInstances/approval/-1/hitlDetails"
-    body = airflow.api.call("GET", detail)["body"]
-    assert savepoints_in in body
-    assert "matched: " in body
-    # Its user code stands still, so that it is not healthy before the triggerer is gone.
-    (job.faults / "processor-held").touch()
-
-    def approved() -> bool:
-        """A task that was answered as soon as it waits fails in Airflow, and asks again."""
-        states = airflow.task_states(run)
-        if states.get("approval") == "awaiting_input":
-            beats.add(airflow.api.call("GET", "/monitor/health")["scheduler"]["latest_scheduler_heartbeat"])
-            if len(beats) > 2:  # the scheduler has heard of the end of its process
-                with suppress(AirflowApiError):  # it is answered already
-                    airflow.api.call("PATCH", detail, {"chosen_options": ["Start the new version"], "params_input": {}})
-        else:
-            beats.clear()
-        return states.get("start_and_watch") == "deferred"
-
-    beats: set[str] = set()
-    until(approved, "the start of the new version", 200)
-    assert airflow.task_states(run)["approval"] == "success"
-    job.job_id = session.job_after(known)
-    airflow.kill_component("triggerer")
-    job.release("processor")
-    airflow.start_component("triggerer")
-    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)
-    assert airflow.api.xcom(run, "start_and_watch", "outcome") == "UPGRADED"
-    assert airflow.api.xcom(run, "start_and_watch", "job_id") == job.job_id
-    assert session.jobs() - known == {job.job_id}
-    job.stopped()

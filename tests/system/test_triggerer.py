@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from benchmarks.triggerer import Described, Triggerer, triggerer
 from ckpt_runtime.client.clients import CkptClient
 from tests.support.jobs import SequenceJob, fast
-from tests.system.conftest import TOKEN, Session
+from tests.system.conftest import TOKEN, Session, open_session
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -23,6 +24,13 @@ STREAM = "GET /events"
 def checkpoint(job: SequenceJob, number: int) -> Described:
     goal = {"job_id": job.job_id, "goal": {"checkpoint_id": number}}
     return "airflow_provider_ckpt.triggers.checkpoint.CkptCheckpointTrigger", {**WAIT, **goal}
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    """Of which nobody else asks anything: requests are counted."""
+    with open_session() as opened:
+        yield opened
 
 
 class Uncounted:

@@ -7,9 +7,22 @@ from typing import Any
 from airflow.sdk import DAG, task
 
 from airflow_provider_ckpt.assets import savepoints_of
-from airflow_provider_ckpt.dags import ckpt_patch, ckpt_rescue, ckpt_savepoint_now, ckpt_scheduled_savepoints
+from airflow_provider_ckpt.dags import (
+    ckpt_lifecycle,
+    ckpt_patch,
+    ckpt_rescue,
+    ckpt_savepoint_now,
+    ckpt_scheduled_savepoints,
+)
 
-__all__ = ["ckpt_patch", "ckpt_rescue", "ckpt_savepoint_now", "ckpt_scheduled_savepoints", "new_savepoints"]
+__all__ = [
+    "ckpt_lifecycle",
+    "ckpt_patch",
+    "ckpt_rescue",
+    "ckpt_savepoint_now",
+    "ckpt_scheduled_savepoints",
+    "new_savepoints",
+]
 
 
 @task

@@ -1,8 +1,7 @@
-"""DAGs of the system tests, each with one task that waits for the session."""
+"""DAGs of the system tests, with tasks that wait for the session."""
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from airflow.sdk import DAG
 
 from airflow_provider_ckpt.dags import ckpt_restore_drill  # noqa: F401
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 
@@ -33,25 +33,17 @@ SUBMIT = {
 """The ``sequence`` pipeline, which runs until it is stopped."""
 
 
-class CrashingSavepointOperator(TakeSavepointOperator):
-    """Dies without a word right after its first try has asked for the savepoint."""
-
-    def _attend(self, context: Any, *args: Any) -> Any:
-        if context["ti"].try_number == 1:
-            os._exit(9)
-        return super()._attend(context, *args)
-
-
 with DAG("system_savepoint", schedule=None, params=PARAMS):
     TakeSavepointOperator(task_id="savepoint", job=JOB, target_directory=f"{DIRECTORY}/savepoints", **WAIT)
 
-with DAG("system_crash", schedule=None, params=PARAMS):
-    CrashingSavepointOperator(
-        task_id="savepoint",
-        job=JOB,
-        target_directory=f"{DIRECTORY}/savepoints",
-        retries=1,
-        retry_delay=timedelta(seconds=1),
+with DAG("system_operations", schedule=None, params=PARAMS | {"other_id": "", "other_directory": ""}):
+    KEPT: dict[str, Any] = {"retries": 5, "retry_delay": timedelta(0)}
+    TakeSavepointOperator(task_id="savepoint", job=JOB, target_directory=f"{DIRECTORY}/savepoints", **KEPT, **WAIT)
+    StopWithSavepointOperator(
+        task_id="stop",
+        job="{{ params.other_id }}",
+        target_directory="{{ params.other_directory }}/savepoints",
+        **KEPT,
         **WAIT,
     )
 

@@ -39,8 +39,6 @@ def test_airflow_stores_it_and_its_form_explains_every_field(dag: DAG) -> None:
     assert DagSerialization.from_dict(document).dag_id == dag.dag_id
     assert (dag.doc_md, dag.description) != (None, None)
     assert "ckpt" in dag.tags
-    if dag.dag_id == "ckpt_lifecycle":
-        return
     for name, param in ((name, dag.params.get_param(name)) for name in dag.params):
         schema = param.schema
         assert str(param.description or schema.get("description_md")).endswith("."), name
