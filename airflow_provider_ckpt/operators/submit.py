@@ -16,6 +16,7 @@ from airflow_provider_ckpt.conditions.job import job_facts
 from airflow_provider_ckpt.earlier_job import EarlierJob, NextStep, Plan, plan
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptJobRunning
 from airflow_provider_ckpt.job_names import living
+from airflow_provider_ckpt.lineage import program_location
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
@@ -77,6 +78,11 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     :param cancel_on_timeout: cancel the job when the deadline passes.
     :param start_over: when the job of an earlier try has ended, start as the other arguments say, although that repeats
         the output which the earlier job has committed. (templated)
+    :raises CkptJobRunning: a job of ``job_name`` lives, and ``if_running`` is ``fail``; or several, and it is
+        ``reuse``
+    :raises CkptJobFailed: the job ended before it ran, or, with ``wait_for_completion``, otherwise than FINISHED
+    :raises CkptJobNotResumable: the job of an earlier try, or that of ``from_latest_of``, has left nothing to go
+        on from
     """
 
     template_fields: Collection[str] = (
@@ -375,6 +381,9 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self._waiting_for = None
         self.publish_links(context, record["job_id"])
         self.log.info("Job %s is %s", record["job_id"], facts["status"])
+        program = program_location(self.ckpt_conn_id, self._pipeline(), record.get("pipeline_id"))
+        reads = () if record.get("reused") else (program, record.get("snapshot"))
+        self.tell_lineage(reads=reads, job_id=record["job_id"])
         return facts | {"pipeline_id": record.get("pipeline_id"), "started_from": record.get("snapshot")}
 
     # -- ends --------------------------------------------------------------------------------------------------

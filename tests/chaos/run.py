@@ -6,8 +6,10 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
@@ -20,6 +22,7 @@ from tests.chaos.oracle import Input, check_content
 from tests.chaos.remains import check_checkpoints, check_hidden_files, check_resources
 from tests.chaos.session import Session, freeze, kill, thaw
 from tests.chaos.spark_session import SparkSession
+from tests.support.processes import cut_connections
 from tests.support.spark_sessions import wait_until
 
 PIPELINE = Path(__file__).parent / "pipeline"
@@ -49,7 +52,7 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
 BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
 EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
-PROGRESS_S = 180.0
+PROGRESS_S = 300.0
 """How long a job may take after a fault is over until it has completed two more checkpoints."""
 
 
@@ -107,6 +110,11 @@ class Run:
             self.disk.heal()
         self._progress()
 
+    def kinds(self, names: list[str]) -> Iterator[str]:
+        """Faults without end, in which every kind comes once before any comes again."""
+        while True:
+            yield from self.choice.sample(names, len(names))
+
     def finish(self) -> None:
         """Ends the job with all of its input, and checks everything."""
         check_resources(self.session)
@@ -158,10 +166,17 @@ class Run:
 
     def _progress(self) -> None:
         """Two more checkpoints than now, or the end of the input. A new driver counts anew."""
-        wait_until(lambda: self._completed() >= 0, "the driver to answer", PROGRESS_S)
-        known = self._completed()
+        known = -1
 
         def moved() -> bool:
+            nonlocal known
+            if self.session.has_given_up():
+                self.log("  the driver has given up; whoever watches it starts another one")
+                self.session.kill_driver()
+                known = -1
+            if known < 0:
+                known = self._completed()
+                return False
             status = self._status()
             assert status not in TERMINAL_STATES, f"the job is {status}: give it more rows"
             return status == "RUNNING" and self._completed() >= known + 2
@@ -264,6 +279,39 @@ def _freeze_driver(run: Run) -> None:
         run.hold(5.0)
     finally:
         thaw(pid)
+
+
+def _kill_driver_with_standby(run: Run) -> None:
+    former = run.session.driver_pid
+    run.session.stand_by()
+    kill(former)
+    run.session.lead()
+    run.session.dismiss()
+
+
+def _freeze_driver_beyond_its_lease(run: Run) -> None:
+    """Its standby leads when it wakes: it changes nothing any more."""
+    former = run.session.driver_pid
+    run.session.stand_by()
+    freeze(former)
+    try:
+        run.session.lead()
+    finally:
+        thaw(former)
+    run.session.dismiss()
+
+
+def _cut(run: Run) -> None:
+    """The network between two slots. At parallelism 1 there is none."""
+    workers = run.session.of_role("worker")
+    pairs = list(combinations(workers, 2))
+    for one, other in run.choice.sample(pairs, len(pairs)):
+        with suppress(OSError):  # one of them has ended
+            count = cut_connections(one, other)
+            if count:
+                run.log(f"  {count} connections")
+                return
+    run.log("  nothing to cut")
 
 
 def _kill_jvm(run: Run) -> None:
@@ -371,7 +419,10 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     **{f"kill {role}": _kill(role) for role in ROLES},
     **{f"freeze {role}": _freeze(role) for role in ROLES},
     "kill driver": _kill_driver,
+    "kill driver with a standby": _kill_driver_with_standby,
     "freeze driver": _freeze_driver,
+    "freeze driver beyond its lease": _freeze_driver_beyond_its_lease,
+    "network between two slots": _cut,
     "output vanishes": _vanish("out"),
     "checkpoints vanish": _vanish("checkpoints"),
     "disk is full": _fill,

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
-from tests.support.processes import command_line, command_name, living
+from tests.support.processes import command_name, living
 from tests.support.spark_sessions import wait_until
 
 MARK = "CKPT_CHAOS_RUN"
+_GIVEN_UP = "this driver has lost its leadership"
 
 
 @dataclass
@@ -28,21 +29,58 @@ class Session:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     number: int = 0
     driver: subprocess.Popen[bytes] | None = None
+    former: subprocess.Popen[bytes] | None = None
     client: CkptClient | None = None
 
     def start(self) -> CkptClient:
         """Starts a driver; returns a client when it leads."""
+        self._launch()
+        return self.lead()
+
+    def log(self, number: int) -> Path:
+        """What a driver has said."""
+        return self.directory / f"session-{number}.log"
+
+    def stand_by(self) -> None:
+        """Starts a second driver, which waits to lead. What becomes of the first one is the caller's to say."""
+        self.former = self.driver
+        self._launch()
+        wait_until(lambda: "waiting to lead" in self.log(self.number).read_text(errors="replace"), "the standby")
+
+    def lead(self) -> CkptClient:
+        """Waits until the youngest driver leads; returns its client."""
+        driver, ready = self.driver, self.directory / f"ready-{self.number}"
+        assert driver is not None
+        wait_until(lambda: ready.exists() or driver.poll() is not None, "the session to lead")
+        assert ready.exists(), f"the session ended with {driver.returncode}: see {self.log(self.number)}"
+        return self.connect(ready.read_text())
+
+    def has_given_up(self) -> bool:
+        """Whether the driver could not renew its lease in time: this machine was busy for longer than that."""
+        log = self.log(self.number)
+        return log.exists() and _GIVEN_UP in log.read_text(errors="replace")
+
+    def dismiss(self) -> None:
+        """The driver that has led before the youngest one is dead, or finds out that it leads no more."""
+        former, log = self.former, self.log(self.number - 1)
+        assert former is not None
+
+        def over() -> bool:
+            return former.poll() is not None or _GIVEN_UP in log.read_text(errors="replace")
+
+        wait_until(over, "the former driver to let go")
+        former.kill()
+        former.wait()
+
+    def _launch(self) -> None:
         self.number += 1
         ready = self.directory / f"ready-{self.number}"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), MARK: self.mark}
+        environment["TMPDIR"] = str(self.directory)  # the last one is killed, and no other follows on it
         options = [f"{key}={value}" for key, value in self.options.items()]
-        with (self.directory / f"session-{self.number}.log").open("wb") as log:
+        with self.log(self.number).open("wb") as log:
             command = [sys.executable, "-m", "tests.chaos.session_main", str(ready), *options]
             self.driver = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        driver = self.driver
-        wait_until(lambda: ready.exists() or driver.poll() is not None, "the session to lead")
-        assert ready.exists(), f"the session ended with {driver.returncode}: see {log.name}"
-        return self.connect(ready.read_text())
 
     def connect(self, url: str, token: str | None = None) -> CkptClient:
         """From now on :attr:`client` asks there."""
@@ -84,9 +122,10 @@ class Session:
     def kill_everything(self) -> None:
         """For the end of a run that went wrong."""
         self._close_client()
-        if self.driver is not None and self.driver.poll() is None:
-            self.driver.kill()
-            self.driver.wait()
+        for driver in (self.driver, self.former):
+            if driver is not None and driver.poll() is None:
+                driver.kill()
+                driver.wait()
         for pid in self.processes():
             _signal(pid, signal.SIGKILL)
 
@@ -105,11 +144,7 @@ class Session:
 
     def of_role(self, role: str) -> list[int]:
         """``worker``, ``template`` or ``agent``."""
-        pids = self.processes()
-        if role == "agent":
-            agents = [pid for pid in pids if "local_slot_main" in command_line(pid)]
-            return [pid for pid in agents if not command_name(pid).startswith("ckpt-")]
-        return [pid for pid in pids if command_name(pid) == f"ckpt-{role}"]
+        return [pid for pid in self.processes() if command_name(pid) == f"ckpt-{role}"]
 
     def _close_client(self) -> None:
         if self.client is not None:

@@ -5,6 +5,7 @@ Writes its REST address into the file READY once it leads. It notices lost worke
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from ckpt_runtime.testing.mini_cluster import MiniCluster
 
 def main() -> None:
     """Runs until it is killed."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     ready = Path(sys.argv[1])
     cluster = MiniCluster(
         configuration=Configuration.from_properties(sys.argv[2:]).to_dict(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from tests.support.processes import agent_of, children, command_line
 from tests.support.spark_sessions import SparkCluster, standalone_cluster, wait_until
 
 SLOTS = 3
+HOSTS, HOST_CORES = 2, 3
+"""What is left when a host is lost has enough slots."""
 _SPARK_OPTIONS = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
@@ -30,6 +33,9 @@ class SparkSession(Session):
 
     info: SessionInfo | None = None
     cluster: SparkCluster | None = None
+    _starting: Future[SessionInfo] | None = None
+    _former_info: SessionInfo | None = None
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _started: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -37,16 +43,33 @@ class SparkSession(Session):
         assert self.info is not None
         return self.info.driver.pid
 
-    def start(self) -> CkptClient:
+    def lead(self) -> CkptClient:
+        assert self._starting is not None
+        self.info = self._starting.result()
+        return self.connect(self.info.rest_url, self.info.token)
+
+    def stand_by(self) -> None:
+        self._former_info = self.info
+        super().stand_by()
+
+    def dismiss(self) -> None:
+        """It has to end by itself when it wakes."""
+        former = self._former_info
+        assert former is not None
+        wait_until(lambda: not {former.pid, former.driver.pid} & set(self.processes()), "the former driver to end", 120)
+
+    def _launch(self) -> None:
         if self.cluster is None:
             os.environ[MARK] = self.mark
             self._started.callback(os.environ.pop, MARK, None)
-            self.cluster = self._started.enter_context(standalone_cluster(self.directory, SLOTS))
+            self.cluster = self._started.enter_context(standalone_cluster(self.directory, HOSTS, cores=HOST_CORES))
         self.number += 1
-        log_file = self.directory / f"session-{self.number}.log"
         spark_conf = _SPARK_OPTIONS | {AUTHENTICATION_SECRET: self.cluster.secret}
-        self.info = start_session(self.cluster.url, SLOTS, log_file=log_file, conf=self.options, spark_conf=spark_conf)
-        return self.connect(self.info.rest_url, self.info.token)
+        log_file = self.log(self.number)
+        log_file.touch()
+        self._starting = self._threads.submit(
+            start_session, self.cluster.url, SLOTS, log_file=log_file, conf=self.options, spark_conf=spark_conf
+        )
 
     def kill_driver(self) -> CkptClient:
         return self._replace(self.driver_pid)

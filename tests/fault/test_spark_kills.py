@@ -16,7 +16,7 @@ from ckpt_runtime.storage.ha_store import HaStore
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.jobs import ROCKSDB
 from tests.support.outputs import hidden, visible
-from tests.support.processes import agent_of, living, members, workers_of
+from tests.support.processes import agent_of, command_line, living, members, parent, workers_of
 from tests.support.spark_sessions import FlightsJob, wait_until
 
 ROWS = 100_000
@@ -68,11 +68,13 @@ def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
     ],
 )
 def test_kills(session: SessionInfo, client: CkptClient, tmp_path: Path, backend: str, kinds: list[str]) -> None:
-    """With increments on RocksDB, of which each restart builds upon the latest."""
+    """With increments on RocksDB, of which each restart builds upon the latest. Agents are forked by our daemon."""
     source = write_slice(tmp_path / "flights.parquet", ROWS)
     job = FlightsJob(session, client, source, tmp_path, options=BACKENDS[backend])
     job.start(RATE)
     choice = random.Random(SEED)
+    daemon = parent(_victim(job, "agent", choice))
+    assert "ckpt_runtime.spark.agent_daemon" in command_line(daemon)
     kills = list(kinds)
     choice.shuffle(kills)
     for number, kind in enumerate(kills, start=1):

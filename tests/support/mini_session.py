@@ -1,11 +1,12 @@
 """A session without Spark in a process of its own, to be killed. Arguments: READY LEASE KEY=VALUE...
 
 Writes its REST address into the file READY once it leads. LEASE is the time of its lease in seconds.
-The token, if there is to be one, is in the environment.
+The token, if there is to be one, is in the environment. One that does not lead for long says what its threads do.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
@@ -17,9 +18,12 @@ from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.structured_log import LogSettings, start_logging
 from ckpt_runtime.testing.mini_cluster import APPLICATION_ID, MiniCluster
 
+STUCK_S = 90
+
 
 def main() -> None:
     """Runs until it is killed."""
+    faulthandler.dump_traceback_later(STUCK_S)
     ready = Path(sys.argv[1])
     given = Configuration.from_properties(sys.argv[3:])
     start_logging(LogSettings(given.get(LoggingOptions.FORMAT), APPLICATION_ID), "driver")
@@ -31,6 +35,7 @@ def main() -> None:
         partial = ready.with_suffix(".partial")
         partial.write_text(cluster.rest_url)
         partial.replace(ready)
+        faulthandler.cancel_dump_traceback_later()
         threading.Event().wait()
 
 

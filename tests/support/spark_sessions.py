@@ -111,7 +111,7 @@ def free_port() -> int:
 
 @dataclass
 class SparkCluster:
-    """A standalone master with workers of one core each, on loopback."""
+    """A standalone master with its workers, on loopback."""
 
     url: str
     web_url: str
@@ -131,8 +131,10 @@ class SparkCluster:
 
 
 @contextmanager
-def standalone_cluster(directory: Path, workers: int, *, authenticated: bool = True) -> Iterator[SparkCluster]:
-    """Starts it and waits for its workers; ends all of it."""
+def standalone_cluster(
+    directory: Path, workers: int, *, cores: int = 1, authenticated: bool = True
+) -> Iterator[SparkCluster]:
+    """Starts it and waits for its workers, of so many cores each; ends all of it."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -156,7 +158,7 @@ def standalone_cluster(directory: Path, workers: int, *, authenticated: bool = T
 
     port, web_port = free_port(), free_port()
     address = ["--host", "127.0.0.1"]
-    size = ["--cores", "1", "--memory", "1g", "--webui-port", "0"]
+    size = ["--cores", str(cores), "--memory", f"{cores}g", "--webui-port", "0"]
     try:
         master = ["org.apache.spark.deploy.master.Master", *address, "--port", str(port), "--webui-port", str(web_port)]
         start("master", *master)

@@ -138,14 +138,22 @@ class Leadership:
         lease = self._store.lease(present.epoch)
         return (present, lease.sequence, lease.released)
 
+    def _patience_s(self, begun: float) -> float:
+        """How long a renewal may take.
+
+        A process that stood still may find that nobody took over. It is given a whole lease's time then, since a
+        machine on which it stood still is slow: its fence is closed meanwhile, and the renewal looks for a successor.
+        """
+        left = self._claim.valid_until - begun
+        return left if left > self._lease_timeout_s / 5 else self._lease_timeout_s
+
     async def _renew(self, info: LeaderInfo, on_lost: Callable[[], None]) -> None:
         sequence = 0
         while True:
             sequence += 1
             begun = time.monotonic()
             try:
-                # A process that was frozen for long may find that nobody took over; its fence was closed meanwhile.
-                async with asyncio.timeout(max(self._lease_timeout_s / 5, self._claim.valid_until - begun)):
+                async with asyncio.timeout(self._patience_s(begun)):
                     await self._in_pool(partial(self._store.renew, info, sequence))
                 self._claim.renewed(begun)
             except NotLeaderError as error:

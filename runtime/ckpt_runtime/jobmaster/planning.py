@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
+from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway import InvalidRequest, NotReady, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
@@ -130,7 +130,7 @@ class Planner:
         """Calls in the pool for plans, with a directory that goes afterwards."""
 
         def inside() -> T:
-            with tempfile.TemporaryDirectory(prefix="ckpt-plan-", ignore_cleanup_errors=True) as directory:
+            with HeldDirectory("ckpt-plan-") as directory:
                 return call(directory)
 
         try:

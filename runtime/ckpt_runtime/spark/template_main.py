@@ -143,11 +143,17 @@ def _started(worker: int) -> int:
 def main() -> None:
     """Runs until the agent is gone."""
     processes.set_name(processes.TEMPLATE)
-    # Python counts the threads of OpenBLAS and of Arrow's allocator, which see to themselves in a fork.
-    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     make_ready()
     prepare()
-    ForkServer(socket.socket(fileno=int(sys.argv[1]))).run()
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def serve(connection: socket.socket) -> NoReturn:
+    """In a process that has imported everything, until the agent is gone."""
+    processes.set_name(processes.TEMPLATE)
+    # Python counts the threads of OpenBLAS and of Arrow's allocator, which see to themselves in a fork.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    ForkServer(connection).run()
     os._exit(0)
 
 

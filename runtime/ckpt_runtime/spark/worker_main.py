@@ -19,6 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from ckpt_runtime.client.session_command import UMASK_VARIABLE
+from ckpt_runtime.held_directory import hold
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.tether import Tether
 from ckpt_runtime.spark.worker_processes import WorkerStart
@@ -76,6 +77,7 @@ def main() -> None:
 def _tethered(start: WorkerStart, pipe: int) -> Tether:
     log_of_process(slot=start.slot, worker=start.worker)
     directory = start.directory
+    hold(directory)  # as long as this process lives, whatever becomes of its agent
     tether = Tether(pipe, partial(_end, directory), directory=directory)
     tether.start()
     return tether

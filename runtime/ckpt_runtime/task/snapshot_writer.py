@@ -71,6 +71,7 @@ def write_snapshot(
                 _check_canonical(operator.uid, handles)
             if handles or operator.lists:
                 states[operator.uid] = OperatorSubtaskState(handles, operator.lists)
+        files.settle()
         if not snapshot.in_flight.is_empty:
             in_flight = _write_in_flight(files.directory, snapshot, inline_threshold, persisted)
     except BaseException:

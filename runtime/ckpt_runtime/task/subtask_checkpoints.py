@@ -300,6 +300,7 @@ class SubtaskCheckpoints:
         if self._subtask.data_ended and self.final_checkpoint is None and self._covers_the_end(barrier):
             self.final_checkpoint = checkpoint_id
         now, start = self._subtask.now(), self._subtask.monotonic_ms()
+        # What operators emit here lies before the barrier.
         chain.prepare_snapshot(checkpoint_id)
         restored = self._subtask.unread_restored()
         outputs: list[CapturedChannel] = []
@@ -308,6 +309,7 @@ class SubtaskCheckpoints:
             outputs = chain.end.overtake(barrier, _left(barrier, (*restored, *inputs.values())))
         else:
             chain.end.send_control(barrier)
+        # Only behind the barrier, so that downstream aligns while state is copied here.
         operators, properties = [], barrier.options.properties
         for operator, context in reversed(list(zip(chain.operators, chain.contexts, strict=True))):
             operator.snapshot(checkpoint_id)

@@ -6,7 +6,6 @@ The same parts as in a Spark application, with Spark left out. Blocking methods,
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -18,6 +17,7 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.logging_options import LoggingOptions
+from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway import OperationKind, OperationStatus, RunRequest
@@ -63,10 +63,10 @@ class MiniCluster:
         self._token = token
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mini-cluster", daemon=True)
-        self._directory = tempfile.TemporaryDirectory(prefix="ckpt-mini-cluster-")
+        self._directory = HeldDirectory("ckpt-mini-cluster-")
         self._settings = ClusterSettings(
             control_host="127.0.0.1",
-            work_directory=work_directory or Path(self._directory.name),
+            work_directory=work_directory or self._directory.path,
             configuration=Configuration(configuration or {}),
             slot_times=SlotTimes(heartbeat_interval_s, heartbeat_timeout_s, request_timeout_s=slot_request_timeout_s),
             lease_timeout_s=lease_timeout_s,
@@ -86,7 +86,7 @@ class MiniCluster:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
         self._loop.close()
-        self._directory.cleanup()
+        self._directory.remove()
 
     async def _start(self) -> None:
         self.cluster = Cluster(self.provider, self._settings, on_shutdown=lambda: None)

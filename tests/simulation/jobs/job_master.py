@@ -423,7 +423,7 @@ class JobMaster:
                 self.world.savepoint_taken(self, checkpoint_id, path, stop=request_id.startswith("stop"))
             case out.InitializeLocation(checkpoint_id, properties) if properties.is_savepoint:
                 if properties.is_incremental:
-                    self.world.snapshots.savepoint_begins(checkpoint_id, self.coordinator.retained)
+                    self.world.snapshots.savepoint_begins(self, checkpoint_id, self.coordinator.retained)
             case out.RemoveFromStore():
                 self.record.removing(effect)
             case out.RestoreFrom(_, checkpoint):

@@ -38,7 +38,7 @@ from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.dirty import CachedState
-from ckpt_runtime.state.rocksdb.key_filter import KeyFilter
+from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
 from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
 from ckpt_runtime.state.rocksdb.keyed_states import RocksDBState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
@@ -142,8 +142,9 @@ class RocksDBKeyedStateBackend(TableBackend):
                 table.check_compatible(descriptor)
         entry = self._catalog.add(name, table.descriptor())
         codec = ColumnarCodec(name, entry.id, entry.schemas(), entry.current, self.key_groups, self.max_parallelism)
-        forgotten = KeyFilter(self._filter_bytes) if is_new else None
-        state = CachedAggregates(table, entry, codec, self._database, self._cached_keys, forgotten)
+        unknown = None if is_new else UnknownKeys(self._database, codec, entry.id, self.key_groups)
+        forgotten = KeyFilter(self._filter_bytes)
+        state = CachedAggregates(table, entry, codec, self._database, self._cached_keys, forgotten, unknown)
         self._states[name] = state
         return state
 
@@ -216,12 +217,8 @@ class RocksDBKeyedStateBackend(TableBackend):
         frozen = [part for cache in caches if (part := cache.freeze()) is not None]
         moment = self._opened.freeze(frozen)
         if properties.savepoint_format is SavepointFormat.CANONICAL:
-            states = self._states.items()
-            tables = {name: state.new_table for name, state in states if isinstance(state, CachedAggregates)}
             description = self._catalog.to_json()
-            return CanonicalSnapshot(
-                self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory, tables
-            )
+            return CanonicalSnapshot(self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory)
         return RocksDBSnapshot(
             moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties, self._threads
         )

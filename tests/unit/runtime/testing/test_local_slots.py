@@ -33,7 +33,7 @@ def use_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 
 def launch(slots: int) -> tuple[LocalSlotProvider, Ended]:
-    provider = LocalSlotProvider()
+    provider = LocalSlotProvider(start_agent=local_slots.spawned_agent)
     ended: Ended = queue.Queue()
     provider.launch(5, slots, 1234, "secret", lambda stage, error: ended.put((stage, error)))
     return provider, ended
