@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -151,7 +152,7 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    sessions = Sessions(tmp_path)
+    sessions = Sessions(tmp_path, options={"jobmanager.execution.dynamic-configuration.allow-list": "*"})
     try:
         started = Job(sessions, tmp_path, sessions.start())
         started.start()
@@ -216,6 +217,35 @@ def test_a_configuration_is_there_or_not(job: Job) -> None:
         job.recovered()
         assert job.client.checkpoint_config(job.id).interval_ms == (millis if is_stored else START_INTERVAL_MS), point
         assert job.client.replace_job_config(job.id, found.configuration, 1).changes == {}
+    job.stopped()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.row("530.5")
+@pytest.mark.timeout(600)
+def test_a_configuration_that_needs_a_restart_is_there_or_not(job: Job) -> None:
+    """From its receipt to the deployment for it. The answer goes before that: it may have come, and then it is true."""
+    key = "execution.buffer-timeout.interval"
+    points = ("configuration-received", "configuration-validated", "plan-before", "plan-persisted", "deploy-before")
+    for number, point in enumerate(points):
+        present = job.client.job_config(job.id)
+        assert present.version is not None
+        wanted = {**present.configuration, key: f"{40 + number} ms"}
+        job.sessions.arm(point)
+        answered = False
+        with suppress(CkptClientError):
+            answered = job.client.replace_job_config(job.id, wanted, present.version).restart
+        job.sessions.crashed()
+        job.check_latest()
+        job.client = job.sessions.start()
+        found = job.client.job_config(job.id)
+        is_stored = point in ("plan-persisted", "deploy-before")
+        assert is_stored or not answered, point
+        assert found.configuration == (wanted if is_stored else present.configuration), point
+        assert found.version == present.version + is_stored, point
+        job.recovered()
+        assert job.client.job_config(job.id).running_version == found.version, point
     job.stopped()
 
 

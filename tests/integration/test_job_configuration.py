@@ -104,6 +104,36 @@ def test_what_needs_no_restart_gets_none(client: CkptClient, cluster: MiniCluste
     job.stopped()
 
 
+@pytest.mark.row("530.5")
+@pytest.mark.row("530.8")
+def test_an_interval_goes_and_comes_back(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    """By PUT, of a job whose restart strategy nobody has named: it keeps that, and nothing restarts."""
+    job.start(configuration={INTERVAL: "200 ms"})
+    job.running()
+    job_id = job.job_id
+    cluster.wait_for_checkpoints(job_id, 2)
+    given = client.job_config(job_id)
+    assert given.version == 1
+    assert given.execution_config["restart-strategy"] == "exponential-delay"
+    without = {key: text for key, text in given.configuration.items() if key != INTERVAL}
+    answer = client.replace_job_config(job_id, without, 1)
+    assert (answer.version, answer.restart, answer.changes[INTERVAL].after) == (2, False, None)
+    found = client.job_config(job_id)
+    assert (found.configuration, found.execution_config["restart-strategy"]) == (without, "exponential-delay")
+    assert client.checkpoint_config(job_id).interval_ms is None
+    cluster.wait_until(lambda: client.checkpoint_statistics(job_id).counts.in_progress == 0, "the last of them to end")
+    known = client.checkpoint_statistics(job_id).counts.total
+    job.inject("map-raise")  # a failure is restarted all the same, and gives a periodic checkpoint time to come
+    job.restarted(1)
+    assert client.checkpoint_statistics(job_id).counts.total == known
+    assert client.replace_job_config(job_id, dict(given.configuration), 2).version == 3
+    assert client.checkpoint_config(job_id).interval_ms == 200
+    cluster.wait_for_checkpoints(job_id, 2)
+    assert client.job_config(job_id).execution_config["restart-strategy"] == "exponential-delay"
+    assert restarts(client, job) == "1"
+    job.stopped()
+
+
 @pytest.mark.row("530.11")
 def test_the_parallelism_is_a_live_rescale(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
     job.start(parallelism=1)

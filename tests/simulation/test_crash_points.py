@@ -1,4 +1,4 @@
-"""Every crash point, and every pair of them, of a run with PATCH, completion, subsumption, a stop and recovery."""
+"""Every crash point, and every pair of them, of runs with PATCH, PUT, completion, subsumption, stops and recovery."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ def scenario(*actions: Action, end: int) -> Scenario:
 RESCALE = 1
 """What makes ``random_bounds`` choose another parallelism for all vertices."""
 
+RESTARTS, LIVE = 7, 5
+"""Configurations that need a restart, and none."""
+
 POINTS = 36
 """So many of a run's points; what follows repeats them."""
 
@@ -42,6 +45,11 @@ RUNS = {
     "savepoint and recovery": scenario(Action(40, "savepoint", 0), Action(70, "fail a task", 3), end=130),
     "stop with savepoint": scenario(Action(90, "stop", 1), end=200),
     "rescale": scenario(Action(30, "rescale", RESCALE), end=130),
+    "configuration": scenario(Action(30, "replace the configuration", RESTARTS), end=130),
+    "overrides and configuration": scenario(
+        Action(20, "patch", 7), Action(45, "replace the configuration", LIVE), Action(70, "reset overrides", 0), end=100
+    ),
+    "cancel with a savepoint": scenario(Action(40, "cancel with a savepoint", 0), end=130),
     "cancel": scenario(Action(90, "cancel", 1), end=130),
 }
 
@@ -68,6 +76,15 @@ def test_every_pair_of_crash_points(name: str) -> None:
             raise AssertionError(f"{name}: crashed {names} (points {pair}): {error}") from error
 
 
+def test_a_configuration_needs_a_restart_and_another_one_none() -> None:
+    deployments = {}
+    for name in ("configuration", "overrides and configuration"):
+        world = World(1, RUNS[name])
+        world.run()
+        deployments[name] = world.deployments
+    assert deployments == {"configuration": 2, "overrides and configuration": 1}
+
+
 def test_the_points_are_those_of_the_protocols() -> None:
     """Guards against runs in which nothing durable happens."""
     everything = {
@@ -77,4 +94,5 @@ def test_the_points_are_those_of_the_protocols() -> None:
         assert {f"before {what}", f"after {what}", f"answered {what}"} <= everything
     assert {"before overrides", "after overrides", "answered overrides", "before the answer"} <= everything
     assert {"before result", "after result", "before the job is removed"} <= everything
+    assert {"received", "validated", "before graph", "after graph", "answered graph", "before attempt"} <= everything
     assert {"before discard", "after discard", "before shared files"} <= everything

@@ -53,6 +53,9 @@ VERTEX_PARALLELISM = INTERNAL_PREFIX + "vertex-parallelism"
 RESTORE_DRILL = INTERNAL_PREFIX + "restore-drill"
 """Whether the job is a restore drill: it is planned without sinks that write and sources that acknowledge."""
 
+IMPLICIT_RESTART_STRATEGY = INTERNAL_PREFIX + "implicit-restart-strategy"
+"""The strategy of a job for which nobody names one. It lies among the cluster's options that the job keeps."""
+
 
 def options_of(group: type) -> tuple[ConfigOption[Any], ...]:
     """Lists the options of one group, in the order of their declaration."""

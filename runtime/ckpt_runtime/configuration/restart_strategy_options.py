@@ -27,7 +27,7 @@ class RestartStrategyOptions:
         "restart-strategy.type",
         EnumType(RestartStrategyType, {"off": RestartStrategyType.NONE, "disable": RestartStrategyType.NONE}),
         None,
-        "The strategy. Not set: exponential-delay when periodic checkpoints are on, none otherwise.",
+        "The strategy. Not set: exponential-delay when periodic checkpoints are on at submission, none otherwise.",
         changeability=Changeability.LIVE,
         fallback_keys=("restart-strategy",),
     )

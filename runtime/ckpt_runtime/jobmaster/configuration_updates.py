@@ -46,6 +46,7 @@ from ckpt_runtime.jobmaster.request_checks import check_directories, with_own_co
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError, check_bounds
+from ckpt_runtime.storage.crash_points import reach
 
 _HIDES = {setting.option.key: (setting.field, setting.patched_as) for setting in CHECKPOINT_SETTINGS}
 
@@ -86,6 +87,7 @@ class ConfigurationUpdates:
         if request.version not in (None, present.version):
             raise VersionConflict(job.job_id, request.version, present.version)
         job.check_configurable()
+        reach("configuration-received")
         # What is left out may be what the pipeline sets itself: that is known once it is planned.
         given_now = [change for change in differences(present.given, wanted) if change.after is not None]
         judge(given_now, self._allow_list)
@@ -103,6 +105,7 @@ class ConfigurationUpdates:
         if not request.dry_run:
             before, after = (create_restart_strategy(known.configuration) for known in (base, plan))
             strategy = None if before == after else after
+            reach("configuration-validated")
             await job.change_configuration(plan, base, strategy, restarts=answer.needs_restart)
         return answer
 

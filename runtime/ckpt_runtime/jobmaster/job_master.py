@@ -21,6 +21,7 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.configuration.registry import INTERNAL_PREFIX
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options, submitted_settings
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, VersionConflict
@@ -292,7 +293,8 @@ class JobMaster:
 
     def program(self) -> RunningProgram:
         submission = self._submission
-        return RunningProgram(self._tasks.archive, submission.entry, submission.arguments, submission.defaults)
+        defaults = submission.defaults.without(INTERNAL_PREFIX)
+        return RunningProgram(self._tasks.archive, submission.entry, submission.arguments, defaults)
 
     def check_no_drill(self, wish: str) -> None:
         """Raises Conflict for a restore drill, of which nothing stays."""

@@ -34,6 +34,7 @@ from ckpt_runtime.jobmaster.request_checks import (
     planning_configuration,
     with_own_configuration,
 )
+from ckpt_runtime.jobmaster.restart_strategy_factory import with_implicit_strategy
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
@@ -93,7 +94,7 @@ class JobSubmitter:
         submission = JobSubmission(
             job_id=job_id,
             graph=graph,
-            defaults=self._configuration,
+            defaults=with_implicit_strategy(self._configuration, given),
             own=OwnConfiguration(given),
             archive=program.archive.read_bytes(),
             program_id=request.pipeline_id,

@@ -6,6 +6,7 @@ import random
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.registry import IMPLICIT_RESTART_STRATEGY
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
 from ckpt_runtime.scheduler.restart_strategies import (
     ExponentialDelay,
@@ -17,13 +18,26 @@ from ckpt_runtime.scheduler.restart_strategies import (
 
 
 def strategy_type(configuration: Configuration) -> RestartStrategyType:
-    """The configured strategy; without one, exponential-delay for jobs with periodic checkpoints, else none."""
+    """The configured strategy; without one, exponential-delay for jobs with periodic checkpoints, else none.
+
+    For a job it is settled at its submission (:func:`with_implicit_strategy`).
+    """
     configured = configuration.get(RestartStrategyOptions.TYPE)
     if configured is not None:
         return configured
+    settled = configuration.get_text(IMPLICIT_RESTART_STRATEGY)
+    if settled is not None:
+        return RestartStrategyType(settled)
     if configuration.get(CheckpointingOptions.INTERVAL) is not None:
         return RestartStrategyType.EXPONENTIAL_DELAY
     return RestartStrategyType.NONE
+
+
+def with_implicit_strategy(defaults: Configuration, given: Configuration) -> Configuration:
+    """The cluster's options as a job keeps them: an interval that comes or goes later does not switch its strategy."""
+    periodic = Configuration.merge(defaults, given).get(CheckpointingOptions.INTERVAL) is not None
+    kind = RestartStrategyType.EXPONENTIAL_DELAY if periodic else RestartStrategyType.NONE
+    return Configuration.merge(defaults, Configuration({IMPLICIT_RESTART_STRATEGY: kind.value}))
 
 
 def create_restart_strategy(configuration: Configuration) -> RestartStrategy:

@@ -10,7 +10,6 @@ from tests.simulation.protocols import driver as simulated_driver
 from tests.simulation.protocols.driver_storage import Outcome, StorageShell
 from tests.simulation.protocols.leases import LeaseHolder
 from tests.simulation.protocols.plan_endpoint import PlanEndpoint
-from tests.simulation.protocols.world import World
 
 # --- leases
 
@@ -105,20 +104,17 @@ def _():
 
 @bug("overrides come back from the copy that a standby read before it led", "530.9, after a takeover")
 def _():
-    claim, take_up = World.claim, World.take_up
+    init = simulated_driver.Driver.__init__
 
-    def early(self):
-        self.read_early = self.ha.overrides
-        claim(self)
-
-    def stale(self, epoch, lease=None):
-        self.ha.overrides, stored = self.read_early, self.ha.overrides
+    def stale(self, world, *arguments):
+        stored = world.ha.overrides
+        world.ha.overrides = getattr(world, "read_early", stored)
         try:
-            take_up(self, epoch, lease)
+            init(self, world, *arguments)
         finally:
-            self.ha.overrides = stored
+            world.ha.overrides = world.read_early = stored
 
-    return [(World, "claim", early), (World, "take_up", stale)]
+    return [(simulated_driver.Driver, "__init__", stale)]
 
 
 # --- cancelling with a savepoint
@@ -143,7 +139,7 @@ def _():
     return [(JobCore, "_on_trigger_requested", requested)]
 
 
-@bug("a restart before the cancellation starts the periodic trigger", "147.7")
+@bug("a restart before the cancellation starts the periodic trigger", "147.7", seed=386)
 def _():
     original = JobCore._all_tasks_running
 
@@ -157,7 +153,7 @@ def _():
     return [(JobCore, "_all_tasks_running", running)]
 
 
-@bug("the periodic trigger stays off when the savepoint of a cancellation fails", "147.7")
+@bug("the periodic trigger stays off when the savepoint of a cancellation fails", "147.7", seed=154)
 def _():
     original = JobCore._request_failed
 

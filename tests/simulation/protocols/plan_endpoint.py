@@ -152,6 +152,7 @@ class PlanEndpoint:
     def _plan_configuration(self, kind: str, value: Random) -> None:
         """It is handed over when it is planned."""
         driver, options = self._driver, self._world.options
+        self._world.crash_point(driver, "received")
         base = driver.core.accepted_plan
         meaning = options.meaning(base.own.given)
         changes_strategy, restarts = kind == "replace the restart strategy", value.random() < 0.6
@@ -177,6 +178,7 @@ class PlanEndpoint:
         state = driver.machine.state
         if state.is_terminal:
             return
+        self._world.crash_point(driver, "validated")
         same = shape(graph) == self.shape
         patched = driver.leads and self._world.checker.clients.is_storing
         busy = self._wish is not None or patched or (self._is_due and not same)
@@ -199,6 +201,8 @@ class PlanEndpoint:
     def answered(self, answer: core.ChangeAnswered) -> None:
         """The user hears of it, once."""
         self._answers.append(answer.outcome)
+        if answer.outcome is ChangeOutcome.APPLIED:
+            self._world.crash_point(self._driver, "before the answer")
         if answer.outcome is ChangeOutcome.JOB_ENDED:
             self._driver.checker.told_of_the_end()
         if answer.outcome is ChangeOutcome.BUSY:

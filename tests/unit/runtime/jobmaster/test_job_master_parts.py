@@ -23,7 +23,11 @@ from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings, submitted
 from ckpt_runtime.jobmaster.exceptions_history import MAX_CONCURRENT, FailureLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway import NOT_YET, ExceptionEntry, ExecutionState
-from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy, strategy_type
+from ckpt_runtime.jobmaster.restart_strategy_factory import (
+    create_restart_strategy,
+    strategy_type,
+    with_implicit_strategy,
+)
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.shapes.checkpoints import config
 from ckpt_runtime.scheduler.restart_strategies import ExponentialDelay, FailureRate, FixedDelay, NoRestart
@@ -77,6 +81,18 @@ class TestRestartStrategy:
 
     def test_the_default_depends_on_periodic_checkpoints(self) -> None:
         assert strategy_type(Configuration({})) is RestartStrategyType.NONE
+
+    @pytest.mark.row("530.6")
+    @pytest.mark.parametrize("interval", ["1 s", None])
+    def test_what_it_was_at_submission_stays_when_an_interval_comes_or_goes(self, interval: str | None) -> None:
+        with_interval = Configuration({"execution.checkpointing.interval": "1 s"})
+        at_submission, later = (with_interval, Configuration()) if interval else (Configuration(), with_interval)
+        kept = with_implicit_strategy(Configuration({"a": "b"}), at_submission)
+        assert kept["a"] == "b"
+        expected = RestartStrategyType.EXPONENTIAL_DELAY if interval else RestartStrategyType.NONE
+        assert strategy_type(Configuration.merge(kept, later)) is expected
+        named = Configuration({"restart-strategy.type": "failure-rate"})
+        assert strategy_type(Configuration.merge(kept, later, named)) is RestartStrategyType.FAILURE_RATE
 
     def test_an_unknown_strategy_is_refused_by_name(self) -> None:
         with pytest.raises(InvalidOptionError, match=r"restart-strategy\.type.*sometimes"):
