@@ -160,6 +160,8 @@ def test_savepoint_measures_and_checks_itself() -> None:
         "sync_ms_p99",
         "rows_per_s_none",
         "rows_per_s_during",
+        "cpu_us_per_row_none",
+        "cpu_us_per_row_during",
     }
     assert document["canonical_bytes"] > 4_000_000
     assert "went on from canonical" in said
