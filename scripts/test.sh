@@ -25,15 +25,22 @@ FILLERS=(
     "tests/simulation/jobs tests/property"
 )
 
+# Each group's directories of tests stay until the group's next run. Pytest keeps those of its last three runs otherwise,
+# and would delete those of a group that has failed while the others go on.
+directories="${TMPDIR:-/tmp}/ckpt-$(id -un)-$(pwd | cksum | cut -c1-6)"
+mkdir -p -m 700 "$directories"
+
 reports="$(mktemp -d)"
 trap 'rm -rf "$reports"' EXIT
 trap 'for group in $(jobs -p); do kill -INT -- "-$group" 2>/dev/null; done; wait; exit 130' INT TERM
 
 run() { # <nice> <group> <options of pytest>
-    local report code=0
-    report="$reports/${2//[ \/]/_}"
+    local name report code=0
+    name="${2//tests\//}"
+    name="${name//[ \/]/_}"
+    report="$reports/$name"
     # shellcheck disable=SC2086  # several words
-    nice -n "$1" .venv/bin/python -m pytest $2 "${@:3}" </dev/null >"$report" 2>&1 || code=$?
+    nice -n "$1" .venv/bin/python -m pytest $2 --basetemp="$directories/$name" "${@:3}" </dev/null >"$report" 2>&1 || code=$?
     ((code == 0 || code == 5)) || touch "$reports/failed" # an option that leaves no test of a group is fine
     printf '\n=== %s\n' "$2" && cat "$report"
 }
