@@ -2,8 +2,7 @@
 
 A wait looks when it begins, when an event concerns its condition, and otherwise seldom, with all others at its job.
 Looks that come together share their requests, and none is made while the job manager is known to be away. The hub lives
-as long as somebody waits.
-All its times are those of the event loop.
+as long as somebody waits. All its times are those of the event loop.
 """
 
 from __future__ import annotations

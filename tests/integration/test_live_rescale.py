@@ -81,6 +81,22 @@ def test_one_vertex_by_the_command(client: CkptClient, cluster: MiniCluster, job
     job.stopped()
 
 
+def test_declared_bounds_are_kept_and_shown(client: CkptClient, job: SequenceJob) -> None:
+    job.start(parallelism=2)
+    job.running()
+    place = f"{client.url}/jobs/{job.job_id}/resource-requirements"
+    before = httpx.get(place).json()
+    assert {(b["parallelism"]["lowerBound"], b["parallelism"]["upperBound"]) for b in before.values()} == {(2, 2)}
+    declared = {vertex: {"parallelism": {"lowerBound": 1, "upperBound": 2}} for vertex in before}
+    assert httpx.put(place, json=declared, timeout=120).status_code == 200
+    assert httpx.get(place).json() == declared
+    assert client.job_metrics(job.job_id, ("numRestarts",))["numRestarts"] == "0"
+    job.inject("map-raise")
+    job.restarted(1)
+    assert httpx.get(place).json() == declared
+    job.stopped()
+
+
 def test_what_is_not_possible_is_refused_and_nothing_changes(client: CkptClient, job: SequenceJob) -> None:
     job.start(parallelism=2)
     job.running()

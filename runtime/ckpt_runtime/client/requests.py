@@ -355,7 +355,7 @@ def reset_checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
 
 
 def resource_requirements(job_id: str) -> Call[dict[str, int]]:
-    """The parallelism that each vertex has or is being brought to, by vertex id."""
+    """The parallelism that each vertex is to have, by vertex id: the upper bound, where bounds were declared."""
     return Call("GET", _requirements(job_id), _upper_bounds, feature=_RESCALE)
 
 

@@ -50,6 +50,9 @@ RESTORED_MAX_PARALLELISM = INTERNAL_PREFIX + "restored-max-parallelism"
 VERTEX_PARALLELISM = INTERNAL_PREFIX + "vertex-parallelism"
 """Parallelisms by vertex id, as a JSON object, of a job that was rescaled since its submission."""
 
+VERTEX_BOUNDS = INTERNAL_PREFIX + "vertex-bounds"
+"""Declared bounds of parallelisms by vertex id, as a JSON object, of a job that was rescaled since its submission."""
+
 RESTORE_DRILL = INTERNAL_PREFIX + "restore-drill"
 """Whether the job is a restore drill: it is planned without sinks that write and sources that acknowledge."""
 

@@ -45,7 +45,12 @@ from ckpt_runtime.jobmaster.planning import Planner
 from ckpt_runtime.jobmaster.request_checks import check_directories, with_own_configuration
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy
 from ckpt_runtime.scheduler.job_plan import JobPlan
-from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError, check_bounds
+from ckpt_runtime.scheduler.replacement import (
+    ParallelismBounds,
+    ReplacementRefusedError,
+    check_bounds,
+    with_bounds_of,
+)
 from ckpt_runtime.storage.crash_points import reach
 
 _HIDES = {setting.option.key: (setting.field, setting.patched_as) for setting in CHECKPOINT_SETTINGS}
@@ -160,7 +165,8 @@ def _graph(planned: JobGraph, present: JobGraph, *, keeps_parallelism: bool) -> 
         )
     parallelism = {vertex.id: vertex.parallelism for vertex in present.vertices}
     if keeps_parallelism:
-        return planned if planned.vertices == present.vertices else planned.with_parallelism(parallelism)
+        kept = planned if planned.vertices == present.vertices else planned.with_parallelism(parallelism)
+        return with_bounds_of(kept, present)
     wanted = {vertex.id: ParallelismBounds(vertex.parallelism, vertex.parallelism) for vertex in planned.vertices}
     try:
         check_bounds(present, wanted)

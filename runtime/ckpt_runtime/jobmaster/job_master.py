@@ -77,6 +77,7 @@ from ckpt_runtime.scheduler.replacement import (
     ParallelismBounds,
     ReplacementRefusedError,
     check_replaceable,
+    declared_bounds,
     subtasks_of,
 )
 from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
@@ -339,9 +340,8 @@ class JobMaster:
     # --- its parallelism
 
     def resource_requirements(self) -> dict[str, ParallelismBounds]:
-        """The parallelism that the job has, or that it is being brought to: both bounds are that."""
-        graph = self._shell.core.wanted_graph
-        return {vertex.id: ParallelismBounds(vertex.parallelism, vertex.parallelism) for vertex in graph.vertices}
+        """As they were declared last, perhaps by a request in progress; else both bounds are the parallelism."""
+        return declared_bounds(self._shell.core.wanted_graph)
 
     async def rescale(self, bounds: Mapping[str, ParallelismBounds]) -> None:
         """Returns when the new parallelism is stored and the job is being deployed with it.

@@ -495,12 +495,13 @@ class JobCore:
         if plan is None or not self._change.concerns(event.request_id):
             return
         self._follow(self._change.stored())
+        restarts = request.restarts if request else plan.graph.vertices != self._next_plan.graph.vertices
         self._next_plan = plan
         if request is not None:
             self._patch_coordinator()
             if request.strategy is not None:
                 self._tell(job_on.RestartStrategyReplaced(request.strategy))
-        if request is None or request.restarts:
+        if restarts:
             self._redeploy_is_due = True
             self._redeploy()
         elif not self._redeploy_is_due:

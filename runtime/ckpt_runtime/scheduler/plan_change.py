@@ -15,7 +15,13 @@ from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobOutput
 from ckpt_runtime.scheduler.durable_change import ANOTHER_LEADS, OUTCOME_UNKNOWN, DurableChange, Next
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
-from ckpt_runtime.scheduler.replacement import ReplacementRefusedError, check_bounds, check_replaceable, rescaled
+from ckpt_runtime.scheduler.replacement import (
+    ReplacementRefusedError,
+    check_bounds,
+    check_replaceable,
+    declared_bounds,
+    rescaled,
+)
 
 NOT_RESCALED = "The job keeps its parallelism"
 NOT_RECONFIGURED = "The job keeps its configuration"
@@ -96,10 +102,13 @@ class PlanChange:
             return [core.ChangeAnswered(event.request_id, ChangeOutcome.REFUSED, str(error))]
         count = max(bounds.upper for bounds in event.bounds.values())
         graph = rescaled(present.graph, event.bounds, count)
+        at_once = state is not JobState.RUNNING
         if graph.vertices == present.graph.vertices:
-            return [core.ChangeAnswered(event.request_id, ChangeOutcome.APPLIED)]
+            if declared_bounds(graph) == declared_bounds(present.graph):
+                return [core.ChangeAnswered(event.request_id, ChangeOutcome.APPLIED)]
+            at_once = True  # nothing but what is declared changes
         least = max(bounds.lower for bounds in event.bounds.values())
-        return self._begin(event, replace(present, graph=graph), least, at_once=state is not JobState.RUNNING)
+        return self._begin(event, replace(present, graph=graph), least, at_once=at_once)
 
     def _configure(self, event: core.ConfigurationRequested, present: JobPlan, state: JobState) -> list[JobOutput]:
         if event.base is not present:
@@ -115,7 +124,7 @@ class PlanChange:
         return [core.ReserveSlots(event.request_id, plan.graph.slots, least_slots)]
 
     def slots_reserved(self, event: core.SlotsReserved, present: JobPlan) -> list[JobOutput]:
-        """A fresh checkpoint is next, unless the slots are no more than a rescale has."""
+        """A fresh checkpoint is next. When the slots are no more than a rescale has, what it declares is stored."""
         wish = self._wish
         if wish is None or wish.step is not _Step.SLOTS or not self.concerns(event.request_id):
             return []
@@ -124,7 +133,11 @@ class PlanChange:
             return []
         graph = rescaled(present.graph, wish.request.bounds, event.slots)
         wish.plan = replace(present, graph=graph)
-        return self._end(ChangeOutcome.APPLIED) if graph.vertices == present.graph.vertices else []
+        if graph.vertices != present.graph.vertices:
+            return []
+        if declared_bounds(graph) == declared_bounds(present.graph):
+            return self._end(ChangeOutcome.APPLIED)
+        return [core.ReleaseReserve(), *self.checkpoint_taken()]
 
     def checkpoint_taken(self) -> list[JobOutput]:
         wish = self._wish

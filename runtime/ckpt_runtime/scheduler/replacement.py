@@ -13,10 +13,12 @@ The restart strategy may be replaced in every state: it counts from the next fai
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.configuration.registry import VERTEX_BOUNDS
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobGraph, Partitioning
 from ckpt_runtime.scheduler.job_status import JobState
 
@@ -57,10 +59,26 @@ def check_replaceable(state: JobState, what: str) -> None:
 
 
 def rescaled(graph: JobGraph, bounds: Mapping[str, ParallelismBounds], slots: int) -> JobGraph:
-    """``graph`` within ``bounds``, which are checked, as wide as ``slots`` allow."""
-    return graph.with_parallelism(
+    """``graph`` within ``bounds``, which are checked and which it keeps, as wide as ``slots`` allow."""
+    text = json.dumps({vertex: [wanted.lower, wanted.upper] for vertex, wanted in bounds.items()}, sort_keys=True)
+    declared = replace(graph, configuration={**graph.configuration, VERTEX_BOUNDS: text})
+    return declared.with_parallelism(
         {vertex: max(wanted.lower, min(wanted.upper, slots)) for vertex, wanted in bounds.items()}
     )
+
+
+def declared_bounds(graph: JobGraph) -> dict[str, ParallelismBounds]:
+    """Those of the last rescale; both are the parallelism of a vertex for which none were declared."""
+    declared = json.loads(graph.configuration.get(VERTEX_BOUNDS, "{}"))
+    return {v.id: ParallelismBounds(*declared.get(v.id, (v.parallelism, v.parallelism))) for v in graph.vertices}
+
+
+def with_bounds_of(graph: JobGraph, present: JobGraph) -> JobGraph:
+    """``graph``, with what was declared for ``present``."""
+    declared = present.configuration.get(VERTEX_BOUNDS)
+    if declared is None:
+        return graph
+    return replace(graph, configuration={**graph.configuration, VERTEX_BOUNDS: declared})
 
 
 def check_bounds(graph: JobGraph, bounds: Mapping[str, ParallelismBounds]) -> None:

@@ -23,7 +23,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
-from ckpt_runtime.configuration.registry import VERTEX_PARALLELISM
+from ckpt_runtime.configuration.registry import VERTEX_BOUNDS, VERTEX_PARALLELISM
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.failure_report import log_failure, report_of, summary_of
@@ -190,7 +190,8 @@ class TaskWorker:
     def _plan_of(self, deployment: Deployment, directory: str) -> CompiledPlan:
         """The entry point runs once per worker, job and configuration, not once per restart."""
         graph = deployment.graph
-        options = sorted((key, text) for key, text in graph.configuration.items() if key != VERTEX_PARALLELISM)
+        rescaled = (VERTEX_PARALLELISM, VERTEX_BOUNDS)
+        options = sorted((key, text) for key, text in graph.configuration.items() if key not in rescaled)
         key = f"{deployment.program.directory}:{graph.plan_fingerprint}:{options}"
         if self._plan is None or self._plan[0] != key:
             self._plan = (key, load_checked_plan(deployment.program, deployment, directory))

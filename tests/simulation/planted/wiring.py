@@ -325,6 +325,11 @@ def _():
     return [(PlanChange, "_begin", begin)]
 
 
+@bug("bounds of a parallelism are forgotten when nothing else changes", "203.14")
+def _():
+    return [(plan_change, "declared_bounds", lambda graph: {})]
+
+
 @bug("a replaced restart strategy begins with an empty history", "530.6")
 def _():
     def replaced(self, event, now):

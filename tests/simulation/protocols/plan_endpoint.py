@@ -23,7 +23,7 @@ from ckpt_runtime.jobmaster.job_record import with_plan
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeOutcome
 from ckpt_runtime.scheduler.job_status import JobState
-from ckpt_runtime.scheduler.replacement import ParallelismBounds
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, declared_bounds
 from ckpt_runtime.storage.job_store import StoredJob
 from tests.simulation.protocols.driver_storage import Outcome
 from tests.simulation.protocols.observed import ObservedStrategy
@@ -38,6 +38,9 @@ _PAUSE_MS = 15
 _ENDING = (CoordinatorState.CLOSING, CoordinatorState.CLOSED)
 _STRATEGIES = ("exponential",) * 5 + ("fixed", "rate", "none")
 _SETTLED = (ChangeOutcome.APPLIED, ChangeOutcome.NOT_STORED)
+
+
+Bounds = Mapping[str, ParallelismBounds]
 
 
 def shape(graph: JobGraph) -> Shape:
@@ -97,7 +100,8 @@ class PlanEndpoint:
         self._answered = True
         self._reserved: int | None = None
         self._pointers: frozenset[int] | None = None
-        self._wanted: tuple[Shape, int] | None = None
+        self._wanted: tuple[Shape, Bounds, int] | None = None
+        self._bounds: Bounds = {}
         self._asked = 0
         self._answers: list[ChangeOutcome] = []
 
@@ -134,6 +138,7 @@ class PlanEndpoint:
         fits, allowed = possible(driver.core.graph, bounds), driver.plan.may_replace()
         if not busy:
             self._wish, self._answered, self._wanted, self._configuring = name, False, None, None
+            self._bounds = bounds
             self._pointers = None if state is JobState.RUNNING else frozenset()
         self._answers.clear()
         driver.tell(core.RescaleRequested(name, bounds))
@@ -215,6 +220,9 @@ class PlanEndpoint:
             self._require(
                 (self._stored == self._wanted) == applied, f"{answer.outcome.name}, and {self._stored} is stored"
             )
+        if self._driver.leads and self._configuring is None and answer.outcome is ChangeOutcome.APPLIED:
+            stored = declared_bounds(self._world.ha.graph)
+            self._require(stored == self._bounds, f"{self._bounds} are declared, {stored} are stored")
         if answer.outcome is not ChangeOutcome.UNKNOWN:
             self._wish = None
 
@@ -254,8 +262,9 @@ class PlanEndpoint:
     # --- the stored plan
 
     @property
-    def _stored(self) -> tuple[Shape, int]:
-        return shape(self._world.ha.graph), self._world.ha.document.version
+    def _stored(self) -> tuple[Shape, Bounds, int]:
+        graph = self._world.ha.graph
+        return shape(graph), declared_bounds(graph), self._world.ha.document.version
 
     def store(self, order: core.StorePlan) -> None:
         if order.attempt == 0:
@@ -266,8 +275,10 @@ class PlanEndpoint:
 
     def _may_store(self, order: core.StorePlan) -> None:
         """From now on old or new may be stored, and nothing else."""
-        self._wanted = shape(order.graph), order.own.version
+        self._wanted = shape(order.graph), declared_bounds(order.graph), order.own.version
         self._require(order.request_id == self._wish, "a graph is stored that nobody asked for")
+        if shape(order.graph) == self.shape and self._configuring is None:
+            return  # what is declared alone
         self._require(self._pointers is not None, "a graph is stored before its slots are there")
         if self._pointers:
             fresh = self._world.ha.pointers.keys() - self._pointers
@@ -323,8 +334,9 @@ class PlanEndpoint:
     def _in_force(self, order: core.StorePlan | core.SettlePlan) -> None:
         """The driver is about to hear that it is stored."""
         event = self._configuring
+        before = self.shape
         self.shape, self._graph = shape(order.graph), order.graph
-        if event is None or event.restarts:
+        if self.shape != before if event is None else event.restarts:
             self._needed += 1
         if event is not None and event.request_id == order.request_id:
             strategy = event.strategy

@@ -45,7 +45,7 @@ _BODY = json_body(
 
 @router.get("", responses=errors(400, 404, 409))
 async def requirements(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
-    """The parallelism that each vertex has, or is being brought to."""
+    """The bounds of each vertex's parallelism as they were declared; both are the parallelism where none were."""
     found = await gateway.resource_requirements(job_id)
     return {
         vertex: {"parallelism": {"lowerBound": bounds.lower, "upperBound": bounds.upper}}

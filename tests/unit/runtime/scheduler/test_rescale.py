@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -24,7 +25,13 @@ from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
-from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
+from ckpt_runtime.scheduler.replacement import (
+    ParallelismBounds,
+    declared_bounds,
+    rescaled,
+    subtasks_of,
+    with_bounds_of,
+)
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay
 
 pytestmark = pytest.mark.row("203.14")
@@ -88,6 +95,12 @@ class Job:
         """In force, and wanted."""
         return self.core.graph.slots, self.core.wanted_graph.slots
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """As declared."""
+        (found,) = declared_bounds(self.core.wanted_graph).values()
+        return found.lower, found.upper
+
     def kinds(self) -> list[type]:
         return [type(output) for output in self.last]
 
@@ -132,7 +145,42 @@ def test_fewer_slots_than_wanted_within_the_bounds() -> None:
 
 def test_no_more_slots_than_the_job_has() -> None:
     job = Job().ask(1, 8).step(core.SlotsReserved("r", 2))
-    assert job.last == [core.ReleaseReserve(), core.ChangeAnswered("r", ChangeOutcome.APPLIED)]
+    assert job.kinds() == [core.ReleaseReserve, core.StorePlan]
+    job.step(core.PlanStored("r"))
+    assert job.last == [core.ChangeAnswered("r", ChangeOutcome.APPLIED)]
+    assert job.machine.state is JobState.RUNNING
+    assert job.bounds == (1, 8)
+    job.ask(1, 8, "again").step(core.SlotsReserved("again", 2))
+    assert job.last == [core.ReleaseReserve(), core.ChangeAnswered("again", ChangeOutcome.APPLIED)]
+
+
+def test_what_is_declared_alone_is_stored_and_nothing_restarts() -> None:
+    job = Job()
+    assert job.bounds == (2, 2)
+    job.ask(1, 2)
+    (order,) = job.last
+    assert isinstance(order, core.StorePlan)
+    assert order.graph.vertices == GRAPH.vertices
+    job.step(core.PlanStored("r"))
+    assert job.last == [core.ChangeAnswered("r", ChangeOutcome.APPLIED)]
+    assert (job.machine.state, job.machine.attempt, job.bounds) == (JobState.RUNNING, 0, (1, 2))
+    restored = JobGraph.from_json(json.loads(json.dumps(order.graph.to_json())))
+    assert declared_bounds(restored) == {"v": ParallelismBounds(1, 2)}
+    assert order.graph.fingerprint == GRAPH.fingerprint
+
+
+def test_a_plan_that_is_made_again_keeps_what_was_declared() -> None:
+    bounds = {"v": ParallelismBounds(1, 8)}
+    present = rescaled(GRAPH, bounds, 3)
+    again = with_bounds_of(GRAPH.with_parallelism({"v": 3}), present)
+    assert (declared_bounds(again), again.vertices) == (bounds, present.vertices)
+    assert with_bounds_of(GRAPH, GRAPH) is GRAPH
+
+
+def test_what_could_not_be_stored_is_not_declared() -> None:
+    job = Job().ask(1, 2).step(core.ChangeNotStored("r", "another one is stored", final=True))
+    assert job.answer.outcome is ChangeOutcome.NOT_STORED
+    assert (job.bounds, job.machine.state) == ((2, 2), JobState.RUNNING)
     assert job.parallelism == (2, 2)
 
 
