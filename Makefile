@@ -62,6 +62,7 @@ contracts: setup ## checks which room imports which
 .PHONY: docs
 docs: setup ## writes the generated pages
 	$(RUN)/python -m ckpt_runtime.configuration.docs > docs/options.md
+	$(RUN)/python -m tests.support.reference_pages docs/reference
 	$(RUN)/python -m tests.support.rest_examples > runtime/ckpt_runtime/rest/examples.json
 
 .PHONY: rows

@@ -40,6 +40,10 @@ EXTRAS_REQUIRE = {
         "matplotlib>=3.9",
         "psutil>=5.9",
     ],
+    # What operators tell it: airflow_provider_ckpt/lineage.py.
+    "openlineage": [
+        "apache-airflow-providers-openlineage>=2.20",
+    ],
     # The state backend of that name.
     "rocksdb": [
         "rocksdict>=0.3.29",
@@ -49,6 +53,7 @@ EXTRAS_REQUIRE = {
         "s3fs>=2024.12.0",
     ],
     "test": [
+        "apache-airflow-providers-openlineage>=2.20",
         "cryptography>=43",
         "hypothesis>=6.100",
         "moto[server]>=5.1",

@@ -44,7 +44,13 @@ def checkpoints_of(
     poll_interval: float = _DEFAULT_INTERVAL_SECONDS,
     name: str | None = None,
 ) -> Asset:
-    """The completed checkpoints of a job; parameters as of :func:`savepoints_of`."""
+    """The completed checkpoints of a job, by its name or id, watched by the triggerer.
+
+    :param job: the job.
+    :param ckpt_conn_id: the Airflow connection of the job manager.
+    :param poll_interval: seconds between two looks.
+    :param name: of the asset; by default its URI.
+    """
     return _watched(job, CHECKPOINTS, ckpt_conn_id, poll_interval, name)
 
 
@@ -63,7 +69,14 @@ def create_asset(
     name: str | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Asset:
-    """The asset alone, such as an outlet of a task that takes savepoints."""
+    """The asset alone, which nothing watches, such as an outlet of a task that takes savepoints.
+
+    :param ckpt_conn_id: the Airflow connection of the job manager.
+    :param job: name or id of the job.
+    :param snapshots: ``savepoints`` or ``checkpoints``.
+    :param name: of the asset; by default its URI.
+    :param extra: JSON values that Airflow keeps with it.
+    """
     uri = f"{SCHEME}://{ckpt_conn_id}/{quote(job, safe='')}/{snapshots}"
     return Asset(name=name or uri, uri=uri, group=SCHEME, extra=extra or {})
 
@@ -71,6 +84,7 @@ def create_asset(
 def sanitize_uri(uri: SplitResult) -> SplitResult:
     """The URI in its one form.
 
+    :param uri: as a DAG's author has written it.
     :raises ValueError: when it is none of this scheme.
     """
     parts = [unquote(part) for part in uri.path.strip("/").split("/")]

@@ -26,7 +26,7 @@ _WAYS_OUT = (
 )
 
 
-class Step(Enum):
+class NextStep(Enum):
     """What is to be done: return the job's facts, wait for it, ask for it once more, or start another."""
 
     REPORT = auto()
@@ -39,7 +39,7 @@ class Step(Enum):
 class Plan:
     """A step and why. A job to be asked for starts from ``snapshot``; ``resumes`` when an earlier job has made that."""
 
-    step: Step
+    step: NextStep
     why: str
     snapshot: str | None = None
     resumes: bool = False
@@ -69,18 +69,18 @@ def plan(earlier: EarlierJob, given: str | None, *, start_over: bool) -> Plan:
     if state is None and not record.get("started"):
         why = f"{name} never arrived"
         if start_over or another:
-            return Plan(Step.REPEAT, why, given)
-        return Plan(Step.REPEAT, why, record.get("snapshot"), bool(record.get("resumes")))
+            return Plan(NextStep.REPEAT, why, given)
+        return Plan(NextStep.REPEAT, why, record.get("snapshot"), bool(record.get("resumes")))
     if state is not None and state not in TERMINAL_STATES:
-        return Plan(Step.ATTACH, f"{name} is {state}")
+        return Plan(NextStep.ATTACH, f"{name} is {state}")
     if state == "FINISHED" and not reported:
-        return Plan(Step.REPORT, f"{name} is {state}")
+        return Plan(NextStep.REPORT, f"{name} is {state}")
     if start_over:
-        return Plan(Step.START, f"{name} is {state or 'unknown'}, and start_over is set", given)
+        return Plan(NextStep.START, f"{name} is {state or 'unknown'}, and start_over is set", given)
     if another:
-        return Plan(Step.START, f"{name} is {state or 'unknown'}, and another savepoint_path is given", given)
+        return Plan(NextStep.START, f"{name} is {state or 'unknown'}, and another savepoint_path is given", given)
     if reported and state in ("FINISHED", "CANCELED"):
-        return Plan(Step.START, f"{name} is {state}, and the task was cleared; what it has written stays", given)
+        return Plan(NextStep.START, f"{name} is {state}, and the task was cleared; what it has written stays", given)
     return _resume(earlier)
 
 
@@ -95,14 +95,16 @@ def _resume(earlier: EarlierJob) -> Plan:
     kept = [item for item in entries if not item.discarded and item.external_path]
     if kept:
         newest = max(kept, key=lambda item: item.id)
-        return Plan(Step.START, f"{name} is {state}; resuming from {newest.external_path}", newest.external_path, True)
+        return Plan(
+            NextStep.START, f"{name} is {state}; resuming from {newest.external_path}", newest.external_path, True
+        )
     if entries or _completed_unseen(earlier.statistics):
         raise CkptJobNotResumable(
             f"{name} is {state}. It has completed checkpoints, up to which its output is committed, and none of them "
             f"is retained (execution.checkpointing.externalized-checkpoint-retention). {_WAYS_OUT}"
         )
     why = f"{name} is {state} and has completed no checkpoint"
-    return Plan(Step.START, why, record.get("snapshot"), bool(record.get("resumes")))
+    return Plan(NextStep.START, why, record.get("snapshot"), bool(record.get("resumes")))
 
 
 def _recovery_points(statistics: CheckpointStatistics | None) -> list[Checkpoint]:

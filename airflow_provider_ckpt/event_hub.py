@@ -1,7 +1,13 @@
 """What wakes the waits of one process at one job manager: one stream of events, or one poll where there is none.
 
+A wait looks when it begins, when an event concerns its condition, and otherwise seldom, with all others at its job.
+Looks that come together share their requests, and none is made while the job manager is known to be away. The hub lives
+as long as somebody waits.
+
+
 A wait looks when it begins, when an event concerns its condition, and otherwise seldom. Looks that come together share
 their requests, and none is made while the job manager is known to be away. The hub lives as long as somebody waits.
+All its times are those of the event loop.
 """
 
 from __future__ import annotations
@@ -10,11 +16,11 @@ import asyncio
 import contextvars
 import logging
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from airflow_provider_ckpt.conditions import progress
 from airflow_provider_ckpt.conditions.base import POLL, Condition
 from airflow_provider_ckpt.shared_answers import SharedAnswers
 from ckpt_runtime.client import requests
@@ -33,6 +39,11 @@ logger = logging.getLogger(__name__)
 
 SELDOM_SECONDS = 300.0
 """Between two looks of a wait that hears of everything: a stream that loses an event must not hang a task."""
+SELDOM_FOR = 128
+"""So many waits are looked for as often; twice as many half as often, so that what they ask has a limit."""
+LINES_PER_SECOND = 4.0
+"""That all waits of the process say the same again: Airflow's triggerer takes 4 kB of its triggers' logs at a time,
+between queries to its database. Who logs more than that waits, and every trigger with him."""
 GAP_SECONDS = 0.25
 """Between two looks of one wait at least, however fast events come."""
 STARTING_SECONDS = 5.0
@@ -65,13 +76,17 @@ class Member:
     def looking(self) -> None:
         """A look begins: what comes from now on is for the next one."""
         self._call.clear()
-        self._looked_at = time.monotonic()
+        self._looked_at = _now()
 
     def pace(self) -> float:
         """Seconds until the next look, unless it is called."""
         if self.condition.absence.in_doubt or not self._hub.tells:
-            return self.interval
-        return SELDOM_SECONDS * random.uniform(0.8, 1.0)
+            return self.interval * random.uniform(0.8, 1.2)
+        return self._hub.until_all_look(self.job_id)
+
+    def silence(self) -> float:
+        """Seconds between two lines in the log that say the same."""
+        return max(progress.INTERVAL_SECONDS, sum(hub.waiting for hub in _hubs.values()) / LINES_PER_SECOND)
 
     async def run(self, steps: Steps[T]) -> T:
         """Carry out the steps of its wait."""
@@ -83,7 +98,7 @@ class Member:
             return await self._hub.ask(step, self.job_id)
         await _set_within(self._call, step.seconds)
         if self.called:
-            await asyncio.sleep(max(0.0, self._looked_at + GAP_SECONDS - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._looked_at + GAP_SECONDS - _now()))
         return None
 
 
@@ -93,6 +108,9 @@ class EventHub:
     def __init__(self, client: AsyncCkptClient) -> None:
         self._client = client
         self._members: dict[str, set[Member]] = {}
+        self._begun: dict[str, float] = {}
+        """For each job when its waits could have looked for the first time."""
+        self.waiting = 0
         self._answers = SharedAnswers(client.execute)
         self._away: CkptClientError | None = None
         self._settled = asyncio.Event()
@@ -105,14 +123,19 @@ class EventHub:
 
     def join(self, condition: Condition, job_id: str, interval: float) -> Member:
         member = Member(self, condition, job_id, interval)
-        self._members.setdefault(job_id, set()).add(member)
+        if job_id not in self._members:
+            self._members[job_id] = set()
+            self._begun[job_id] = _now() - random.uniform(0, SELDOM_SECONDS)
+        self._members[job_id].add(member)
+        self.waiting += 1
         return member
 
     def leave(self, member: Member) -> None:
         members = self._members[member.job_id]
         members.discard(member)
+        self.waiting -= 1
         if not members:
-            del self._members[member.job_id]
+            del self._members[member.job_id], self._begun[member.job_id]
             self._answers.forget(member.job_id)
 
     @property
@@ -122,6 +145,10 @@ class EventHub:
     def close(self) -> None:
         """Its connections close as soon as the loop runs."""
         self._watching.cancel()
+
+    def until_all_look(self, job_id: str) -> float:
+        """Seconds until all waits at a job look together."""
+        return until_all_look(_now() - self._begun[job_id], self.waiting)
 
     async def settled(self, seconds: float) -> None:
         """Until it is known how waits are woken."""
@@ -228,9 +255,9 @@ class EventHub:
 
     async def _poll(self, seconds: float) -> None:
         """One request tells of all jobs; what cannot be seen by it is looked at as often."""
-        end, known = time.monotonic() + seconds, dict[str, JobLine]()
+        end, known = _now() + seconds, dict[str, JobLine]()
         self.tells = False
-        while time.monotonic() < end:
+        while _now() < end:
             try:
                 jobs = await self._client.execute(requests.list_jobs(), patience_s=0)
             except CkptClientError as error:
@@ -261,6 +288,22 @@ class EventHub:
 def _looks(line: JobLine) -> tuple[object, ...]:
     """All but the duration, which always grows."""
     return line.state, line.last_modification_ms, line.tasks
+
+
+def until_all_look(passed: float, waiting: int) -> float:
+    """Seconds until the next of the moments, counted from the same as ``passed``, that are a period apart.
+
+    The more wait, the longer it is. The moments of a longer one are also a shorter one's.
+    """
+    period = SELDOM_SECONDS
+    while period < SELDOM_SECONDS * waiting / SELDOM_FOR:
+        period *= 2
+    left = period - passed % period
+    return left if left > GAP_SECONDS else left + period
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

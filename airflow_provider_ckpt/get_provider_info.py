@@ -157,6 +157,7 @@ def get_provider_info() -> dict[str, Any]:
                 "schemes": ["ckpt"],
                 "handler": f"{_PACKAGE}.assets.sanitize_uri",
                 "factory": f"{_PACKAGE}.assets.create_asset",
+                "to_openlineage_converter": f"{_PACKAGE}.lineage.convert_asset_to_openlineage",
             }
         ],
         "connection-types": [_CONNECTION],

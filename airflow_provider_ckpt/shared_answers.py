@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -70,7 +69,7 @@ class SharedAnswers:
         if call.method != "GET":
             result: T = await self._execute(call)
             return result
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         since = self._all_changes + self._changes.get(job_id, 0)
         key = (job_id, call.path, *sorted(call.query.items()))
         known = self._asked.get(key)

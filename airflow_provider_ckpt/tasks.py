@@ -15,7 +15,6 @@ from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS, pages_path
 from airflow_provider_ckpt.triggers.base import CkptTrigger
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import CkptClientError, Unauthorized
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -68,13 +67,6 @@ def wait_here(client: CkptClient, trigger: CkptTrigger, seconds: float, interval
     last = trigger.deadline is not None and trigger.deadline <= until
     verdict = Wait(trigger.condition(), trigger.deadline if last else until, interval, log).in_a_worker(client)
     return None if verdict.status is Status.TIMEOUT and not last else verdict
-
-
-def refused(error: CkptClientError, conn_id: str) -> str:
-    """What a task says that is not let in: which field of which connection to look at."""
-    if not isinstance(error, Unauthorized) or error.status != 401:
-        return str(error)
-    return f"{error}. Set the field Bearer token (password) of the connection {conn_id!r} to the token of the session"
 
 
 def tell_trace(log: Log, event: Json) -> None:

@@ -10,7 +10,7 @@ With the other kinds a process is killed: ``slot``, a slot's agent, once all slo
 another session stands by.
 
 Each change comes when the job has completed a checkpoint since the last one. With ``--state-mb`` there is so much state
-to be restored, and rows come as fast as they can; without, they are paced.
+to be restored, in values of 500 bytes that no compression makes smaller, each of which is compared when it changes.
 """
 
 from __future__ import annotations
@@ -43,13 +43,22 @@ from benchmarks.harness import (
 from benchmarks.process_tree import agent_of, executor_of
 
 NAME = "downtime"
-PIPELINE = "recovery"
+SMALL, LARGE = "recovery", "savepoint"
+"""Pipelines: with hardly any state, and with as much as is asked for."""
 KEYS = 1_000
-KEYS_PER_MB = 10_000
+VALUE_BYTES = 500
 ROWS_PER_S = 20_000
+CHANGES_PER_S = 4_000
+"""Of large values, of which each row changes one."""
+FILL_S = 20
+FILL_TIMEOUT_S = 900.0
 PARALLELISM = 2
 TIMEOUT_S = 300.0
-CONFIGURATION = {"execution.checkpointing.interval": "500 ms", "restart-strategy.type": "none"}
+CONFIGURATION = {
+    "execution.checkpointing.interval": "500 ms",
+    "execution.checkpointing.incremental": "true",
+    "restart-strategy.type": "none",
+}
 RESTARTED = {
     "restart-strategy.type": "fixed-delay",
     "restart-strategy.fixed-delay.attempts": "1000",
@@ -66,7 +75,7 @@ def main() -> None:
     parser = parser_for(NAME, __doc__ or "")
     parser.add_argument("--kind", choices=(*_KINDS, "driver"), default="rescale", help="what the job is down for")
     add_backend_option(parser, default="memory")
-    parser.add_argument("--state-mb", type=not_negative, default=0, help="keyed state, at about 100 bytes a key")
+    parser.add_argument("--state-mb", type=not_negative, default=0, help="keyed state")
     parser.add_argument("--times", type=positive_int, default=6, help="how often")
     options = parser.parse_args()
     times, peak_rss_mb = measure_takeovers(options) if options.kind == "driver" else measure(options)
@@ -75,27 +84,25 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> tuple[list[float], int]:
     """The times of all changes, and the peak memory. Raises BenchmarkError when rows were lost or repeated."""
-    keys = round(options.state_mb * KEYS_PER_MB) or KEYS
-    arguments = _arguments(options, keys)
+    load = _Load.of(options.state_mb)
     configuration = _configuration(options)
     times = []
     master = CLUSTER if options.kind == "executor" else "local"
     with session(2 * PARALLELISM, {ALLOW_LIST: OPTION}, master=master) as running:
-        job = running.run(PIPELINE, arguments, PARALLELISM, configuration)
-        job.wait_for_rows()
+        job = load.started(running, configuration)
         for number in range(options.times):
-            _settle(job, keys)
-            change = _Change(running, arguments, {**configuration, OPTION: f"{100 + number} ms"}, number)
+            _settle(job)
+            change = _Change(running, load, {**configuration, OPTION: f"{100 + number} ms"}, number)
             job, seconds = _downtime(job, partial(_KINDS[options.kind], job, change))
             times.append(seconds)
             progress(f"  {seconds:.3f} s")
-        _end(job, keys)
+        load.end(job)
         return times, running.peak_rss_mb
 
 
 def measure_takeovers(options: argparse.Namespace) -> tuple[list[float], int]:
     """As :func:`measure`, when drivers end and others take over."""
-    keys = round(options.state_mb * KEYS_PER_MB) or KEYS
+    load = _Load.of(options.state_mb)
     times = []
     with TemporaryDirectory(prefix="ckpt-benchmark-") as storage, ExitStack() as sessions:
         shared = {
@@ -104,16 +111,15 @@ def measure_takeovers(options: argparse.Namespace) -> tuple[list[float], int]:
             "rest.token": token_urlsafe(),
         }
         leader = sessions.enter_context(session(PARALLELISM, shared))
-        job = leader.run(PIPELINE, _arguments(options, keys), PARALLELISM, _configuration(options))
-        job.wait_for_rows()
+        job = load.started(leader, _configuration(options))
         for _ in range(options.times):
             waiting = sessions.enter_context(standby(PARALLELISM, shared))
-            _settle(job, keys)
+            _settle(job)
             job, seconds = _downtime(job, partial(_take_over, job, leader, waiting))
             leader = job.session
             times.append(seconds)
             progress(f"  {seconds:.3f} s")
-        _end(job, keys)
+        load.end(job)
         return times, leader.peak_rss_mb
 
 
@@ -125,23 +131,51 @@ def _take_over(
     return job, PARALLELISM
 
 
-def _arguments(options: argparse.Namespace, keys: int) -> list[int]:
-    return [keys, 0 if options.state_mb else ROWS_PER_S]
+@dataclass(frozen=True)
+class _Load:
+    """What the job runs, and what it is given; large state is full when a row of each of its ``keys`` has come."""
+
+    pipeline: str
+    keys: int
+    arguments: list[int]
+
+    @classmethod
+    def of(cls, state_mb: float) -> _Load:
+        keys = round(state_mb * 1_000_000 / VALUE_BYTES)
+        if not keys:
+            return cls(SMALL, KEYS, [KEYS, ROWS_PER_S])
+        spread = max(1, round(keys / (CHANGES_PER_S * FILL_S)))
+        return cls(LARGE, keys, [keys, VALUE_BYTES, CHANGES_PER_S, spread])
+
+    def run(
+        self, running: BenchmarkSession, configuration: Mapping[str, str], snapshot: str | None = None
+    ) -> BenchmarkJob:
+        return running.run(self.pipeline, self.arguments, PARALLELISM, configuration, snapshot)
+
+    def started(self, running: BenchmarkSession, configuration: Mapping[str, str]) -> BenchmarkJob:
+        """With all of its state."""
+        job = self.run(running, configuration)
+        job.wait_for_rows()
+        progress(f"filling {self.keys:,} keys")
+        job.wait_for("the state", lambda: _newest(job).total("rows") >= self.keys, FILL_TIMEOUT_S)
+        return job
+
+    def end(self, job: BenchmarkJob) -> None:
+        """Raises BenchmarkError when rows were lost or repeated; large values fail the job when they are not right."""
+        job.check_alive()
+        if self.pipeline == SMALL:
+            job.wait_for("all keys", lambda: _newest(job).total("keys") == self.keys, TIMEOUT_S)
+        _settle(job)
+        job.drain()
+        report = _newest(job)
+        rows, counted = report.total("rows"), report.total("count_total")
+        if report.total("violations") or (self.pipeline == SMALL and rows != counted):
+            raise BenchmarkError(f"{rows} rows at the sink, {counted} counted, {report.total('violations')} violations")
 
 
 def _configuration(options: argparse.Namespace) -> dict[str, str]:
     is_loss = options.kind in ("slot", "executor", "driver")
     return {**CONFIGURATION, **(RESTARTED if is_loss else {}), **backend_configuration(options.backend)}
-
-
-def _end(job: BenchmarkJob, keys: int) -> None:
-    """Raises BenchmarkError when rows were lost or repeated."""
-    _settle(job, keys)
-    job.drain()
-    report = _newest(job)
-    rows, counted = report.total("rows"), report.total("count_total")
-    if rows != counted or report.total("violations"):
-        raise BenchmarkError(f"{rows} rows at the sink, {counted} counted, {report.total('violations')} violations")
 
 
 def _newest(job: BenchmarkJob) -> Report:
@@ -151,9 +185,8 @@ def _newest(job: BenchmarkJob) -> Report:
     return Report({index: document for index, document in subtasks.items() if document["attempt"] == newest})
 
 
-def _settle(job: BenchmarkJob, keys: int) -> None:
-    """Waits until nearly all keys have state, and for the next completed checkpoint."""
-    job.wait_for("the state", lambda: _newest(job).total("keys") >= 0.9 * keys, TIMEOUT_S)
+def _settle(job: BenchmarkJob) -> None:
+    """Waits for the next completed checkpoint."""
     known = len(job.completed_checkpoints())
     job.wait_for("a completed checkpoint", lambda: len(job.completed_checkpoints()) > known, TIMEOUT_S)
 
@@ -163,7 +196,7 @@ class _Change:
     """The ``number``-th, to this configuration."""
 
     session: BenchmarkSession
-    arguments: list[int]
+    load: _Load
     configuration: Mapping[str, str]
     number: int
 
@@ -182,7 +215,7 @@ def _configure(job: BenchmarkJob, change: _Change) -> tuple[BenchmarkJob, int]:
 def _resume(job: BenchmarkJob, change: _Change) -> tuple[BenchmarkJob, int]:
     """The new job's subtasks report to another place."""
     stopped = job.stop()
-    return change.session.run(PIPELINE, change.arguments, PARALLELISM, change.configuration, stopped), PARALLELISM
+    return change.load.run(change.session, change.configuration, stopped), PARALLELISM
 
 
 def _kill_slot(job: BenchmarkJob, _: _Change) -> tuple[BenchmarkJob, int]:

@@ -36,7 +36,8 @@ from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 PIPELINES = Path(__file__).resolve().parent / "pipelines"
 START_TIMEOUT_S = 120.0
 HISTORY = 10_000
-_BACKENDS = {"memory": "hashmap", "rocksdb": "rocksdb"}
+BACKENDS = {"memory": "hashmap", "rocksdb": "rocksdb"}
+"""What ``--backend`` may be, and how ``state.backend.type`` names it."""
 
 
 class BenchmarkError(RuntimeError):
@@ -84,12 +85,12 @@ def not_negative(text: str) -> float:
 
 def add_backend_option(parser: argparse.ArgumentParser, *, default: str) -> None:
     """The option of benchmarks with keyed state."""
-    parser.add_argument("--backend", choices=tuple(_BACKENDS), default=default, help="state backend")
+    parser.add_argument("--backend", choices=tuple(BACKENDS), default=default, help="state backend")
 
 
 def backend_configuration(backend: str) -> dict[str, str]:
     """The job's options for a choice of ``--backend``."""
-    return {"state.backend.type": _BACKENDS[backend]}
+    return {"state.backend.type": BACKENDS[backend]}
 
 
 @dataclass

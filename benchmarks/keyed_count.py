@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.expected import KEY_FORMS
-from benchmarks.harness import add_keyed_options, emit, parser_for, percentile, positive_int, run_main
+from benchmarks.harness import BACKENDS, add_keyed_options, emit, parser_for, percentile, positive_int, run_main
 from benchmarks.keyed_run import measure
 from benchmarks.state_memory import bytes_per_key
 
@@ -17,11 +17,11 @@ def main() -> None:
     parser.add_argument("--key", choices=KEY_FORMS, default="int", help="keys below --keys, far apart, or as text")
     parser.add_argument("--cached-keys", type=positive_int, help="keys that the job keeps in memory with rocksdb")
     options = parser.parse_args()
-    cache = {}
+    cache: dict[str, str] = {}
     if options.cached_keys:
         cache["state.backend.rocksdb.cache.max-keys"] = str(max(1, options.cached_keys // options.parallelism))
     run = measure(NAME, options, cache)
-    per_key = bytes_per_key("hashmap", options.keys, options.key) if options.backend == "memory" else None
+    per_key = bytes_per_key(BACKENDS[options.backend], options.keys, options.key, cache)
     durations = [checkpoint.duration_ms for checkpoint in run.checkpoints]
     measures = {
         "rows_per_s": round(run.rows_per_s),

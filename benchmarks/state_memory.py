@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +34,8 @@ from ckpt_runtime.state.states import AggregateColumn
 
 BATCH = 65_536
 LEAST_KEYS = 1_000_000
+MOST_KEYS_ON_DISK = 2_000_000
+"""Most of them lie on the disk by then; reading them back takes long, and says nothing new about memory."""
 MAX_PARALLELISM = 128
 AGGREGATES = [
     AggregateColumn("count", None, "count", None, pa.int64()),
@@ -39,14 +43,19 @@ AGGREGATES = [
 ]
 
 
-def bytes_per_key(backend: str, keys: int, form: str = "int") -> float:
+def bytes_per_key(
+    backend: str, keys: int, form: str = "int", configuration: Mapping[str, str] = MappingProxyType({})
+) -> float:
     """Of ``keys`` keys, or a million, in a backend by its name in ``state.backend.type``, while a snapshot is written.
 
-    ``form`` is one of :data:`~benchmarks.expected.KEY_FORMS`.
+    ``form`` is one of :data:`~benchmarks.expected.KEY_FORMS`. Of RocksDB it is what its caches and buffers need, of a
+    bounded size, divided by the keys, those on the disk included, two million at most.
 
-    Fewer keys than that are lost among what a process needs anyway.
+    Fewer keys than a million are lost among what a process needs anyway.
     """
-    command = [sys.executable, "-m", "benchmarks.state_memory", backend, str(max(keys, LEAST_KEYS)), form]
+    filled = max(keys if backend == "hashmap" else min(keys, MOST_KEYS_ON_DISK), LEAST_KEYS)
+    command = [sys.executable, "-m", "benchmarks.state_memory", backend, str(filled), form]
+    command += [f"{key}={value}" for key, value in configuration.items()]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return float(json.loads(done.stdout)["bytes_per_key"])
 
@@ -90,7 +99,7 @@ def _snapshot(backend: KeyedStateBackend, checkpoint_id: int) -> tuple[KeyedSnap
     return snapshot, writer
 
 
-def measured(name: str, keys: int, form: str) -> dict[str, Any]:
+def measured(name: str, keys: int, form: str, configuration: Mapping[str, str]) -> dict[str, Any]:
     """Fills, takes a snapshot, updates every key while it is written, and says what that has needed at most."""
     warm_up()
     with tempfile.TemporaryDirectory() as directory:
@@ -100,7 +109,8 @@ def measured(name: str, keys: int, form: str) -> dict[str, Any]:
             return tempfile.mkdtemp(dir=directory)
 
         def filled(count: int) -> KeyedStateBackend:
-            backend = create_backend(name, BackendParameters("state", groups, MAX_PARALLELISM, make_directory))
+            parameters = BackendParameters("state", groups, MAX_PARALLELISM, make_directory, configuration)
+            backend = create_backend(name, parameters)
             _add(backend, 0, count, count, form)
             snapshot, writer = _snapshot(backend, 1)
             _add(backend, 0, count, count, form)
@@ -121,8 +131,10 @@ def main() -> None:
     parser.add_argument("backend")
     parser.add_argument("keys", type=int)
     parser.add_argument("form", choices=KEY_FORMS)
+    parser.add_argument("configuration", nargs="*", help="options of the backend, KEY=VALUE")
     options = parser.parse_args()
-    print(json.dumps(measured(options.backend, options.keys, options.form)))
+    configuration = dict(text.split("=", 1) for text in options.configuration)
+    print(json.dumps(measured(options.backend, options.keys, options.form, configuration)))
 
 
 if __name__ == "__main__":

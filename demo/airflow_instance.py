@@ -155,26 +155,47 @@ class LocalAirflow:
         """
         if self._processes:
             raise AirflowInstanceError("this instance was started already")
-        (self.home / "logs").mkdir(parents=True, exist_ok=True)
-        (self.home / "plugins").mkdir(exist_ok=True)
-        self._say("creating the metadata database")
-        self._migrate()
+        self.create_database()
         for name in COMPONENTS:
             self.start_component(name)
 
-    def _migrate(self) -> None:
-        log_path = self._log_path("db")
-        with log_path.open("ab") as log:
-            command = [*self._airflow(), "db", "migrate"]
-            done = subprocess.run(command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    def create_database(self) -> None:
+        """The first half of ``start``, for who starts only some of the processes.
+
+        :raises AirflowInstanceError: when it cannot be created.
+        """
+        (self.home / "logs").mkdir(parents=True, exist_ok=True)
+        (self.home / "plugins").mkdir(exist_ok=True)
+        self._say("creating the metadata database")
+        self.run_command("db", "migrate")
+
+    def run_command(self, *command: str) -> None:
+        """A sub-command of ``airflow``, to its end.
+
+        :raises AirflowInstanceError: when it fails.
+        """
+        with self.log_path(command[0]).open("ab") as log:
+            done = subprocess.run(
+                [*self._airflow(), *command],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
         if done.returncode != 0:
-            raise AirflowInstanceError(f"airflow db migrate ended with {done.returncode}:\n{self.log_tail('db')}")
+            text = f"airflow {' '.join(command)} ended with {done.returncode}"
+            raise AirflowInstanceError(f"{text}:\n{self.log_tail(command[0])}")
+
+    def pid(self, name: str) -> int:
+        """Of a process that has been started; it leads a session of its own."""
+        return self._processes[name].pid
 
     def start_component(self, name: str) -> None:
         """Start one process, for instance again after ``kill_component``."""
         if name not in COMPONENTS:
             raise ValueError(f"component {name!r} is unknown; allowed: {', '.join(COMPONENTS)}")
-        log = self._log_path(name).open("ab")
+        log = self.log_path(name).open("ab")
         self._logs[name] = log
         self._processes[name] = subprocess.Popen(
             [*self._airflow(), name],
@@ -338,12 +359,13 @@ class LocalAirflow:
 
     def log_tail(self, name: str, lines: int = 40) -> str:
         """The last lines that a process wrote (``db`` for the database's creation)."""
-        path = self._log_path(name)
+        path = self.log_path(name)
         if not path.exists():
             return ""
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
-    def _log_path(self, name: str) -> Path:
+    def log_path(self, name: str) -> Path:
+        """Where a process writes."""
         self.home.mkdir(parents=True, exist_ok=True)
         return self.home / f"{name}.log"
 

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from enum import StrEnum
 from typing import Any
 
+from airflow_provider_ckpt.advice import on_failure
 from airflow_provider_ckpt.conditions.base import POLL, Json, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.job import OfJob
 from airflow_provider_ckpt.conditions.job_log import job_line, shortened
@@ -59,7 +60,7 @@ class OperationCondition(OfJob):
     def _judge(self, status: OperationStatus) -> Verdict:
         if status.failure is not None:
             cause = telling_line(status.failure.stack_trace) or status.failure.exception
-            return Verdict(Status.FAILED, cause, trace=shortened(status.failure.stack_trace))
+            return Verdict(Status.FAILED, on_failure(cause), trace=shortened(status.failure.stack_trace))
         result: Json = {"job_id": self._job_id, "trigger_id": self._trigger_id}
         if self._operation is Operation.CHECKPOINT:
             return Verdict(Status.DONE, result=result | {"checkpoint_id": status.checkpoint_id})

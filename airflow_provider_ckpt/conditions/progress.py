@@ -1,6 +1,7 @@
 """What a waiting task says in its log: where the wait stands, at once when that changes and else twice a minute.
 
-Twice, since a request to a session that hangs takes up to half a minute by default, during which nothing is said.
+Twice, since a request to a session that hangs takes up to half a minute by default, during which nothing is said. Less
+often where many wait in one process.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Progress:
         self._log = log
         self._subject = subject
         self._clock = clock
+        self.interval: Callable[[], float] = lambda: INTERVAL_SECONDS
         self._standing: str | None = None
         self._line = ""
         self._looked_at = self._said_at = clock()
@@ -35,7 +37,7 @@ class Progress:
     def is_due(self, standing: str) -> bool:
         """Whether a line is to be said about what was just seen."""
         self._looked_at = self._clock()
-        return standing != self._standing or self._looked_at - self._said_at >= INTERVAL_SECONDS
+        return standing != self._standing or self._looked_at - self._said_at >= self.interval()
 
     def say(self, standing: str, detail: str = "") -> None:
         """A line now."""
@@ -54,8 +56,8 @@ class Progress:
         """The pause between two looks in parts, each to be slept; what was seen last is said again between them."""
         end = self._clock() + seconds
         while (left := end - self._clock()) > 0:
-            yield min(left, max(self._said_at + INTERVAL_SECONDS - self._clock(), 0.0))
-            if self._clock() - self._said_at >= INTERVAL_SECONDS:
+            yield min(left, max(self._said_at + self.interval() - self._clock(), 0.0))
+            if self._clock() - self._said_at >= self.interval():
                 self._said_at = self._clock()
                 age = self._said_at - self._looked_at
                 self._log.info("Waiting for %s: %s (seen %.0f s ago)", self._subject, self._line, age)

@@ -11,16 +11,17 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
 
+from airflow_provider_ckpt.advice import REFUSED_TOKEN, TROUBLE, UNREACHABLE
 from airflow_provider_ckpt.conditions.base import Condition, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Log, Progress
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import CkptApiError, CkptClientError, is_passing
+from ckpt_runtime.client.errors import CkptApiError, CkptClientError, Unauthorized, Unreachable, is_passing
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import Deadline, Pause, Steps, persistent, poll
 
@@ -97,17 +98,31 @@ class Alarm(Runner, Protocol):
     def pace(self) -> float:
         """Seconds until the next look, unless it is called."""
 
+    def silence(self) -> float:
+        """Seconds between two lines in the log that say the same."""
+
 
 class Wait:
-    """One wait for a condition; ``deadline`` is in seconds since the epoch, ``None``: never."""
+    """One wait for a condition; ``deadline`` is in seconds since the epoch, ``None``: never.
 
-    def __init__(self, condition: Condition, deadline: float | None, interval: float, log: Log) -> None:
+    ``wall`` is the clock of the deadline, ``monotonic`` that of pauses.
+    """
+
+    def __init__(
+        self,
+        condition: Condition,
+        deadline: float | None,
+        interval: float,
+        log: Log,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._alarm: Alarm | None = None
         self._condition = condition
-        self._deadline = Deadline(deadline, time.time)
+        self._deadline = Deadline(deadline, wall)
         self._interval = interval
-        self._progress = Progress(log, condition.subject)
-        self._trouble = ""
+        self._progress = Progress(log, condition.subject, monotonic)
+        self._trouble: CkptClientError | None = None
 
     def in_a_worker(self, client: CkptClient) -> Verdict:
         """Block until the end of the wait."""
@@ -115,7 +130,8 @@ class Wait:
 
     async def in_the_triggerer(self, runner: Runner) -> Verdict:
         """Await the end of the wait; a request that hangs cannot outlive the deadline either."""
-        self._alarm = runner if isinstance(runner, Alarm) else None
+        if isinstance(runner, Alarm):
+            self._alarm, self._progress.interval = runner, runner.silence
         limit = self._deadline.left + _LAST_LOOK_SECONDS
         try:
             async with asyncio.timeout(None if math.isinf(limit) else limit):
@@ -131,14 +147,15 @@ class Wait:
 
     def _intervals(self) -> Iterator[float]:
         while True:
-            yield _jittered(max(self._interval if self._alarm is None else self._alarm.pace(), 0.0))
+            yield max(_jittered(self._interval) if self._alarm is None else self._alarm.pace(), 0.0)
 
     def _steps(self) -> Steps[Verdict]:
         try:
             found = yield from poll(self._look, self._deadline, self._intervals(), self._pauses)
         except CkptClientError as error:
             if not is_waited_out(error):
-                return Verdict(Status.REFUSED, str(error))
+                unknown = isinstance(error, Unauthorized) and error.status == 401
+                return Verdict(Status.REFUSED, str(error), {REFUSED_TOKEN: True} if unknown else {})
             self._away(error)
             found = None
         return found or self._over()
@@ -157,13 +174,16 @@ class Wait:
         if self._alarm is not None:
             self._alarm.looking()
         verdict = yield from look_and_tell(self._condition, self._progress)
-        self._trouble = ""
+        self._trouble = None
         return verdict
 
     def _away(self, error: CkptClientError) -> None:
-        self._trouble = f"; last trouble: {error}"
+        self._trouble = error
         self._progress.away(error)
 
     def _over(self) -> Verdict:
-        message = f"{self._condition.subject}: not reached before the task's deadline{self._trouble}"
-        return Verdict(Status.TIMEOUT, message)
+        message = f"{self._condition.subject}: not reached before the task's deadline"
+        if self._trouble is None:
+            return Verdict(Status.TIMEOUT, message)
+        facts = {TROUBLE: str(self._trouble), UNREACHABLE: isinstance(self._trouble, Unreachable)}
+        return Verdict(Status.TIMEOUT, f"{message}; last trouble: {self._trouble}", facts)

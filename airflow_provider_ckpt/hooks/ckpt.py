@@ -60,7 +60,9 @@ class CkptHook(BaseHook):
     ) -> CkptClient:
         """A new synchronous client; use it as a context manager.
 
-        It repeats a request for ``patience`` seconds while the job manager is away, and tells ``on_away`` each time.
+        :param patience: for so many seconds it repeats a request while the job manager is away.
+        :param on_away: is told each time.
+        :raises CkptConnectionInvalid: for a field that cannot be used
         """
         endpoint = self.endpoint()
         address = self._address(endpoint)
@@ -68,7 +70,11 @@ class CkptHook(BaseHook):
             return CkptClient(address, **_client_arguments(endpoint, patience), on_away=on_away)
 
     async def aget_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> AsyncCkptClient:
-        """As :meth:`get_conn`, an asynchronous client."""
+        """As :meth:`get_conn`, an asynchronous client.
+
+        :param patience: for so many seconds it repeats a request while the job manager is away.
+        :raises CkptConnectionInvalid: for a field that cannot be used
+        """
         endpoint = await self.aendpoint()
         address = await asyncio.to_thread(self._address, endpoint) if endpoint.ha_dir else endpoint.base_url
         with self._certificates_named(endpoint):
@@ -95,6 +101,7 @@ class CkptHook(BaseHook):
     def savepoints(self, directory: str | None = None, job: str | None = None) -> tuple[Savepoint, ...]:
         """The savepoint catalogue: what lies below a directory, or the configured one, the latest first.
 
+        :param directory: an absolute path or URL; without one that which is configured for the job or the session.
         :param job: id or name of the job that took them.
         :raises CkptClientError: what the client raises; ``NotServed`` by a server without a catalogue.
         """
@@ -104,6 +111,8 @@ class CkptHook(BaseHook):
     def latest_good_savepoint(self, directory: str | None = None, job: str | None = None) -> Savepoint | None:
         """The latest of these that is complete and has not failed in its newest verification or drill, if any.
 
+        :param directory: an absolute path or URL; without one that which is configured for the job or the session.
+        :param job: id or name of the job that took them.
         :raises CkptClientError: as :meth:`savepoints`.
         """
         with self.get_conn() as client:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
-from airflow_provider_ckpt import arguments, defaults
+from airflow_provider_ckpt import advice, arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Absence, Condition, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Progress
@@ -25,12 +25,12 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.job_tasks import CkptJobTask
+from airflow_provider_ckpt.lineage import TellsLineage
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.tasks import (
     FIRST_LOOKS_SECONDS,
     CkptTask,
     backstop,
-    refused,
     seconds_here,
     tell_trace,
     wait_here,
@@ -50,18 +50,26 @@ Event = dict[str, Any]
 T = TypeVar("T")
 
 
-class CkptOperator(CkptTask, BaseOperator):
+class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     """Base of the operators; not for use in DAGs.
 
-    :param ckpt_conn_id: the Airflow connection of the job manager.
-    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
     Durations are a number of seconds, a text such as ``"90 s"`` or ``"5 min"``, or a timedelta.
 
+    :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
+    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
     :param defer_after: how long to wait in the worker first, since most operations take less than a deferral does; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
-    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, but for
-        operators that say otherwise.
+    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, but for operators that say otherwise.
+        (templated)
     :param poll_interval: between two polls; default ``[ckpt] poll_interval``. (templated)
+    :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
+    :raises CkptConnectionInvalid: a field of the connection cannot be used
+    :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
+    :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
+        request_patience``
+    :raises CkptNotFound: the job manager has said several times that it does not know the job
+    :raises CkptOperationFailed: what was asked for came to nothing
+    :raises CkptWaitTimeout: ``wait_timeout`` has passed; the message says what became of the remote side
     """
 
     template_fields: Collection[str] = ("ckpt_conn_id", "defer_after", "wait_timeout", "poll_interval")
@@ -113,16 +121,13 @@ class CkptOperator(CkptTask, BaseOperator):
         try:
             with self.hook.get_conn(patience=self.request_patience(deadline), on_away=away) as client:
                 yield client
-        except Unauthorized as error:
-            raise CkptRequestRejected(refused(error, self.ckpt_conn_id)) from error
-        except (BadRequest, NotServed) as error:
-            raise CkptRequestRejected(str(error)) from error
-        except NotFound as error:
-            raise CkptNotFound(str(error)) from error
         except CkptClientError as error:
-            if is_passing(error):
-                raise CkptUnavailable(str(error)) from error
-            raise CkptOperationFailed(str(error)) from error
+            text = advice.on_error(error, self.ckpt_conn_id)
+            if isinstance(error, (Unauthorized, BadRequest, NotServed)):
+                raise CkptRequestRejected(text) from error
+            if isinstance(error, NotFound):
+                raise CkptNotFound(text) from error
+            raise (CkptUnavailable if is_passing(error) else CkptOperationFailed)(text) from error
 
     def ask(self, client: CkptClient, call: Call[T]) -> T:
         """Perform an idempotent request. "Not found" is believed when it comes several times in a row.
@@ -187,10 +192,13 @@ class CkptOperator(CkptTask, BaseOperator):
         tell_trace(self.log, event)
         status, message = Status(event["status"]), str(event["message"])
         if status is Status.TIMEOUT:
+            message = advice.on_verdict(event, self.ckpt_conn_id)
             return CkptWaitTimeout(f"{message}. {self.after_timeout(context, event)}".rstrip(". "))
         if status is Status.MISSING:
-            return CkptNotFound(message)
-        return CkptRequestRejected(message) if status is Status.REFUSED else failed(message)
+            return CkptNotFound(advice.on_missing(message, self.ckpt_conn_id))
+        if status is Status.REFUSED:
+            return CkptRequestRejected(advice.on_verdict(event, self.ckpt_conn_id))
+        return failed(message)
 
 
 class CkptJobOperator(CkptJobTask, CkptOperator):
@@ -199,6 +207,8 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
     :param job: the job: its id, its name where no other living job has it, or a task's result that has an id.
         (templated)
     :param if_not_found: ``fail``, or ``skip`` this task, when there is no such job. (templated)
+    :raises CkptJobNotFound: no job of this name lives; the message lists those that do
+    :raises CkptJobAmbiguous: several living jobs have the name; the message lists them
     """
 
     template_fields: Collection[str] = (*CkptOperator.template_fields, "job", "if_not_found")

@@ -26,6 +26,7 @@ class CancelJobOperator(CkptJobOperator):
 
     :param job: the job, by id or unique name. (templated)
     :param already_ended_ok: a job that has FINISHED or FAILED by itself is no failure of this task.
+    :raises CkptJobFailed: the job has finished or failed, and was not cancelled
     """
 
     template_fields: Collection[str] = CkptJobOperator.template_fields

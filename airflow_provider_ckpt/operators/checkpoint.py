@@ -23,7 +23,8 @@ class TriggerCheckpointOperator(CkptOperationOperator):
     Returns ``{"job_id", "trigger_id", "checkpoint_id"}``.
 
     :param job: the job, by id or unique name. (templated)
-    :param checkpoint_type: ``CONFIGURED`` or ``FULL``. (templated)
+    :param checkpoint_type: ``CONFIGURED``: incremental where the job's checkpoints are; ``FULL``: all of the state.
+        (templated)
     """
 
     template_fields: Collection[str] = (*CkptOperationOperator.template_fields, "checkpoint_type")

@@ -47,6 +47,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
     :param unaligned: whether checkpoints are unaligned. (templated)
     :param max_inflight_data_bytes: how much one subtask may persist of its in-flight data. (templated)
     :param reset: return to the submitted values instead; not together with others.
+    :raises CkptJobFailed: the job has ended, and its settings cannot change
     """
 
     template_fields: Collection[str] = (

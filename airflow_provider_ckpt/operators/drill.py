@@ -16,6 +16,7 @@ from airflow_provider_ckpt.conditions.drill import has_slots, progress_of_restor
 from airflow_provider_ckpt.conditions.job import JobCondition
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptDrillFailed, CkptOperationFailed
+from airflow_provider_ckpt.lineage import program_location
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
@@ -61,6 +62,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
     :param checkpoints: how many checkpoints have to complete. (templated)
     :param checkpoint_interval: the drill's, in the place of the job's; ``None`` leaves that. (templated)
     :param mark: whether to note the result in the savepoint catalogue. (templated)
+    :raises CkptDrillFailed: the savepoint could not be restored, or took no checkpoint in time
     """
 
     template_fields: Collection[str] = (
@@ -208,9 +210,14 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
             raise CkptOperationFailed(f"{event['message']}. A drill ends with its driver; the next try begins another")
         if status is not Status.DONE:
             raise self.failure(context, event, CkptDrillFailed if why else CkptOperationFailed)
+        self._tell(path, job_id)
         result = {**event["result"], "savepoint_path": path, "passed": True}
         self.log.info("The restore drill of %s passed: %s", path, _words(result))
         return result
+
+    def _tell(self, path: str, job_id: str) -> None:
+        program = program_location(self.ckpt_conn_id, self._pipeline(), self._uploaded())
+        self.tell_lineage(reads=[program, path], job_id=job_id)
 
     def _judged(self, client: CkptClient, event: Event) -> str | None:
         """What a drill that did not pass says against its savepoint; None: nothing."""

@@ -42,6 +42,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
     :param replace_all: ``configuration`` is the whole configuration; what is not in it is removed. (templated)
     :param version: refuse the change unless this is the configuration's present version. (templated)
     :param preview: a dry run: only say what would change and what it would take. (templated)
+    :raises CkptJobFailed: the job has ended, and its configuration cannot change, or it failed with the new one
     """
 
     template_fields: Collection[str] = (

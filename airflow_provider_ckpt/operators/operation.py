@@ -20,6 +20,7 @@ from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
 from airflow_provider_ckpt.conditions.job import ReadyForSnapshotCondition
 from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
 from airflow_provider_ckpt.exceptions import CkptJobFailed
+from airflow_provider_ckpt.lineage import Written
 from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
 from airflow_provider_ckpt.tasks import tell_trace
@@ -40,7 +41,10 @@ _NOTHING = Verdict(Status.MISSING, "no earlier try has started an operation")
 
 
 class CkptOperationOperator(CkptJobOperator):
-    """Base of the operators that start an operation of a job and wait for its end; not for use in DAGs."""
+    """Base of the operators that start an operation of a job and wait for its end; not for use in DAGs.
+
+    :raises CkptJobFailed: the job has ended, and can take nothing of the kind any more
+    """
 
     operation: ClassVar[Operation]
 
@@ -195,6 +199,8 @@ class CkptOperationOperator(CkptJobOperator):
 
     def _succeed(self, context: Context, result: Json) -> Json:
         self.keep(context, Journal(context, RECORD).read(), result)
+        path = result.get("savepoint_path")
+        self.tell_lineage(writes=[] if path is None else [Written(path)], job_id=self.found_job)
         self.log.info("The %s of job %s succeeded: %s", self.operation.noun, self.found_job, result)
         return result
 

@@ -30,6 +30,7 @@ class RescaleJobOperator(CkptJobOperator):
     :param job: the job, by id or unique name. (templated)
     :param parallelism: a number for all vertices that can have more than one subtask, or a mapping of vertices, by id
         or name, to numbers: others stay as they are. (templated)
+    :raises CkptJobFailed: the job has ended, and cannot be rescaled
     """
 
     template_fields: Collection[str] = (*CkptJobOperator.template_fields, "parallelism")

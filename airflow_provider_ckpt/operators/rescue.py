@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.advice import TROUBLE
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.rescue import EXPIRING, JOB_ENDED, RescueRule
@@ -34,14 +35,17 @@ class RescueCheckpointOperator(CkptJobOperator):
     what it was before. Clocks of driver and triggerer must agree within a fraction of ``within``.
 
     Ends with the checkpoint that it has rescued; when ``wait_timeout`` (one hour unless given) has passed and none had
-    to be; or with the job. Returns ``{"job_id", "checkpoint_id", "what", "timeout_ms", "former_timeout_ms"}``:
-    ``what`` is ``COMPLETED`` or ``FAILED`` of a checkpoint that got more time, ``JOB_ENDED``, or ``NOTHING``.
+    to be; or with the job.
+
+    Returns ``{"job_id", "checkpoint_id", "what", "timeout_ms", "former_timeout_ms"}``: ``what`` is ``COMPLETED`` or
+    ``FAILED`` of a checkpoint that got more time, ``JOB_ENDED``, or ``NOTHING``.
 
     :param job: the job, by id or unique name. (templated)
     :param min_progress: percent of the subtasks that must have acknowledged it. (templated)
     :param within: how soon it must be about to expire: long enough for two polls and a request. (templated)
     :param extension: by how much the timeout is extended. (templated)
     :param max_timeout: the longest timeout that it may come to. (templated)
+    :raises CkptJobFailed: the job has failed while it was watched
     """
 
     template_fields: Collection[str] = (
@@ -118,7 +122,7 @@ class RescueCheckpointOperator(CkptJobOperator):
         self.publish_links(context, self.found_job)
         status, memo, facts = Status(event["status"]), event["trigger"]["memo"], event["result"]
         record = memo["record"]
-        if status is Status.TIMEOUT and not memo["last"]:
+        if status is Status.TIMEOUT and not memo["last"] and (record or not facts.get(TROUBLE)):
             if record:
                 return self._watch_its_end(context, record)
             self.log.info("No checkpoint of job %s had to be rescued in this time", self.found_job)

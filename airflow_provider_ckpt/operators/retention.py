@@ -38,6 +38,7 @@ class CleanUpSavepointsOperator(CkptOperator):
     :param keep: so many of the newest. (templated)
     :param keep_for: all that are younger than that: seconds, a text such as ``"7 d"`` or a timedelta. (templated)
     :param preview: a dry run: only say what would be deleted. (templated)
+    :raises CkptOperationFailed: no savepoint is intact: nothing is deleted then; or a deletion failed
     """
 
     template_fields: Collection[str] = (*CkptOperator.template_fields, "directory", "keep", "keep_for", "preview")
@@ -75,6 +76,7 @@ class CleanUpSavepointsOperator(CkptOperator):
             self.log.info("Kept: %s, %s", path, reason)
         result: Json = {"directory": directory, "kept": dict(decision.kept), "unreadable": unreadable}
         deleted, refused = self._delete(decision, preview=preview)
+        self.tell_lineage(deletes=() if preview else deleted)
         return result | {"deleted": deleted, "refused": refused, "dry_run": preview}
 
     def limits(self) -> tuple[str, int | None, int | None]:

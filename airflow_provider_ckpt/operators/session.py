@@ -68,6 +68,8 @@ class StartSessionOperator(CkptOperator):
     :param env: further environment of the session. (templated)
     :param reuse_running: use a session that already answers; otherwise that is a failure.
     :param terminate_on_kill: end the session when a person ends this task while it waits.
+    :raises CkptSessionFailed: the process ended before it led, with the end of its log; it never answered; or
+        another session answers and ``reuse_running`` is off
     """
 
     template_fields: Collection[str] = (
@@ -288,6 +290,7 @@ class StopSessionOperator(CkptOperator):
 
     :param session: what :class:`StartSessionOperator` returned, to end the process itself if it does not end by
         itself in time. (templated)
+    :raises CkptSessionFailed: the session still answers
     """
 
     template_fields: Collection[str] = (*CkptOperator.template_fields, "session")

@@ -10,6 +10,7 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.exceptions import CkptNotFound, CkptSnapshotDamaged, CkptTargetExists
+from airflow_provider_ckpt.lineage import TellsLineage, Written
 from airflow_provider_ckpt.snapshot_process import SnapshotProcess
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _SAME = ("job_id", "checkpoint_id", "completion_timestamp", "bytes")
 
 
-class CkptSnapshotOperator(BaseOperator):
+class CkptSnapshotOperator(TellsLineage, BaseOperator):
     """Base of the operators that run ``ckpt snapshot`` on the worker; not for use in DAGs.
 
     :param savepoint_path: the savepoint, or a task's result that has one. (templated)
@@ -64,10 +65,13 @@ class VerifySavepointOperator(CkptSnapshotOperator):
     Returns ``{"savepoint_path", "intact"}``.
 
     :param savepoint_path: the savepoint or checkpoint, or a task's result that has one. (templated)
+    :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used
+    :raises CkptSnapshotDamaged: it is not complete and intact; the message names operators and files
     """
 
     def execute(self, context: Context) -> Any:
         path = self.path()
+        self.tell_lineage(reads=[path])
         found = self.process.run("verify", path, accepted=(0, 1))
         if not found["intact"]:
             reasons = "; ".join(f"{item['state']}: {item['reason']}" for item in found["problems"])
@@ -85,6 +89,9 @@ class CopySavepointOperator(CkptSnapshotOperator):
 
     :param savepoint_path: the savepoint, or a task's result that has one. (templated)
     :param target: the directory to copy to, which must not exist. (templated)
+    :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used
+    :raises CkptTargetExists: something else lies at the target
+    :raises CkptSnapshotDamaged: what is to be copied is not complete and intact
     """
 
     template_fields: Collection[str] = (*CkptSnapshotOperator.template_fields, "target")
@@ -105,6 +112,7 @@ class CopySavepointOperator(CkptSnapshotOperator):
         except CkptTargetExists as error:
             copied = self._copied_earlier(source, target, error)
         self.log.info("%s is a copy of %s", copied["location"], source)
+        self.tell_lineage(reads=[source], writes=[Written(copied["location"], copied["bytes"])])
         return {"savepoint_path": copied["location"], "copied_from": source, "bytes": copied["bytes"]}
 
     def _copied_earlier(self, source: str, target: str, error: Exception) -> Any:

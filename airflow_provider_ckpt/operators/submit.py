@@ -13,9 +13,10 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.job import job_facts
-from airflow_provider_ckpt.earlier_job import EarlierJob, Plan, Step, plan
+from airflow_provider_ckpt.earlier_job import EarlierJob, NextStep, Plan, plan
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptJobRunning
 from airflow_provider_ckpt.job_names import living
+from airflow_provider_ckpt.lineage import program_location
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
@@ -77,6 +78,11 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     :param cancel_on_timeout: cancel the job when the deadline passes.
     :param start_over: when the job of an earlier try has ended, start as the other arguments say, although that repeats
         the output which the earlier job has committed. (templated)
+    :raises CkptJobRunning: a job of ``job_name`` lives, and ``if_running`` is ``fail``; or several, and it is
+        ``reuse``
+    :raises CkptJobFailed: the job ended before it ran, or, with ``wait_for_completion``, otherwise than FINISHED
+    :raises CkptJobNotResumable: the job of an earlier try, or that of ``from_latest_of``, has left nothing to go
+        on from
     """
 
     template_fields: Collection[str] = (
@@ -159,7 +165,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         with self.connected(deadline) as client:
             earlier = self._earlier(client, context)
             found = None if earlier is None else plan(earlier, options.savepoint_path, start_over=self._starts_over())
-            if found is None or found.step in (Step.REPEAT, Step.START):
+            if found is None or found.step in (NextStep.REPEAT, NextStep.START):
                 namesakes = self._namesakes(client)
                 if namesakes:
                     return self._meet(
@@ -171,14 +177,14 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             else:
                 self.log.info("%s", found.why)
                 record = self._carry_out(client, context, options, earlier.record, found)
-            if found is not None and found.step is Step.REPORT:
+            if found is not None and found.step is NextStep.REPORT:
                 facts = job_facts(self.ask(client, job_details(record["job_id"])))
                 return self._succeed(context, record, facts)
-        return self._attend(context, record, deadline, inherited=found is not None and found.step is Step.ATTACH)
+        return self._attend(context, record, deadline, inherited=found is not None and found.step is NextStep.ATTACH)
 
     def _carry_out(self, client: CkptClient, context: Context, options: RunOptions, record: Json, found: Plan) -> Json:
         """The record of the job that this try is about from now on."""
-        if found.step in (Step.REPORT, Step.ATTACH):
+        if found.step in (NextStep.REPORT, NextStep.ATTACH):
             return Journal(context, _RECORD).write(**record | {"started": True})
         options = replace(options, savepoint_path=found.snapshot)
         if found.resumes:
@@ -186,7 +192,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             options = replace(options, claim_mode="CLAIM")
         options = self._with_snapshot(client, options)
         fresh = self._new_record(context, options, record) | {"resumes": found.resumes}
-        if found.step is Step.REPEAT:
+        if found.step is NextStep.REPEAT:
             fresh |= {name: record[name] for name in ("number", "job_id", "pipeline_id")}
         return self._start(client, context, options, fresh)
 
@@ -375,6 +381,9 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self._waiting_for = None
         self.publish_links(context, record["job_id"])
         self.log.info("Job %s is %s", record["job_id"], facts["status"])
+        program = program_location(self.ckpt_conn_id, self._pipeline(), record.get("pipeline_id"))
+        reads = () if record.get("reused") else (program, record.get("snapshot"))
+        self.tell_lineage(reads=reads, job_id=record["job_id"])
         return facts | {"pipeline_id": record.get("pipeline_id"), "started_from": record.get("snapshot")}
 
     # -- ends --------------------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ MODES = (Mode.SAVEPOINT.value, Mode.LAST_STATE.value)
 class SuspendJobOperator(CkptStepsOperator):
     """Ends a job with a savepoint, or with its latest checkpoint retained, and keeps its program until it is resumed.
 
-    Returns as :class:`~airflow_provider_ckpt.operators.upgrade.UpgradeJobOperator`; ``savepoint_path`` is what the job
-    will go on from.
+    Returns ``{"outcome", "job_id", "old_job_id", "name", "savepoint_path", "mode", "fell_back",
+    "pipeline_id", "old_pipeline_id", "diff", "why", "approved_by"}``;
+    ``savepoint_path`` is what the job will go on from.
 
     :param job: the job, by id or unique name. (templated)
     :param mode: ``savepoint`` or ``last-state``. (templated)
@@ -32,6 +33,8 @@ class SuspendJobOperator(CkptStepsOperator):
     :param target_directory: where to put the savepoint; without one the job's default directory. (templated)
     :param savepoint_format: ``NATIVE`` or ``CANONICAL``. (templated)
     :param savepoint_timeout: how long the job may take to be ready for a savepoint. (templated)
+    :raises CkptUpgradeRefused: it was not begun, or came to nothing; the old job goes on, or is as it was
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
     """
 
     template_fields: Collection[str] = (
@@ -84,14 +87,19 @@ class SuspendJobOperator(CkptStepsOperator):
 class ResumeJobOperator(CkptStepsOperator):
     """Starts a job that was suspended, from what it left and with all that it had; waits until it is healthy.
 
-    A job that was cancelled or has failed is resumed too, if its latest checkpoint was retained. Returns as
-    :class:`~airflow_provider_ckpt.operators.upgrade.UpgradeJobOperator`, with the new job as ``job_id``.
+    A job that was cancelled or has failed is resumed too, if its latest checkpoint was retained.
+
+    Returns ``{"outcome", "job_id", "old_job_id", "name", "savepoint_path", "mode", "fell_back",
+    "pipeline_id", "old_pipeline_id", "diff", "why", "approved_by"}``, with
+    the new job as ``job_id``.
 
     :param job: the ended job, by id or by name (of several that have ended the latest), or the result of the task that
         has suspended it. (templated)
     :param configuration: options over those that it had. (templated)
     :param healthy_timeout: how long it may take to become healthy. (templated)
     :param healthy_checkpoints: so many checkpoints have to complete. (templated)
+    :raises CkptUpgradeRefused: it was not begun, or came to nothing; the old job goes on, or is as it was
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
     """
 
     template_fields: Collection[str] = (*CkptStepsOperator.template_fields, "configuration", "healthy_checkpoints")

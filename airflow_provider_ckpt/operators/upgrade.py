@@ -57,6 +57,10 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
     :param healthy_checkpoints: so many checkpoints of the new version have to complete. (templated)
     :param pause_before_start: end with the old version stopped, for an approval. (templated)
     :param fail_on_rollback: whether a rollback fails the task, without a retry.
+    :raises CkptUpgradeRefused: it was not begun, or came to nothing; the old job goes on, or is as it was
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
+    :raises CkptUpgradeRolledBack: the new version did not become healthy, and the old one runs again; not with
+        ``fail_on_rollback=False``
     """
 
     template_fields: Collection[str] = (
@@ -170,6 +174,10 @@ class FinishUpgradeOperator(CkptStepsOperator):
     :param approve: true to start the new version, anything else to go back to the old one. (templated)
     :param approved_by: who has decided, for the record. (templated)
     :param fail_on_rollback: whether a rollback fails the task, without a retry.
+    :raises CkptUpgradeRefused: it was not begun, or came to nothing; the old job goes on, or is as it was
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
+    :raises CkptUpgradeRolledBack: it was rejected, or did not become healthy, and the old version runs again; not
+        with ``fail_on_rollback=False``
     """
 
     template_fields: Collection[str] = (*CkptStepsOperator.template_fields, "upgrade", "approve", "approved_by")

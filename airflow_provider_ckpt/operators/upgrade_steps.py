@@ -22,6 +22,7 @@ from airflow_provider_ckpt.exceptions import (
     CkptUpgradeRolledBack,
     CkptUpgradeStranded,
 )
+from airflow_provider_ckpt.lineage import Written, program_location
 from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal
 from airflow_provider_ckpt.triggers.upgrade import CkptUpgradeTrigger
@@ -29,7 +30,7 @@ from airflow_provider_ckpt.upgrades.actions import Action, Answer
 from airflow_provider_ckpt.upgrades.driving import drive
 from airflow_provider_ckpt.upgrades.machine import WATCHES
 from airflow_provider_ckpt.upgrades.performing import perform
-from airflow_provider_ckpt.upgrades.record import Outcome, Step, Upgrade
+from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade
 from airflow_provider_ckpt.upgrades.telling import ending, result_of, standing
 from ckpt_runtime.client.clients import CkptClient
 
@@ -45,9 +46,20 @@ _FAILURES = {
     Outcome.STRANDED: CkptUpgradeStranded,
 }
 
+_STARTED = frozenset({Outcome.UPGRADED, Outcome.ROLLED_BACK, Outcome.RESUMED})
+"""A job runs that was not there before."""
+
 
 class CkptStepsOperator(CkptJobOperator):
-    """Base of the operators that go through steps; not for use in DAGs."""
+    """Base of the operators that go through steps; not for use in DAGs.
+
+    :param savepoint_timeout: how long the job may take to be ready for a savepoint; means nothing where none is taken.
+        (templated)
+    :param healthy_timeout: how long what is started may take to become healthy; means nothing where nothing is started.
+        (templated)
+    :raises CkptOperationFailed: there is no task state store to write the steps down in, which Airflow has since 3.3;
+        or another try of the task goes on
+    """
 
     template_fields: Collection[str] = (*CkptJobOperator.template_fields, "savepoint_timeout", "healthy_timeout")
 
@@ -160,6 +172,7 @@ class CkptStepsOperator(CkptJobOperator):
             self.log.info("State against the snapshot:\n%s", "\n".join(record.diff))
         if record.outcome is None:
             self.log.info("Paused: %s", standing(record))
+            self._tell(record)
             return result_of(record) | {"upgrade": record.to_json()}
         self.forget_job(context)
         text = ending(record)
@@ -167,7 +180,22 @@ class CkptStepsOperator(CkptJobOperator):
         if failure is not None:
             raise failure(text)
         self.log.info("%s", text)
+        self._tell(record)
         return result_of(record)
+
+    def _tell(self, record: Upgrade) -> None:
+        """A savepoint that a stop took is written, whatever else it was gone on from is read."""
+        writes = record.wish.goal is not Goal.RESUME and record.wish.mode is Mode.SAVEPOINT and not record.falls_back
+        started = record.outcome in _STARTED
+        program = record.wish.program if record.outcome is Outcome.UPGRADED else record.old_program
+        self.tell_lineage(
+            reads=[
+                program_location(self.ckpt_conn_id, None, program) if started else None,
+                None if writes and not started else record.snapshot,
+            ],
+            writes=[Written(record.snapshot)] if writes and record.snapshot else [],
+            job_id=result_of(record)["job_id"],
+        )
 
     def is_fine(self, outcome: Outcome) -> bool:
         """Whether an outcome that is a failure otherwise is a success."""

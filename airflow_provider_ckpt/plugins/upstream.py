@@ -39,7 +39,7 @@ _QUERY = {"job": re.compile(_ID)}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class UpstreamAnswer:
     """Of the job manager; ``content`` is JSON."""
 
     status: int
@@ -96,7 +96,7 @@ def _endpoint(conn_id: str) -> Endpoint:
         raise UpstreamRefused(502, str(error)) from None
 
 
-async def asked_of(conn_id: str, path: str, query: Mapping[str, str]) -> Answer:
+async def asked_of(conn_id: str, path: str, query: Mapping[str, str]) -> UpstreamAnswer:
     """The answer to an allowed path. Raises UpstreamRefused."""
     endpoint = await run_in_threadpool(_endpoint, conn_id)
     wanted = {key: value for key, value in query.items() if key in _QUERY and _QUERY[key].fullmatch(value)}
@@ -126,7 +126,7 @@ async def _address(conn_id: str, endpoint: Endpoint) -> str:
         raise UpstreamRefused(502, str(error)) from None
 
 
-async def _checked(conn_id: str, response: httpx.Response) -> Answer:
+async def _checked(conn_id: str, response: httpx.Response) -> UpstreamAnswer:
     if response.status_code in (401, 403):
         raise UpstreamRefused(502, f"The job manager refuses the token of the connection {conn_id!r}.")
     if not response.headers.get("content-type", "").startswith("application/json") or response.is_redirect:
@@ -136,7 +136,7 @@ async def _checked(conn_id: str, response: httpx.Response) -> Answer:
         content += chunk
         if len(content) > MAX_ANSWER_BYTES:
             raise UpstreamRefused(502, f"The answer is larger than {MAX_ANSWER_BYTES} bytes.")
-    return Answer(response.status_code, bytes(content))
+    return UpstreamAnswer(response.status_code, bytes(content))
 
 
 @lru_cache(maxsize=16)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from airflow_provider_ckpt import defaults
+from airflow_provider_ckpt import advice, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Progress
@@ -26,7 +26,7 @@ from airflow_provider_ckpt.exceptions import (
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.job_tasks import CkptJobTask
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, backstop, refused, seconds_here, tell_trace, wait_here
+from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, backstop, seconds_here, tell_trace, wait_here
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client.errors import CkptClientError, is_passing
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
@@ -52,6 +52,14 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         defers at once; default ``[ckpt] defer_after``. (templated)
     :param poke_interval: seconds between two polls; default ``[ckpt] poll_interval``.
     :param timeout: how long to wait, as of every sensor.
+    :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
+    :raises CkptConnectionInvalid: a field of the connection cannot be used
+    :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
+    :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
+        request_patience``
+    :raises CkptNotFound: the job manager has said several times that it does not know the job
+    :raises CkptJobNotFound: no job of this name lives; the message lists those that do
+    :raises CkptJobAmbiguous: several living jobs have the name; the message lists them
     """
 
     template_fields: Collection[str] = ("ckpt_conn_id", "job", "if_not_found", "defer_after")
@@ -83,6 +91,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         self.link_addresses: dict[str, str] = {}
         self._condition: Condition | None = None
         self._progress: Progress | None = None
+        self._trouble = ""
 
     @property
     def job_id(self) -> XComArg:
@@ -101,19 +110,28 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
-            return super().execute(context)
+            return self._poked(context)
         try:
             deadline = time.time() + self.timeout
             self._find(context, deadline)
             trigger = self.trigger(context, deadline)
         except CkptClientError as error:
             kind = CkptUnavailable if is_passing(error) else CkptRequestRejected
-            raise kind(refused(error, self.ckpt_conn_id)) from error
+            raise kind(advice.on_error(error, self.ckpt_conn_id)) from error
         verdict = self._wait_here(trigger)
         if verdict is not None:
             # By way of Airflow's own entry, which turns failures into skips where that is wanted.
             return self.resume_execution("execute_complete", {"event": event_payload(verdict, trigger)}, context)
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
+
+    def _poked(self, context: Context) -> Any:
+        """As Airflow's own sensors; a timeout says what was in the way last."""
+        try:
+            return super().execute(context)
+        except AirflowSensorTimeout as error:
+            if not self._trouble:
+                raise
+            raise AirflowSensorTimeout(f"{error} Last trouble: {self._trouble}") from error
 
     def _wait_here(self, trigger: CkptTrigger) -> Verdict | None:
         seconds = seconds_here(self.defer_after)
@@ -137,14 +155,16 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
                 verdict = client.run(look_until_sure(self._condition, self._progress, pause))
         except CkptClientError as error:
             if not is_waited_out(error):
-                raise CkptRequestRejected(refused(error, self.ckpt_conn_id)) from error
+                raise CkptRequestRejected(advice.on_error(error, self.ckpt_conn_id)) from error
             self._progress.away(error)
+            self._trouble = advice.on_error(error, self.ckpt_conn_id)
             return False
+        self._trouble = ""
         if verdict is None:
             return False
         if verdict.status is not Status.DONE:
             tell_trace(self.log, {"trace": verdict.trace})
-            self._fail(verdict.status, verdict.message)
+            self._fail({"status": verdict.status, "message": verdict.message, "result": verdict.result})
         self.succeeded(context)
         self.forget_job(context)
         return PokeReturnValue(is_done=True, xcom_value=verdict.result)
@@ -156,18 +176,21 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         status = Status(event["status"])
         if status is not Status.DONE:
             tell_trace(self.log, event)
-            self._fail(status, event["message"])
+            self._fail(event)
         self.succeeded(context)
         self.forget_job(context)
         self.log.info("Reached: %s", event["result"])
         return event["result"]
 
-    def _fail(self, status: Status, message: str) -> NoReturn:
+    def _fail(self, event: dict[str, Any]) -> NoReturn:
+        status, message = Status(event["status"]), str(event["message"])
         if status is Status.TIMEOUT:
-            raise AirflowSensorTimeout(message)
+            raise AirflowSensorTimeout(advice.on_verdict(event, self.ckpt_conn_id))
         if status is Status.MISSING:
-            raise CkptNotFound(message)
-        raise (CkptRequestRejected if status is Status.REFUSED else CkptJobFailed)(message)
+            raise CkptNotFound(advice.on_missing(message, self.ckpt_conn_id))
+        if status is Status.REFUSED:
+            raise CkptRequestRejected(advice.on_verdict(event, self.ckpt_conn_id))
+        raise CkptJobFailed(message)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """As of every sensor; the job stays the one that was waited for."""

@@ -44,6 +44,7 @@ class CheckpointCompletedSensor(CkptSensor):
     :param after: only checkpoints triggered at or after this moment: a datetime or ISO text with a time zone, or
         milliseconds since the epoch. (templated)
     :param include_savepoints: savepoints count as well.
+    :raises CkptJobFailed: the job has ended, and not enough has completed
     """
 
     checkpoints: ClassVar[bool] = True
@@ -132,6 +133,10 @@ class CheckpointCompletedSensor(CkptSensor):
 
 class SavepointCompletedSensor(CheckpointCompletedSensor):
     """As :class:`CheckpointCompletedSensor` for savepoints alone, whoever has taken them; that of a stop counts.
+
+    Returns ``{"job_id", "checkpoint_id", "checkpoint_type", "external_path", "triggered_at_ms", "duration_ms",
+    "state_size", "checkpointed_size", "checkpoint_ids"}`` of the newest one; ``external_path`` is where it lies, and
+    sizes are bytes.
 
     :param job: the job, by id or unique name. (templated)
     :param count: how many. (templated)

@@ -28,6 +28,7 @@ class CheckpointHealthSensor(CkptSensor):
     :param checkpoints: so many checkpoints must have ended, since a young job is healthy before it has shown anything.
         (templated)
     :param times: so many looks in a row must find it. (templated)
+    :raises CkptJobFailed: the job has ended
     """
 
     template_fields: Collection[str] = (*CkptSensor.template_fields, "expected", "failing", "checkpoints", "times")

@@ -23,6 +23,7 @@ class JobStatusSensor(CkptSensor):
     :param job: the job, by id or unique name. (templated)
     :param expected: Flink's names of states, one or several. (templated)
     :param all_tasks: RUNNING counts only when every task runs, or has finished.
+    :raises CkptJobFailed: the job has ended in another state
     """
 
     template_fields: Collection[str] = (*CkptSensor.template_fields, "expected")

@@ -84,7 +84,17 @@ class Run:
     snapshot: str | None
 
 
-Action: TypeAlias = Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run
+@dataclass(frozen=True, slots=True)
+class Burn:
+    """Have no job started with this id any more, by a late request either.
+
+    Answers: Accepted, Refused (a job of the id lives), Gone (the server cannot do that).
+    """
+
+    job: str
+
+
+Action: TypeAlias = Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run | Burn
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,15 @@ Whoever drives it performs the action, writes the new record down, and only then
 never written down is performed again. Everything that keeps two versions from running is here:
 
 * The new version is started only after the old job was seen to have ended, and the old one again only after the new.
+* Before another one is started in the place of a job that was asked for, or a person is told that nothing runs, that
+  job's id is burnt: a request that was sent for it, and arrives late, is refused.
 * What the next version starts from is fixed before anything is started, and is the same for a rollback.
 * Nothing is stopped before the programs are held and the snapshot's fit was looked at.
 
 ``PIN_NEW, INSPECT, PIN_OLD, PREVIEW``: nothing has changed, and what does not fit is refused. ``READY, STOP, STOPPING``
 or ``CANCEL, CANCELLING``: the old version ends. ``CHECK, PAUSED, START, GATE``: the new one has to become healthy.
-``CANCEL_NEW, CANCELLING_NEW, ROLL_BACK, GATE_OLD``: it did not. ``RELEASE, ENDED``: the programs are let go.
+``CANCEL_NEW, CANCELLING_NEW, BURN_NEW, ROLL_BACK, GATE_OLD, BURN_RESTARTED``: it did not. ``RELEASE, ENDED``: the
+programs are let go.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from msgspec.structs import replace
 from airflow_provider_ckpt.upgrades.actions import (
     Action,
     Answer,
+    Burn,
     Cancel,
     Decided,
     Fits,
@@ -45,6 +49,7 @@ from airflow_provider_ckpt.upgrades.objections import misfit, objection
 from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
 
 _NAMESPACE = uuid.UUID("7a0f2f0e-6f3c-5c0e-9c55-27d94f1f1f0b")
+_CHECK = ". Check the id, and the connection"
 MAX_STOPS = 3
 """So often a stop is asked for, when the job manager has forgotten it and the job goes on."""
 WATCHES = frozenset({Step.READY, Step.STOPPING, Step.CANCELLING, Step.GATE, Step.CANCELLING_NEW, Step.GATE_OLD})
@@ -119,10 +124,12 @@ _ACTIONS: Mapping[Step, Callable[[Upgrade], Action]] = {
     Step.GATE: lambda record: Look(record.new_job),
     Step.CANCEL_NEW: lambda record: Cancel(record.new_job, retain=False),
     Step.CANCELLING_NEW: lambda record: Look(record.new_job),
+    Step.BURN_NEW: lambda record: Burn(record.new_job),
     Step.ROLL_BACK: lambda record: Run(
         _known(record.old_program), record.restarted_job, record.old_job, {}, record.snapshot
     ),
     Step.GATE_OLD: lambda record: Look(record.restarted_job),
+    Step.BURN_RESTARTED: lambda record: Burn(record.restarted_job),
     Step.RELEASE: lambda record: Release(_held(record), record.owner),
 }
 
@@ -201,7 +208,7 @@ class _Turn:
     def inspect(self) -> Upgrade:
         job = self.answer
         if not isinstance(job, Seen):
-            return _refuse(self.record, f"{self._old} is unknown to the job manager")
+            return _refuse(self.record, f"{self._old} is unknown to the job manager{_CHECK}")
         snapshot = job.restored if job.newest is None else job.newest.path
         record = replace(
             self.record,
@@ -241,7 +248,7 @@ class _Turn:
     def ready(self) -> Upgrade:
         job = self.answer
         if not isinstance(job, Seen):
-            return _refuse(self.record, f"{self._old} is unknown to the job manager")
+            return _refuse(self.record, f"{self._old} is unknown to the job manager{_CHECK}")
         if job.has_ended:
             return self._ended_by_itself(job)
         if job.ready:
@@ -344,10 +351,8 @@ class _Turn:
         wish = self.record.wish
         if not isinstance(self.answer, Refused | Gone):
             return self._limited(Step.GATE, wish.healthy_within)
-        why = _refusal(self.answer)
-        if wish.goal is Goal.RESUME:
-            return _strand(self.record, f"the job was not started: {why}")
-        return _to(self.record, Step.ROLL_BACK, why=f"the new version was not started: {why}")
+        what = "the job" if wish.goal is Goal.RESUME else "the new version"
+        return _to(self.record, Step.BURN_NEW, why=f"{what} was not started: {_refusal(self.answer)}")
 
     def gate(self) -> Upgrade:
         job, wish = self.answer, self.record.wish
@@ -359,6 +364,11 @@ class _Turn:
                 return self.record
             late = f"it is {job.state} and has completed {job.completed} of {wish.checkpoints} checkpoints in time"
             why = f"it is {job.state}{job.cause}" if job.has_ended else late
+        elif wish.goal is Goal.RESUME:
+            unknown = (
+                f"the job, resumed as {self.record.new_job}, is unknown to the job manager, and may have committed"
+            )
+            return _to(self.record, Step.BURN_NEW, why=unknown)
         else:
             why = "it is unknown to the job manager"
         if wish.goal is Goal.RESUME:  # there is no version to go back to
@@ -377,18 +387,26 @@ class _Turn:
             return self.record
         if isinstance(job, Seen) and job.state == "FINISHED":
             return _end(self.record, Outcome.UPGRADED, "the new version has finished")
-        return _to(self.record, Step.ROLL_BACK)
+        return _to(self.record, Step.BURN_NEW)
+
+    def burn_new(self) -> Upgrade:
+        """Refused: the request for it, which was sent and had no answer, has arrived after all."""
+        lives, resumes = isinstance(self.answer, Refused), self.record.wish.goal is Goal.RESUME
+        if resumes:
+            within = self.record.wish.healthy_within
+            return self._limited(Step.GATE, within) if lives else _strand(self.record, self.record.why)
+        return _to(self.record, Step.CANCEL_NEW if lives else Step.ROLL_BACK)
 
     def roll_back(self) -> Upgrade:
         if isinstance(self.answer, Refused | Gone):
             why = f"{self.record.why}; and the old version was not started again: {_refusal(self.answer)}"
-            return _strand(self.record, why)
+            return _to(self.record, Step.BURN_RESTARTED, why=why)
         return self._limited(Step.GATE_OLD, self.record.wish.healthy_within)
 
     def gate_old(self) -> Upgrade:
         job, started = self.answer, f"{self.record.why}; and the old version, started again, is"
         if not isinstance(job, Seen):
-            return _strand(self.record, f"{started} unknown to the job manager")
+            return _to(self.record, Step.BURN_RESTARTED, why=f"{started} unknown to the job manager")
         if job.state == "FINISHED" or (job.ready and job.state == "RUNNING"):
             return _end(self.record, Outcome.ROLLED_BACK)
         if job.has_ended:
@@ -396,6 +414,12 @@ class _Turn:
         if self.is_due:
             return _end(self.record, Outcome.ROLLED_BACK, f"{started} still {job.state}")
         return self.record
+
+    def burn_restarted(self) -> Upgrade:
+        if isinstance(self.answer, Refused):
+            why = f"{self.record.why}; then the request for it arrived after all"
+            return self._limited(Step.GATE_OLD, self.record.wish.healthy_within, why=why)
+        return _strand(self.record, self.record.why)
 
     def release(self) -> Upgrade:
         return _to(self.record, Step.ENDED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
+from airflow_provider_ckpt.advice import on_failure
 from airflow_provider_ckpt.conditions.base import Absence
 from airflow_provider_ckpt.conditions.job import is_starting
 from airflow_provider_ckpt.conditions.job_log import root_cause
@@ -61,6 +62,11 @@ def _performed(action: act.Action) -> Requests[act.Answer]:
             yield requests.cancel_and_retain(job) if retains else requests.cancel_job(job)
         case act.Run(program, job, like_job, options, snapshot):
             yield requests.run_pipeline(program, _options(options, like_job, snapshot), job_id=job)
+        case act.Burn(job):
+            try:
+                yield requests.burn_job_id(job)
+            except BadRequest as error:  # it will not be done, ever
+                return act.Gone(str(error))
         case _:
             return (yield from watched(action))
     return act.Accepted()
@@ -139,7 +145,7 @@ def _stop_seen(job: str, trigger: str) -> Requests[act.Answer]:
         return act.StopSeen(seen)
     if status.failure is not None:
         why = telling_line(status.failure.stack_trace) or status.failure.exception
-        return act.StopSeen(seen, failure=why)
+        return act.StopSeen(seen, failure=on_failure(why))
     return act.StopSeen(seen, path=status.location)
 
 

@@ -21,7 +21,9 @@ def standing(record: Upgrade) -> str:
         return f"job {old} has ended, and nothing runs; {record.snapshot} is what to go on from"
     if step in (Step.GATE, Step.CANCEL_NEW, Step.CANCELLING_NEW):
         return f"job {new} was started in the place of {old}, from {record.snapshot}"
-    if step in (Step.ROLL_BACK, Step.GATE_OLD):
+    if step is Step.BURN_NEW:
+        return f"job {old} has ended, and {new}, which was to take its place, is not to be started any more"
+    if step in (Step.ROLL_BACK, Step.GATE_OLD, Step.BURN_RESTARTED):
         return f"the old version is started again as job {record.restarted_job}, from {record.snapshot}"
     return f"it has ended: {ending(record)}"
 

@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_runtime.process_template import Forked, NotForkedError, Template, TemplateGoneError
+from ckpt_runtime.process_template import Forked, NotForkedError, ProcessTemplate, TemplateGoneError
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
 _STDERR_BYTES = 4_000
@@ -122,7 +122,7 @@ class _Templates:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._drivers = 0
-        self._living: dict[frozenset[tuple[str, str]], Template] = {}
+        self._living: dict[frozenset[tuple[str, str]], ProcessTemplate] = {}
 
     def begin(self) -> None:
         with self._lock:
@@ -137,14 +137,14 @@ class _Templates:
         for template in ended:
             template.close()
 
-    def of(self, environment: Mapping[str, str]) -> Template | None:
+    def of(self, environment: Mapping[str, str]) -> ProcessTemplate | None:
         """One for processes of an environment; None where there are none."""
         own = {name: value for name, value in environment.items() if _counts_for_imports(name)}
         key = frozenset(own.items())
         with self._lock:
             if not self._drivers or not hasattr(os, "pidfd_open"):
                 return None
-            template = self._living.pop(key, None) or Template(own)
+            template = self._living.pop(key, None) or ProcessTemplate(own)
             self._living[key] = template
             oldest = list(self._living)[:-_MOST_TEMPLATES]
             ended = [self._living.pop(environment) for environment in oldest]
@@ -152,7 +152,7 @@ class _Templates:
             former.close()
         return template
 
-    def lost(self, template: Template) -> None:
+    def lost(self, template: ProcessTemplate) -> None:
         with self._lock:
             self._living = {key: known for key, known in self._living.items() if known is not template}
         template.close()

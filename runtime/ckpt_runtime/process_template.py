@@ -72,7 +72,7 @@ class Forked:
         return int(told) if told else -signal.SIGKILL
 
 
-class Template:
+class ProcessTemplate:
     """The driver's side. ``environment`` is the template's own, which each process can look at: it holds no secret."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:

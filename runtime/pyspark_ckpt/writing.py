@@ -31,7 +31,7 @@ from pyspark_ckpt.options import WRITING, OptionError, Options
 _NEW_KINDS = ("value", "list", "map", "timers")
 
 
-def writer_of(given: Mapping[str, str], table: StructType, *, overwrite: bool) -> StateWriter:
+def writer_of(given: Mapping[str, str], table: StructType, *, overwrite: bool) -> StateDataWriter:
     """The writer for these options and columns. Writes nothing.
 
     Raises :class:`OptionError`, ``TableError`` for columns that the state has not, and as opening the base does.
@@ -47,7 +47,7 @@ def writer_of(given: Mapping[str, str], table: StructType, *, overwrite: bool) -
     if base is not None:
         check_base(base, state.uid)
     StateColumns(state.descriptor["kind"], state.schema).check_table(table)
-    return StateWriter(target.url, None if base is None else base.directory.url, state)
+    return StateDataWriter(target.url, None if base is None else base.directory.url, state)
 
 
 def _state(options: Options, table: StructType, base: Snapshot | None) -> NewState:
@@ -84,7 +84,7 @@ class WrittenPart(WriterCommitMessage):
     handle: CanonicalKeyedStateHandle | None
 
 
-class StateWriter(DataSourceArrowWriter):
+class StateDataWriter(DataSourceArrowWriter):
     """Travels to Spark's workers. All files of one write have one prefix, by which those of failed tasks are found."""
 
     def __init__(self, target: str, base: str | None, state: NewState) -> None:

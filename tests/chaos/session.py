@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
-from tests.support.processes import command_line, command_name, living
+from tests.support.processes import command_name, living
 from tests.support.spark_sessions import wait_until
 
 MARK = "CKPT_CHAOS_RUN"
@@ -79,6 +79,7 @@ class Session:
         self.number += 1
         ready = self.directory / f"ready-{self.number}"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), MARK: self.mark}
+        environment["TMPDIR"] = str(self.directory)  # the last one is killed, and no other follows on it
         options = [f"{key}={value}" for key, value in self.options.items()]
         with self.log(self.number).open("wb") as log:
             command = [sys.executable, "-m", "tests.chaos.session_main", str(ready), *options]
@@ -146,11 +147,7 @@ class Session:
 
     def of_role(self, role: str) -> list[int]:
         """``worker``, ``template`` or ``agent``."""
-        pids = self.processes()
-        if role == "agent":
-            agents = [pid for pid in pids if "local_slot_main" in command_line(pid)]
-            return [pid for pid in agents if not command_name(pid).startswith("ckpt-")]
-        return [pid for pid in pids if command_name(pid) == f"ckpt-{role}"]
+        return [pid for pid in self.processes() if command_name(pid) == f"ckpt-{role}"]
 
     def _close_client(self) -> None:
         if self.client is not None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from ckpt_runtime.checkpoint.statistics import CheckpointStats
 from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import SequenceJob, fast, skip_unless_root
+from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence
 
 TOLERANT = fast(
@@ -107,21 +105,6 @@ def test_a_job_that_fails_for_good_keeps_its_last_checkpoint_with_default_option
     latest = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_completed
     assert latest is not None
     job.assert_retained(f"chk-{latest.id}")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    skip_unless_root()
-    place = tmp_path / "checkpoints"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a file system here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_full_disk(job: SequenceJob, small_disk: Path) -> None:

@@ -235,7 +235,7 @@ def test_a_session_that_ends_leaves_no_process_and_no_thread(tmp_path: Path) -> 
         agents = cluster.provider.agent_pids()
         started = [pid for agent in agents for pid in (agent, *children(agent))]
         assert len(living(started)) >= 4
-        work = Path(cluster._directory.name)
+        work = cluster._directory.path
     cluster.wait_until(lambda: not living(started), "all processes to end", timeout_s=120)
     # The thread of deadlines is one for the process, whatever sessions come and go.
     cluster.wait_until(

@@ -27,6 +27,7 @@ NAMES = (
     "recovery",
     "savepoint",
     "spark_peer",
+    "triggers",
 )
 SMALL_TOPOLOGY = ("--parallelism", "2", "--interval-ms", "200", "--conf", "taskmanager.network.buffer.max-rows=256")
 """Few rows under way: an aligned checkpoint behind a sleeping map takes tenths of a second."""
@@ -72,6 +73,7 @@ def test_keyed_count_measures_and_checks_itself() -> None:
     }
     assert document["rows_per_s"] > 0
     assert document["peak_rss_mb"] > 0
+    assert document["state_bytes_per_key"] > 0
     assert document["options"]["keys"] == 5000
     assert "every count and sum is right" in said
 
@@ -169,6 +171,29 @@ def test_coordinator_reads_back_what_it_wrote() -> None:
     assert [run["subtasks"] for run in document["runs"]] == [10, 40]
     times = {"ack_s", "cpu_s", "metadata_write_s", "decode_s", "register_s", "recovery_s"}
     assert all(set(run) == times | {"subtasks", "memory_mb", "metadata_bytes"} for run in document["runs"])
+
+
+@pytest.mark.slow
+@pytest.mark.airflow
+@pytest.mark.row("air.11")
+@pytest.mark.timeout(600)
+def test_triggers_measures_and_checks_itself() -> None:
+    sizes = ("--waiting", "30", "--few", "3", "--seconds", "1", "--rounds", "2")
+    document, said = measured("benchmarks.triggers", *sizes)
+    of_each = {"cpu_percent", "cpu_percent_quiet", "rss_mb", "latency_s_p50", "latency_s_p95", "blocked"}
+    of_waits = of_each | {"requests_per_s", "requests_per_s_quiet"}
+    assert set(document) == COMMON_KEYS | of_waits | {
+        *(f"{key}_floor" for key in of_each),
+        *(f"{key}_few" for key in of_waits),
+        "latency_beyond_floor_s_p50",
+        "latency_beyond_floor_s_p95",
+        "streams",
+        "completions",
+    }
+    assert (document["streams"], document["completions"]) == (1, 30)
+    assert 0 < document["latency_s_p50"] <= document["latency_s_p95"]
+    assert document["requests_per_s"] > 0
+    assert "many: 30 tasks wait" in said
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,15 @@ from ckpt_runtime.cli.exit_codes import ExitCode
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptApiError, is_passing
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.jobmaster.gateway import JobStatus, SnapshotInUse
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
+from ckpt_runtime.storage import publish
 from ckpt_runtime.storage.filesystem import read_bytes, resolve
 from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.publish import replace
 from ckpt_runtime.storage.state_file_reader import locate
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.driver_processes import Sessions
@@ -37,6 +38,7 @@ from tests.support.spark_sessions import wait_until
 
 ROWS = 20_000
 TIMEOUT = {"checkpointTimeout": 88_000}
+OUTAGES = [("GET", "outage-savepoints"), ("PUT", "outage-savepoints"), ("PUT", "outage-checkpoints")]
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +327,7 @@ def test_the_tools_work_in_an_object_store(
     lost = next(iter(files_of(open_snapshot(copy))))
     location = resolve(f"s3:/{lost}")
     whole = read_bytes(location, 1 << 20)
-    replace(location, bytes([*whole[:-1], whole[-1] ^ 1]))
+    publish.replace(location, bytes([*whole[:-1], whole[-1] ^ 1]))
     assert main(["snapshot", "verify", copy]) == ExitCode.FAILED
     assert location.name in capsys.readouterr().out
     for url in (copy, canonical):
@@ -406,3 +408,38 @@ def test_what_cannot_be_stored_fails_by_name_and_leaves_nothing(
     wait_for_clean_up(cluster, bucket, job_id)
     assert keys(f"{place}/checkpoints") == []
     assert_sequence(job.out)
+
+
+def test_a_submission_that_storage_fails_may_be_made_again(
+    store: ObjectStore, cluster: MiniCluster, client: CkptClient, bucket: str, job: SequenceJob
+) -> None:
+    """503 says that storage is to blame, whatever it was needed for; a place that is not there is the user's affair."""
+    job.start(rows=ROWS, rate=2_000)
+    job.running()
+    stopped = cluster.savepoint(job.job_id, f"{bucket}/outage-savepoints", stop=True)
+    job.finished()
+    program = client.upload_pipeline(*pack_pipeline(PIPELINES))
+    options = RunOptions(
+        entry_point="sequence:pipeline",
+        arguments=("--output", str(job.out), "--rows", str(ROWS), "--rate", "0", "--batch", "64"),
+        parallelism=2,
+        configuration=fast(execution__checkpointing__dir=f"{bucket}/outage-checkpoints"),
+        savepoint_path=stopped,
+        claim_mode="CLAIM",
+    )
+    job.job_id = "f0" * 16
+    for method, place in OUTAGES:
+        with (
+            store.failing(lambda asked, path, method=method, place=place: asked == method and place in path) as fault,  # type: ignore[misc]
+            pytest.raises(CkptApiError, match=place) as failed,
+        ):
+            client.run_pipeline(program, options, job_id=job.job_id)
+        assert fault.met
+        assert failed.value.status == 503
+        assert is_passing(failed.value)
+    with pytest.raises(CkptApiError, match="-missing") as refused:
+        client.run_pipeline(program, replace(options, savepoint_path=f"{stopped}-missing"), job_id=job.job_id)
+    assert refused.value.status == 400
+    assert client.run_pipeline(program, options, job_id=job.job_id) == job.job_id
+    job.finished()
+    assert_sequence(job.out, rows=ROWS)

@@ -31,7 +31,7 @@ from ckpt_runtime.storage.state_file_reader import locate
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import create_keyed_backend
 from ckpt_runtime.task.snapshot_writer import write_snapshot
-from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from tests.support.pipelines.file_backend import FileKeyedStateBackend
 
 GROUPS = 32
@@ -48,7 +48,7 @@ class Checkpoint:
     """From its barriers to its end: what is still to be written, what was acknowledged, what it shows."""
 
     directory: Path
-    to_write: dict[int, Snapshot]
+    to_write: dict[int, SubtaskSnapshot]
     shows: dict[int, int]
     states: dict[int, SubtaskState] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ class SharedFilesOfCheckpoints(RuleBasedStateMachine):
         return Checkpoint(
             directory,
             {
-                index: Snapshot(
+                index: SubtaskSnapshot(
                     barrier,
                     (OperatorSnapshot("op", (), backend.snapshot(number, properties)),),
                     InFlight(),

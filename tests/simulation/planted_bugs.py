@@ -6,9 +6,9 @@ find within ``ENOUGH`` seeds is a defect of the simulator.
 
 from __future__ import annotations
 
-from tests.simulation.planted import completion, settings, storage, tasks, wiring
+from tests.simulation.planted import completion, settings, storage, takeovers, tasks, wiring
 from tests.simulation.planted.registry import BUGS, PlantedBug
 
-__all__ = ["BUGS", "ENOUGH", "PlantedBug", "completion", "settings", "storage", "tasks", "wiring"]
+__all__ = ["BUGS", "ENOUGH", "PlantedBug", "completion", "settings", "storage", "takeovers", "tasks", "wiring"]
 
 ENOUGH = 2_000

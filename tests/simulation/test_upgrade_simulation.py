@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from airflow_provider_ckpt.upgrades import machine
-from airflow_provider_ckpt.upgrades.actions import Cancel, Seen
+from airflow_provider_ckpt.upgrades.actions import Cancel, Gone, Look, Refused, Seen
 from airflow_provider_ckpt.upgrades.record import Mode, Outcome, Step, Upgrade, Wish
 from tests.simulation.upgrades.upgrade_cluster import Broken
 from tests.simulation.upgrades.upgrade_run import Run
@@ -119,7 +119,48 @@ def an_unhealthy_version_is_let_go_on() -> Iterator[None]:
         yield
 
 
+def nobody_burns_the_new_ones_id() -> Iterator[None]:
+    """Its request arrives after the old version was started again."""
+
+    def wrong(turn: Any) -> Upgrade:
+        return machine._Turn.burn_new(replace_answer(turn))
+
+    with (
+        patch.dict(machine._ACTIONS, {Step.BURN_NEW: lambda record: Look(record.new_job)}),
+        _turn(Step.BURN_NEW, wrong),
+    ):
+        yield
+
+
+def nobody_burns_the_old_ones_id() -> Iterator[None]:
+    """A person is told that nothing runs, and then it does."""
+
+    def wrong(turn: Any) -> Upgrade:
+        return machine._Turn.burn_restarted(replace_answer(turn))
+
+    with (
+        patch.dict(machine._ACTIONS, {Step.BURN_RESTARTED: lambda record: Look(record.restarted_job)}),
+        _turn(Step.BURN_RESTARTED, wrong),
+    ):
+        yield
+
+
+def replace_answer(turn: Any) -> Any:
+    """As if what is not there now could be taken for burnt."""
+    lives = isinstance(turn.answer, Seen) and not turn.answer.has_ended
+    return machine._Turn(turn.record, Refused("it lives") if lives else Gone(""), turn.now_ms)
+
+
+def a_refusal_to_burn_is_not_heard() -> Iterator[None]:
+    """The request has arrived in between, and its job runs."""
+    with _turn(Step.BURN_NEW, lambda turn: machine._to(turn.record, Step.ROLL_BACK)):
+        yield
+
+
 BUGS = [
+    nobody_burns_the_new_ones_id,
+    nobody_burns_the_old_ones_id,
+    a_refusal_to_burn_is_not_heard,
     ids_of_each_try,
     the_new_one_starts_at_once,
     the_old_one_returns_at_once,

@@ -32,6 +32,8 @@ class Sessions:
     """The high-availability directory, if it is not a local one in ``directory``."""
     lease_timeout_s: float = 3.0
     token: str | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    """More of the session's options."""
     number: int = 0
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     clients: list[CkptClient] = field(default_factory=list)
@@ -43,7 +45,7 @@ class Sessions:
 
     @property
     def _options(self) -> dict[str, str]:
-        options = high_availability(self.directory)
+        options = {**high_availability(self.directory), **self.options}
         return {**options, "high-availability.storageDir": self.storage} if self.storage else options
 
     @property
@@ -89,6 +91,7 @@ class Sessions:
         ready = self.directory / f"ready-{self.number}"
         options = [f"{key}={value}" for key, value in self._options.items()]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment["TMPDIR"] = str(self.directory)  # the last one is killed, and no other follows on it
         environment[VARIABLE] = str(self._crash_point)
         if self.token is not None:
             environment[TOKEN_VARIABLE] = self.token

@@ -50,7 +50,7 @@ class InlineReader:
         assert file.inline is not None
         return file.inline[offset : offset + length]
 
-    def fetch(self, file: StateFile, path: str) -> None:
+    def fetch(self, file: StateFile, path: str, *, may_link: bool = False) -> None:
         assert file.inline is not None
         with open(path, "xb") as target:
             target.write(file.inline)

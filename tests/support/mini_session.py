@@ -7,7 +7,6 @@ The token, if there is to be one, is in the environment. One that does not lead 
 from __future__ import annotations
 
 import faulthandler
-import logging
 import os
 import sys
 import threading
@@ -15,7 +14,9 @@ from pathlib import Path
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.testing.mini_cluster import MiniCluster
+from ckpt_runtime.configuration.logging_options import LoggingOptions
+from ckpt_runtime.structured_log import LogSettings, start_logging
+from ckpt_runtime.testing.mini_cluster import APPLICATION_ID, MiniCluster
 
 STUCK_S = 90
 
@@ -23,9 +24,10 @@ STUCK_S = 90
 def main() -> None:
     """Runs until it is killed."""
     faulthandler.dump_traceback_later(STUCK_S)
-    logging.basicConfig(level=logging.INFO)
     ready = Path(sys.argv[1])
-    configuration = Configuration.from_properties(sys.argv[3:]).to_dict()
+    given = Configuration.from_properties(sys.argv[3:])
+    start_logging(LogSettings(given.get(LoggingOptions.FORMAT), APPLICATION_ID), "driver")
+    configuration = given.to_dict()
     token = os.environ.get(TOKEN_VARIABLE)
     with MiniCluster(
         configuration=configuration, rest=True, token=token, lease_timeout_s=float(sys.argv[2])

@@ -193,6 +193,8 @@ CALLS = [
     Call("GET", "/jars"),
     Call("PUT", "/jars/{jarid}/holds/{owner}", values={"owner": "upgrade-flights"}),
     Call("DELETE", "/jars/{jarid}/holds/{owner}", values={"owner": "upgrade-flights"}),
+    Call("PUT", "/burnt-job-ids/{jobid}", values={"jobid": "54c685fb3b425ccf81c55b3e8da1aa68"}),
+    Call("GET", "/burnt-job-ids"),
     Call("POST", "/jars/{jarid}/plan", "fresh", arguments={"json": {}}),
     Call("POST", "/jars/{jarid}/plan", "a snapshot that fits", arguments={"json": {"savepointPath": SNAPSHOT}}),
     Call("POST", "/jars/{jarid}/plan", "one that is refused", arguments={"json": {"savepointPath": REFUSED}}),

@@ -19,7 +19,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.new_files import UnsharedFiles
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of
@@ -69,7 +69,7 @@ def write_keyed_state(backend: str, directory: Location, ranges: Sequence[KeyGro
                     values.put((number,), (number * 10,))
                     lists.append((number,), [(1,), (0,)])
                     timers.register((number,), number)
-            handles = tuple(opened.snapshot(1, CheckpointProperties()).write(NewFiles(directory)))
+            handles = tuple(opened.snapshot(1, CheckpointProperties()).write(UnsharedFiles(directory)))
             states.append(SubtaskState({UID: OperatorSubtaskState(handles)}))
     write_metadata(directory, completed(directory, *states).to_json())
     return open_snapshot(directory)

@@ -20,10 +20,14 @@ class AggregateExpression:
     name: str
 
     def alias(self, name: str) -> AggregateExpression:
-        """The same aggregate under another output name."""
+        """The same aggregate under another output name.
+
+        :param name: of the column.
+        """
         return AggregateExpression(self.function, self.column, checked_text("alias", name))
 
     def to_aggregate(self) -> Aggregate:
+        """What the plan has of it."""
         return Aggregate(self.function, self.column, self.name)
 
 
@@ -33,25 +37,40 @@ def _over(function: str, column: str) -> AggregateExpression:
 
 
 def count(column: str = "*") -> AggregateExpression:
-    """Rows per key, named ``count``; with a column, its values that are not null, named ``count(column)``."""
+    """Rows per key, named ``count``; with a column, its values that are not null, named ``count(column)``.
+
+    :param column: the column whose values count; ``*`` for rows.
+    """
     return AggregateExpression("count", None, "count") if column == "*" else _over("count", column)
 
 
 def sum(column: str) -> AggregateExpression:
-    """Sum of the values that are not null; null while there is none."""
+    """Sum of the values that are not null; null while there is none.
+
+    :param column: a column of numbers.
+    """
     return _over("sum", column)
 
 
 def min(column: str) -> AggregateExpression:
-    """Least value; null while there is none."""
+    """Least value; null while there is none.
+
+    :param column: a column of values that have an order.
+    """
     return _over("min", column)
 
 
 def max(column: str) -> AggregateExpression:
-    """Greatest value; null while there is none."""
+    """Greatest value; null while there is none.
+
+    :param column: a column of values that have an order.
+    """
     return _over("max", column)
 
 
 def avg(column: str) -> AggregateExpression:
-    """Mean of the values that are not null, as a double; null while there is none."""
+    """Mean of the values that are not null, as a double; null while there is none.
+
+    :param column: a column of numbers.
+    """
     return _over("avg", column)

@@ -32,7 +32,11 @@ class GroupedStream:
         self._keys = keys
 
     def agg(self, *exprs: AggregateExpression) -> Stream:
-        """Running aggregates: for each row in, one row out with the keys and the updated values."""
+        """Running aggregates: for each row in, one row out with the keys and the updated values.
+
+        :param exprs: aggregate functions of this module, with ``alias`` for names of their own.
+        :raises PlanError: no aggregate, a column that is not there or cannot be aggregated, or one name twice
+        """
         schema = self._stream.schema
         if not exprs:
             raise PlanError("agg", "no aggregate given; e.g. agg(count(), sum('x').alias('total'))")
@@ -64,11 +68,17 @@ class GroupedStream:
         initialState: Any = None,
         eventTimeColumnName: str = "",
     ) -> Stream:
-        """Runs a PySpark ``StatefulProcessor`` on each key's rows; arguments as PySpark's.
+        """Runs a PySpark ``StatefulProcessor`` on each key's rows.
 
         With ``EventTime``, rows whose event time is not after the watermark are dropped, as long as the column is still
         there: behind ``mapInArrow`` it cannot be told, and all rows are kept.
 
+        :param statefulProcessor: an instance of a subclass.
+        :param outputStructType: the schema of the rows that it gives: Arrow, DDL or ``StructType``.
+        :param outputMode: ``Append`` or ``Update``.
+        :param timeMode: ``None``, ``ProcessingTime`` or ``EventTime``: which timers it may register.
+        :param initialState: has to be left out: start from a savepoint.
+        :param eventTimeColumnName: has to be left out: call ``withWatermark`` behind it.
         :raises PlanError: wrong modes, event time without a watermark, an object that is no processor; also for
             ``initialState`` (start from a savepoint) and ``eventTimeColumnName`` (call ``withWatermark`` behind it).
         """

@@ -20,22 +20,38 @@ class OperatorSettings(ABC):
         """The operator to change; raises PlanError naming ``method`` when there is not exactly one."""
 
     def uid(self, uid: str) -> Self:
-        """The name that the operator's state is kept under, unique in the job and the same in its next versions."""
+        """The name that the operator's state is kept under, unique in the job and the same in its next versions.
+
+        :param uid: that name.
+        :raises PlanError: the stream does not come from exactly one operator
+        """
         self._operator("uid").uid = checked_text("uid", uid)
         return self
 
     def name(self, name: str) -> Self:
-        """What pages and metrics call the operator."""
+        """What pages and metrics call the operator.
+
+        :param name: that name.
+        :raises PlanError: the stream does not come from exactly one operator
+        """
         self._operator("name").name = checked_text("name", name)
         return self
 
     def setParallelism(self, parallelism: int) -> Self:
-        """Number of subtasks, 1 to the maximum parallelism."""
+        """Number of subtasks, 1 to the maximum parallelism.
+
+        :param parallelism: so many.
+        :raises PlanError: another number, or a stream that does not come from exactly one operator
+        """
         self._operator("setParallelism").parallelism = checked_parallelism("parallelism", parallelism)
         return self
 
     def setMaxParallelism(self, maxParallelism: int) -> Self:
-        """Number of key groups: the greatest parallelism that the operator can ever have."""
+        """Number of key groups: the greatest parallelism that the operator can ever have.
+
+        :param maxParallelism: 1 to 32768; it cannot change any more once there is a snapshot.
+        :raises PlanError: another number, or a stream that does not come from exactly one operator
+        """
         self._operator("setMaxParallelism").max_parallelism = checked_parallelism("maxParallelism", maxParallelism)
         return self
 

@@ -30,12 +30,21 @@ class WithOptions:
         self._options: dict[str, str] = {}
 
     def format(self, source: str | type) -> Self:
-        """A built-in format's name, a registered ``DataSource``'s name, or a ``DataSource`` class."""
+        """A built-in format's name, a registered ``DataSource``'s name, or a ``DataSource`` class.
+
+        :param source: which of them.
+        :raises PlanError: neither a name nor such a class
+        """
         self._format = self._resolve(source)
         return self
 
     def option(self, key: str, value: str | int | float | bool | None) -> Self:
-        """Sets one option; None removes it."""
+        """Sets one option; None removes it.
+
+        :param key: the option's name.
+        :param value: a text, a number or a boolean.
+        :raises PlanError: a value of another type
+        """
         checked_text("option", key)
         for known in [known for known in self._options if known.lower() == key.lower()]:
             del self._options[known]
@@ -44,7 +53,11 @@ class WithOptions:
         return self
 
     def options(self, **options: str | int | float | bool | None) -> Self:
-        """Sets several options."""
+        """Sets several options.
+
+        :param options: names and values, as of :meth:`option`.
+        :raises PlanError: a value of another type
+        """
         for key, value in options.items():
             self.option(key, value)
         return self

@@ -23,13 +23,18 @@ class StreamReader(WithOptions):
         self._schema: pa.Schema | None = None
 
     def schema(self, schema: Any) -> Self:
-        """The schema to read with: an Arrow schema, a DDL string or a PySpark ``StructType``."""
+        """The schema to read with: an Arrow schema, a DDL string or a PySpark ``StructType``.
+
+        :param schema: which that is.
+        :raises PlanError: a schema that cannot be understood
+        """
         self._schema = to_arrow_schema(schema)
         return self
 
     def load(self, path: str | None = None) -> Stream:
-        """Adds the source to the plan. ``path`` is short for ``option("path", path)``.
+        """Adds the source to the plan.
 
+        :param path: short for ``option("path", path)``.
         :raises PlanError: no format, an unknown one, a bad option, or a source whose schema cannot be told.
         """
         source = self._chosen_format("load", path)

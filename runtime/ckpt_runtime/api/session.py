@@ -48,14 +48,20 @@ class RuntimeConfig:
         self._own = Configuration()
 
     def get(self, key: str, default: str | None = None) -> str | None:
-        """The effective text of an option, or ``default``."""
+        """The effective text of an option, or ``default``.
+
+        :param key: the option's name.
+        :param default: the text to give when neither it nor a default of the option is set.
+        """
         return self.effective.get_text(key, default)
 
     def set(self, key: str, value: str | int | float | bool) -> None:
         """Sets an option for this job.
 
-        Raises ``InvalidOptionError`` for a value that the option cannot take and for an option that code cannot set,
-        ``UnknownOptionError`` for a key of the system's that no option has.
+        :param key: the option's name.
+        :param value: a text as in a configuration file, a number or a boolean.
+        :raises InvalidOptionError: a value that the option cannot take, or an option that code cannot set
+        :raises UnknownOptionError: a key of the system's that no option has
         """
         option = Configuration.from_values({key: value})
         for canonical in option:
@@ -88,7 +94,11 @@ class DataSourceRegistration:
         self._classes: dict[str, type] = {}
 
     def register(self, dataSource: type) -> None:
-        """Registers a class under ``dataSource.name()``; a later class of that name replaces an earlier one."""
+        """Registers a class under ``dataSource.name()``; a later class of that name replaces an earlier one.
+
+        :param dataSource: a subclass of PySpark's ``DataSource``.
+        :raises PlanError: no such class, or the name of a built-in format
+        """
         if not is_data_source(dataSource):
             raise PlanError("dataSource", f"expected a subclass of PySpark's DataSource, not {dataSource!r}")
         name = dataSource.name()  # type: ignore[attr-defined]
@@ -97,7 +107,11 @@ class DataSourceRegistration:
         self._classes[name] = dataSource
 
     def resolve(self, format_: str | type) -> str | type:
-        """The class that a name stands for, or the name of a built-in format as it is."""
+        """The class that a name stands for, or the name of a built-in format as it is.
+
+        :param format_: a name, or a class.
+        :raises PlanError: neither a name nor such a class
+        """
         if isinstance(format_, str):
             return self._classes.get(format_, format_)
         if is_data_source(format_):

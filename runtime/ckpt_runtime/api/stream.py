@@ -81,6 +81,10 @@ class Stream(OperatorSettings):
         """Applies ``func(batches) -> batches``. ``schema`` is that of its result: Arrow, DDL or ``StructType``.
 
         ``func`` is called once per buffer; it must not keep state between calls that the results depend on.
+
+        :param func: takes an iterator of Arrow record batches and gives one.
+        :param schema: of the result: an Arrow schema, a DDL string or a PySpark ``StructType``.
+        :raises PlanError: no function, or a schema that cannot be understood
         """
         if not callable(func):
             raise PlanError("mapInArrow", f"expected a function from batches to batches, not {type(func).__name__}")
@@ -88,7 +92,11 @@ class Stream(OperatorSettings):
         return self.apply(MapInArrowSpec(func, output), output)
 
     def filter(self, condition: pc.Expression | str) -> Stream:
-        """Keeps the rows for which a boolean expression (or a boolean column, by name) is true."""
+        """Keeps the rows for which a boolean expression (or a boolean column, by name) is true.
+
+        :param condition: an Arrow expression over the columns, or the name of a boolean column.
+        :raises PlanError: a column that is not there, or an expression that is not boolean
+        """
         expression = pc.field(condition) if isinstance(condition, str) else condition
         kind = expression_type(expression, self._schema, "filter")
         if not pa.types.is_boolean(kind):
@@ -98,7 +106,12 @@ class Stream(OperatorSettings):
     where = filter
 
     def select(self, *columns: str, **computed: pc.Expression | str) -> Stream:
-        """Some columns by name, then ``name=expression`` ones."""
+        """Some columns by name, then ``name=expression`` ones.
+
+        :param columns: names of columns, in the order in which they come out.
+        :param computed: a name and its Arrow expression, or the column that it is to rename.
+        :raises PlanError: a column that is not there, one that is named twice, or none
+        """
         check_columns(columns, self._schema, "select")
         chosen: list[tuple[str, pc.Expression]] = [(column, pc.field(column)) for column in columns]
         for name, value in computed.items():
@@ -106,7 +119,12 @@ class Stream(OperatorSettings):
         return self._project(chosen, "select")
 
     def withColumn(self, colName: str, col: pc.Expression) -> Stream:
-        """All columns and one computed one, which takes the place of a column of the same name."""
+        """All columns and one computed one, which takes the place of a column of the same name.
+
+        :param colName: the name of the computed column.
+        :param col: an Arrow expression over the columns.
+        :raises PlanError: an expression that does not fit the columns
+        """
         checked_text("withColumn", colName)
         chosen = [(name, col if name == colName else pc.field(name)) for name in self._schema.names]
         if colName not in self._schema.names:
@@ -114,7 +132,12 @@ class Stream(OperatorSettings):
         return self._project(chosen, "withColumn")
 
     def withWatermark(self, eventTime: str, delayThreshold: str) -> Stream:
-        """Declares a timestamp column as event time; the watermark trails its greatest value by the threshold."""
+        """Declares a timestamp column as event time; the watermark trails its greatest value by the threshold.
+
+        :param eventTime: a column of timestamps.
+        :param delayThreshold: how late rows may be, such as ``"5 min"``.
+        :raises PlanError: no such column, one of another type, or no duration
+        """
         check_columns([eventTime], self._schema, "withWatermark")
         kind = self._schema.field(eventTime).type
         if not pa.types.is_timestamp(kind):
@@ -126,7 +149,11 @@ class Stream(OperatorSettings):
         return self.apply(WatermarkSpec(eventTime, delay_ms), self._schema)
 
     def groupBy(self, *cols: str) -> GroupedStream:
-        """Rows with equal values in ``cols`` go to the same subtask of the next operator."""
+        """Rows with equal values in ``cols`` go to the same subtask of the next operator.
+
+        :param cols: the columns of the key.
+        :raises PlanError: no column, one that is not there, or one that is nested
+        """
         from ckpt_runtime.api.grouped import GroupedStream
 
         if not cols:
@@ -140,7 +167,11 @@ class Stream(OperatorSettings):
         return GroupedStream(Stream(self._plan, self._resolve, inputs, self._schema), tuple(cols))
 
     def union(self, other: Stream) -> Stream:
-        """The rows of both, without order between them; united with itself, each row twice. Schemas must be equal."""
+        """The rows of both, without order between them; united with itself, each row twice. Schemas must be equal.
+
+        :param other: a stream of the same session and schema.
+        :raises PlanError: one of another session or schema
+        """
         _check_same_session(other, self._plan, "union")
         if not other._schema.equals(self._schema):
             raise PlanError("union", f"schemas differ: {_brief(self._schema)} and {_brief(other._schema)}")
@@ -149,17 +180,14 @@ class Stream(OperatorSettings):
     def join(self, other: Stream, on: Any, how: str = "inner", *, within: Any = None) -> Stream:
         """Rows of both streams with equal keys whose event times lie within bounds of each other.
 
-        ``on`` is a column of both streams or a list of them, which come out once and first; a pair
-        ``("left name", "right name")`` stands for columns of different names, which both come out. Null matches
-        nothing.
-
-        ``how`` is PySpark's: ``inner``, ``left_outer`` (``left``), ``right_outer`` (``right``), ``full_outer``
-        (``outer``, ``full``), ``left_semi`` (``semi``).
-
-        ``within=(lower, upper)`` keeps pairs with ``left time + lower <= right time <= left time + upper``; bounds are
-        texts such as ``"-5 min"`` and ``"1 hour"``, or timedeltas. The times are the columns that ``withWatermark``
-        named on either stream. Only an inner join may do without, and then never forgets a row.
-
+        :param other: the right stream, of the same session.
+        :param on: a column of both streams or a list of them, which come out once and first; a pair ``("left name",
+            "right name")`` stands for columns of different names, which both come out. Null matches nothing.
+        :param how: as PySpark's: ``inner``, ``left_outer`` (``left``), ``right_outer`` (``right``), ``full_outer``
+            (``outer``, ``full``), ``left_semi`` (``semi``).
+        :param within: ``(lower, upper)`` keeps pairs with ``left time + lower <= right time <= left time + upper``;
+            bounds are texts such as ``"-5 min"`` and ``"1 hour"``, or timedeltas. The times are the columns that
+            ``withWatermark`` named on either stream. Only an inner join may do without, and then never forgets a row.
         :raises PlanError: columns that are missing, of different types, nested, or in both streams besides the keys;
             an unknown ``how``; bounds without a watermark on both streams, or none where they are needed.
         """
@@ -194,7 +222,11 @@ class Stream(OperatorSettings):
         return self.apply(spec, project_output_schema(self._schema, spec))
 
     def apply(self, spec: OperatorSpec, schema: pa.Schema) -> Stream:
-        """The stream behind a new operator; what every transformation comes down to."""
+        """The stream behind a new operator; what every transformation comes down to.
+
+        :param spec: what the operator does.
+        :param schema: of the rows that it gives.
+        """
         node = self._plan.add(LogicalNode(spec, self._inputs, schema))
         return Stream(self._plan, self._resolve, (LogicalInput(node),), schema)
 

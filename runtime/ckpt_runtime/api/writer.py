@@ -49,24 +49,32 @@ class StreamWriter(WithOptions):
     def outputMode(self, outputMode: str) -> Self:
         """``append`` or ``update``: rows are written as they are produced, so both write the same.
 
-        Raises PlanError for ``complete``: there is no end of a batch at which a whole result could be written.
+        :param outputMode: which of them.
+        :raises PlanError: ``complete``: there is no end of a batch at which a whole result could be written
         """
         chosen("outputMode", outputMode, _OUTPUT_MODES)
         return self
 
     def uid(self, uid: str) -> Self:
-        """The sink's uid; see :meth:`OperatorSettings.uid`."""
+        """The sink's uid; see :meth:`OperatorSettings.uid`.
+
+        :param uid: unique in the job.
+        """
         self._uid = uid
         return self
 
     def queryName(self, queryName: str) -> Self:
-        """The sink's name on pages and in metrics."""
+        """The sink's name on pages and in metrics.
+
+        :param queryName: that name.
+        """
         self._name = queryName
         return self
 
     def start(self, path: str | None = None) -> Sink:
-        """Adds the sink to the plan. ``path`` is short for ``option("path", path)``.
+        """Adds the sink to the plan.
 
+        :param path: short for ``option("path", path)``.
         :raises PlanError: no format, an unknown one, or an option that does not fit the stream.
         """
         target = self._chosen_format("start", path)

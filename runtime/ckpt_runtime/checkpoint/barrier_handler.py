@@ -453,6 +453,7 @@ class BarrierHandler:
         limit = pending.options.max_inflight_data_bytes
         if limit is None:
             return True
+        # What such a channel will deliver before its barrier cannot be measured yet.
         if pending.unseen:
             return False
         if not pending.measuring:
@@ -476,6 +477,7 @@ class BarrierHandler:
                 tuple(sorted(pending.announced)),
             )
         )
+        # Channels go on last of all: nothing of theirs may be processed before the snapshot is taken.
         self._end_collecting(pending, now)
         self._resume(checkpoint_id)
 

@@ -176,6 +176,7 @@ class Completion:
                 if older.id < pending.id and not older.request.properties.is_savepoint:
                     self._failures.abort(older, Reason.CHECKPOINT_SUBSUMED, now)
             self._emit(out.NotifyComplete(pending.id, pending.timestamp, pending.plan.to_wait_for))
+        # Last of all: what it duplicated may be of a checkpoint that has been subsumed meanwhile.
         self._retention.unpin(pending.id)
 
 

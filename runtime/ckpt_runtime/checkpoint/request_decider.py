@@ -35,7 +35,7 @@ class TriggerRequest:
         return (not self.properties.is_savepoint, self.periodic, self.requested_at, self.sequence)
 
 
-class Verdict(Enum):
+class RequestVerdict(Enum):
     """What to do with the head of the queue."""
 
     WAIT = "wait"
@@ -83,18 +83,18 @@ class CheckpointRequestDecider:
         """Whether no request waits."""
         return not self._queue
 
-    def next(self, load: Load, now: int) -> tuple[Verdict, TriggerRequest | None]:
+    def next(self, load: Load, now: int) -> tuple[RequestVerdict, TriggerRequest | None]:
         """Takes the head off the queue if it may go, or if it is a periodic one inside the minimum pause."""
         if not self._queue or load.triggering or load.cleaning > load.max_concurrent:
-            return Verdict.WAIT, None
+            return RequestVerdict.WAIT, None
         head = self._queue[0]
         unbounded = head.properties.is_savepoint and not load.savepoints_wait
         if not unbounded and load.pending >= load.max_concurrent:
-            return Verdict.WAIT, None
+            return RequestVerdict.WAIT, None
         del self._queue[0]
         if head.periodic and load.pause_ends_at > now:
-            return Verdict.TOO_EARLY, head
-        return Verdict.GO, head
+            return RequestVerdict.TOO_EARLY, head
+        return RequestVerdict.GO, head
 
     def drain(self) -> list[TriggerRequest]:
         """Empties the queue."""

@@ -115,6 +115,7 @@ class Retention:
 
     def pin(self, savepoint_id: int) -> None:
         """Until it has ended, no shared file goes that a checkpoint retained by now uses, or a later one."""
+        # While nothing is retained, 0: then no file goes at all.
         self._pinned[savepoint_id] = self._store.lowest_retained() or 0
 
     def unpin(self, savepoint_id: int) -> None:

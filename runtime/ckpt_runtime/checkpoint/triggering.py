@@ -20,7 +20,7 @@ from ckpt_runtime.checkpoint.id_counter import CheckpointIdSource, CheckpointIdU
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingCheckpoints, PendingState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, Load, TriggerRequest, Verdict
+from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, Load, RequestVerdict, TriggerRequest
 from ckpt_runtime.checkpoint.rescue import rescued_until
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
@@ -165,7 +165,7 @@ class Triggering:
             verdict, request = self._decider.next(load, now.rel_ms)
             if request is None:
                 return
-            if verdict is Verdict.GO:
+            if verdict is RequestVerdict.GO:
                 self._trigger(request, now)
             else:
                 self._schedule.postpone_to_pause_end()

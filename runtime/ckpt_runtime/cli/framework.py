@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode, code_of
-from ckpt_runtime.cli.output import Output
+from ckpt_runtime.cli.output import CommandOutput
 from ckpt_runtime.cli.session_file import read_session, session_path
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
@@ -60,7 +60,7 @@ class Cli:
     """What a command works with."""
 
     settings: Settings
-    output: Output
+    output: CommandOutput
     _client: CkptClient | None = field(default=None, init=False)
     _told: set[str] = field(default_factory=set, init=False)
 
@@ -181,7 +181,7 @@ def add_command(app: typer.Typer, name: str, function: Callable[..., ExitCode | 
 
 
 def _run(function: Callable[..., ExitCode | None], settings: Settings, arguments: dict[str, Any]) -> int:
-    cli = Cli(settings, Output(as_json=settings.as_json))
+    cli = Cli(settings, CommandOutput(as_json=settings.as_json))
     try:
         return int(function(cli, **arguments) or ExitCode.OK)
     except (CommandError, CkptClientError) as error:

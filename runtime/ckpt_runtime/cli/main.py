@@ -12,6 +12,7 @@ import typer
 
 from ckpt_runtime.cli import (
     catalogue_commands,
+    claim_command,
     job_commands,
     job_config_commands,
     program_commands,
@@ -97,6 +98,7 @@ add_command(snapshot, "show", snapshot_tools.show)
 add_command(snapshot, "verify", catalogue_commands.verify)
 add_command(snapshot, "copy", snapshot_tools.copy)
 add_command(snapshot, "convert", snapshot_tools.convert)
+add_command(snapshot, "release", claim_command.release)
 app.add_typer(snapshot, name="snapshot")
 config = typer.Typer(help="Show and change the configuration of a running job.", rich_markup_mode=None)
 add_command(config, "get", job_config_commands.get)

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-class Output:
+class CommandOutput:
     """``as_json`` prints one JSON document per command; ``decorated`` allows rich output."""
 
     def __init__(self, *, as_json: bool) -> None:

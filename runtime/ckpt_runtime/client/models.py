@@ -76,6 +76,13 @@ class Pipeline(Struct, frozen=True):
         return tuple(entry.name for entry in self.entries)
 
 
+class BurntJobId(Struct, frozen=True):
+    """An id that no job is started with any more."""
+
+    id: str
+    since_ms: int = field(name="since")
+
+
 class OperatorPreview(Struct, frozen=True, rename="kebab"):
     """An operator with state. ``verdict``: matched, new or dropped."""
 

@@ -26,6 +26,7 @@ from ckpt_runtime.client.checkpoint_models import (
 )
 from ckpt_runtime.client.models import (
     Backpressure,
+    BurntJobId,
     ClusterOverview,
     ConfigChange,
     ExceptionHistory,
@@ -74,6 +75,8 @@ class Call(Generic[T_co]):
     feature: str | None = None
 
 
+_BURNT = "/burnt-job-ids"
+_BURNING = "burnt job ids"
 _HOLDS = "holds of uploaded programs"
 _RESCALE = "live rescale, changes of a running job's resource requirements"
 _CATALOGUE = "the savepoint catalogue"
@@ -162,6 +165,19 @@ def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id:
     path = f"/jars/{_segment(pipeline_id)}/run"
     started = Call("GET", _job(job_id), reader(str, "jid"))
     return Call("POST", path, reader(str, "jobid"), body=body, lookup=started)
+
+
+def burn_job_id(job_id: str) -> Call[None]:
+    """Have no job started with this id any more, by a request that is still on its way either. Again is fine.
+
+    A conflict while a job of this id has not ended. Flink has nothing of the kind.
+    """
+    return Call("PUT", f"{_BURNT}/{_segment(job_id)}", _nothing, feature=_BURNING)
+
+
+def burnt_job_ids() -> Call[tuple[BurntJobId, ...]]:
+    """The ids that no job is started with any more."""
+    return Call("GET", _BURNT, reader(tuple[BurntJobId, ...], "job-ids"), feature=_BURNING)
 
 
 def run_drill(pipeline_id: str, options: RunOptions, *, job_id: str | None = None) -> Call[str]:

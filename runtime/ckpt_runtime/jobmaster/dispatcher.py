@@ -38,7 +38,6 @@ from ckpt_runtime.jobmaster.gateway import (
     ExceptionHistory,
     ExecutionResult,
     InvalidRequest,
-    JobAlreadyExists,
     JobConfigInfo,
     JobDetails,
     JobNotFound,
@@ -75,6 +74,7 @@ from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotRefer
 from ckpt_runtime.jobmaster.stored_submissions import forget_result
 from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, dispose_of
@@ -114,8 +114,7 @@ class Dispatcher:
         self._jobs: dict[str, JobMaster | EndedJob] = {}
         self._stranded = StrandedJobs(self._look_again, self._take_over_job)
         self._cleaning: list[JobMaster] = []
-        self._submitting: dict[str, asyncio.Future[None]] = {}
-        self._requests: dict[str, RunRequest] = {}
+        self._submissions = Submissions()
         self._events = EventLog(uuid.uuid4().hex[:16], configuration.get(RestOptions.EVENT_BUFFER_SIZE))
         self._operations = OperationStore(partial(operation_ended, self._events.publish))
         self._holds = ProgramHolds(programs, self._running_archive)
@@ -166,6 +165,7 @@ class Dispatcher:
         self._leader_elsewhere = None
         self._submitter.store = store
         await self._holds.take_over(store.programs)
+        await self._submissions.take_over(store.burnt)
         jobs = await asyncio.to_thread(find_jobs, store, self._configuration, self._read_snapshot)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
@@ -204,7 +204,7 @@ class Dispatcher:
             job = self._jobs[found.job_id] = self._create(submission)
             job.start()
         if request is not None:
-            self._requests[found.job_id] = request
+            self._submissions.remember(found.job_id, request)
 
     def _finish_clean_up(self, submission: JobSubmission, ended: EndedJob) -> None:
         """As at the end of the job, which its driver did not live to see."""
@@ -308,38 +308,33 @@ class Dispatcher:
         if self._closing:
             raise NotReady("the session is shutting down")
         job_id = request.job_id or uuid.uuid4().hex
-        known = self._requests.get(job_id)
+        self._submissions.check_unburnt(job_id)
+        known = self._submissions.known(job_id)
         # The other job may have changed since, or be forgotten.
         request = self._complete(request) if known is None else completed_like(request, known)
-        request = with_recovery_options(request)
-        if known is not None:
-            if known != request:
-                raise JobAlreadyExists(job_id)
-            submitting = self._submitting.get(job_id)
-            if submitting is not None:
-                await asyncio.shield(submitting)
-            return job_id
-        self._requests[job_id] = request
-        done = self._submitting[job_id] = asyncio.get_running_loop().create_future()
-        try:
-            await self._submit(job_id, request)
-        except BaseException as error:
-            del self._requests[job_id]
-            done.set_exception(error)
-            done.exception()
-            raise
-        finally:
-            del self._submitting[job_id]
-            if not done.done():
-                done.set_result(None)
+        await self._submissions.once(job_id, with_recovery_options(request), self._submit)
         return job_id
+
+    async def burn_job_id(self, job_id: str) -> None:
+        self._check_leads()
+        await self._submissions.burn(job_id, self._lives, wall_clock_ms(), self._pools.own)
+
+    async def burnt_job_ids(self) -> Mapping[str, int]:
+        self._check_leads()
+        return self._submissions.burnt()
+
+    def _lives(self, job_id: str) -> bool:
+        try:
+            return not self._job(job_id).status.is_globally_terminal
+        except JobNotFound:
+            return False
 
     def _complete(self, request: RunRequest) -> RunRequest:
         """With what the job says that it is to be like, if one is named."""
         if request.like_job is None:
             return request
         other = self._job(request.like_job)
-        known = self._requests.get(request.like_job)
+        known = self._submissions.known(request.like_job)
         if known is None:
             raise SubmissionFailed(f"likeJob: how job {request.like_job} was submitted is not known any more")
         return like(request, known, other.own)
@@ -360,7 +355,7 @@ class Dispatcher:
         ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
         for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
             del self._jobs[job_id]
-            self._requests.pop(job_id, None)
+            self._submissions.forget(job_id)
             if self._store is not None:
                 asyncio.get_running_loop().run_in_executor(self._pools.own, forget_result, self._store, job_id)
 
@@ -532,8 +527,7 @@ class Dispatcher:
 
     def _living_references(self) -> list[References]:
         living = [job.references() for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended]
-        for job_id in self._submitting:
-            request = self._requests[job_id]
+        for job_id, request in self._submissions.in_progress():
             snapshots = () if request.savepoint_path is None else (request.savepoint_path,)
             claims = request.claim_mode is RecoveryClaimMode.CLAIM
             living.append(References(job_id, "being submitted", snapshots=snapshots, claims=claims))

@@ -23,6 +23,7 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.catalogue_gateway import CatalogueGateway
 from ckpt_runtime.jobmaster.event_log import EventLog
+from ckpt_runtime.jobmaster.job_id_gateway import JobIdGateway
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
@@ -418,7 +419,7 @@ class VertexPressure:
     subtasks: tuple[SubtaskPressure, ...]
 
 
-class DispatcherGateway(CatalogueGateway, Protocol):
+class DispatcherGateway(CatalogueGateway, JobIdGateway, Protocol):
     """The job manager as REST sees it. Any method may raise :class:`NotReady`; the others are named."""
 
     async def cluster_overview(self) -> ClusterOverview: ...
@@ -477,7 +478,7 @@ class DispatcherGateway(CatalogueGateway, Protocol):
         """Returns the job id once the plan is checked and stored.
 
         Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, :class:`SubmissionFailed`,
-        :class:`JobAlreadyExists`.
+        :class:`JobAlreadyExists`, and :class:`NotReady` when storage fails: nothing is left then.
         """
         ...
 

@@ -18,7 +18,7 @@ HIGH_BACKPRESSURE = 0.5
 _NO_FAILURES = (CheckpointFailureReason.CHECKPOINT_SUBSUMED, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
 
 
-class Verdict(StrEnum):
+class HealthVerdict(StrEnum):
     """DEGRADED: look at it soon. UNHEALTHY: it makes no progress that a failure would leave it."""
 
     HEALTHY = "HEALTHY"
@@ -35,7 +35,7 @@ class JobHealth:
     greatest share of time, 0 to 1, that a subtask of ``backpressured_vertex`` could not send.
     """
 
-    verdict: Verdict
+    verdict: HealthVerdict
     reasons: tuple[str, ...]
     status: JobStatus
     success_rate: float | None
@@ -65,19 +65,19 @@ def job_health(
     )
     names = {vertex.vertex_id: vertex.name for vertex in details.vertices}
     vertex = None if vertex_id is None or not backpressure else names.get(vertex_id, vertex_id)
-    found: list[tuple[Verdict, str]] = []
+    found: list[tuple[HealthVerdict, str]] = []
     if status is JobStatus.RUNNING:
         running_ms = now_ms - details.state_timestamps_ms.get(JobStatus.RUNNING, now_ms)
         found += _of_checkpoints(outcomes, age, settings, running_ms)
         if restarts and running_ms < RECENT_RESTART_MS:
             times = "once" if restarts == 1 else f"{restarts} times"
-            found.append((Verdict.DEGRADED, f"it has restarted {times}, last {running_ms // 1000} s ago"))
+            found.append((HealthVerdict.DEGRADED, f"it has restarted {times}, last {running_ms // 1000} s ago"))
         if backpressure >= HIGH_BACKPRESSURE:
-            found.append((Verdict.DEGRADED, f"{vertex} cannot send for {backpressure:.0%} of the time"))
+            found.append((HealthVerdict.DEGRADED, f"{vertex} cannot send for {backpressure:.0%} of the time"))
     elif status not in (JobStatus.FINISHED, JobStatus.CANCELED):
         failed = status in (JobStatus.FAILED, JobStatus.FAILING)
-        found.append((Verdict.UNHEALTHY if failed else Verdict.DEGRADED, f"it is {status.value}"))
-    worst = max((verdict for verdict, _ in found), key=list(Verdict).index, default=Verdict.HEALTHY)
+        found.append((HealthVerdict.UNHEALTHY if failed else HealthVerdict.DEGRADED, f"it is {status.value}"))
+    worst = max((verdict for verdict, _ in found), key=list(HealthVerdict).index, default=HealthVerdict.HEALTHY)
     return JobHealth(
         worst,
         tuple(reason for _, reason in found),
@@ -104,11 +104,11 @@ def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
 
 def _of_checkpoints(
     outcomes: list[bool], age_ms: int | None, settings: CheckpointConfiguration, running_ms: int
-) -> Iterator[tuple[Verdict, str]]:
+) -> Iterator[tuple[HealthVerdict, str]]:
     if outcomes and not any(outcomes):
-        yield Verdict.UNHEALTHY, f"none of the last {len(outcomes)} checkpoints has completed"
+        yield HealthVerdict.UNHEALTHY, f"none of the last {len(outcomes)} checkpoints has completed"
     elif not all(outcomes):
-        yield Verdict.DEGRADED, f"{outcomes.count(False)} of the last {len(outcomes)} checkpoints have failed"
+        yield HealthVerdict.DEGRADED, f"{outcomes.count(False)} of the last {len(outcomes)} checkpoints have failed"
     if settings.interval_ms is None:
         return
     # One may be skipped or take all of its time; a job that has just started has that long for its first.
@@ -116,4 +116,4 @@ def _of_checkpoints(
     waited_ms = running_ms if age_ms is None else min(age_ms, running_ms)
     if waited_ms > late_ms:
         what = "no checkpoint has completed" if age_ms is None else f"the last checkpoint is {age_ms // 1000} s old"
-        yield Verdict.UNHEALTHY, f"{what}, with an interval of {settings.interval_ms} ms"
+        yield HealthVerdict.UNHEALTHY, f"{what}, with an interval of {settings.interval_ms} ms"

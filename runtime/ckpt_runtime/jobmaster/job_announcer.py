@@ -1,10 +1,12 @@
 """What streams of events tell of one job. The job's shell shows it every output and, after each event, its core.
 
-It is the one place where a job's events are published. It only looks, and never decides or raises.
+It is the one place where a job's events are published, and checkpoints that fail are logged. It only looks, and never
+decides or raises.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +21,9 @@ from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
+from ckpt_runtime.structured_log import fields
+
+logger = logging.getLogger(__name__)
 
 Publish = Callable[[EventType, str | None, Mapping[str, Any]], None]
 _MAX_MESSAGE_CHARS = 1_024
@@ -104,6 +109,14 @@ class JobAnnouncer:
             }
         elif stats.status is CheckpointStatsStatus.FAILED:
             data["failure_message"] = _short(stats.failure_message or "")
+            logger.warning(
+                "%s %d of job %s failed: %s",
+                "savepoint" if stats.is_savepoint else "checkpoint",
+                stats.id,
+                self._job_id,
+                data["failure_message"],
+                extra=fields(job_id=self._job_id, checkpoint_id=stats.id),
+            )
         self._tell((_SAVEPOINT if stats.is_savepoint else _CHECKPOINT)[stats.status], **data)
 
 

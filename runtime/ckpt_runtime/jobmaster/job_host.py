@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextvars import copy_context
 from enum import Enum
 from functools import partial
 from typing import Protocol, TypeVar
@@ -98,7 +99,7 @@ class LoopHost:
 
     def in_pool(self, pool: Pool, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
         executor: Executor = self._pools[pool]
-        future = self._loop.run_in_executor(executor, call)
+        future = self._loop.run_in_executor(executor, copy_context().run, call)
         future.add_done_callback(partial(_pass_on, answer))
 
     def acquire_slots(

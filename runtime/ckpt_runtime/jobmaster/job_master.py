@@ -48,7 +48,7 @@ from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.job_view import JobView
-from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.planning import RunningProgram
 from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
@@ -177,14 +177,14 @@ class JobMaster:
                 future.set_exception(NotReady("this driver lets go of the job; ask the one that leads"))
 
     async def trigger_checkpoint(self, kind: CheckpointKind) -> OperationStatus:
-        """Raises OperationFailed."""
+        """Raises OperationFailure."""
         done = await self._trigger(CheckpointProperties(full=kind is CheckpointKind.FULL), None)
         return OperationStatus(True, checkpoint_id=done.checkpoint_id)
 
     async def trigger_savepoint(
         self, directory: str, savepoint_format: SavepointFormat, cancel_job: bool, taken_by: TakenBy | None = None
     ) -> OperationStatus:
-        """Raises OperationFailed; the job goes on then. Without ``taken_by`` there is no entry in the catalogue."""
+        """Raises OperationFailure; the job goes on then. Without ``taken_by`` there is no entry in the catalogue."""
         properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
         done = await self._trigger(properties, directory, cancels=cancel_job)
         try:
@@ -207,7 +207,7 @@ class JobMaster:
         if isinstance(answer, checkpoint_out.RequestCompleted):
             return answer
         assert isinstance(answer, checkpoint_out.RequestFailed)
-        raise OperationFailed(answer.message)
+        raise OperationFailure(answer.message)
 
     async def _catalogue(self, location: str | None, taken_by: TakenBy | None) -> None:
         """A savepoint without an entry is a savepoint all the same."""
@@ -221,7 +221,7 @@ class JobMaster:
     async def stop_with_savepoint(
         self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: TakenBy | None = None
     ) -> OperationStatus:
-        """Completes when all tasks have finished after the savepoint. Raises OperationFailed.
+        """Completes when all tasks have finished after the savepoint. Raises OperationFailure.
 
         The same stop again while it is in progress is that one, whoever asks.
         """
@@ -242,7 +242,7 @@ class JobMaster:
         if isinstance(answer, job_out.StopCompleted):
             return OperationStatus(True, location=answer.location)
         suffix = "" if answer.location is None else f" (savepoint: {answer.location})"
-        raise OperationFailed(answer.message + suffix)
+        raise OperationFailure(answer.message + suffix)
 
     async def patch_checkpoint_config(self, patch: CheckpointOverrides | None) -> EffectiveCheckpointConfig:
         """FLIP-571: persists, then applies, then returns what holds. None drops all overrides.

@@ -74,6 +74,7 @@ def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | Non
     never answers, which must not keep the others from going on.
     Raises StorageError when the directory itself cannot be read.
     """
+    burnt = _patiently(store.burnt.read)
     left = _patiently(store.jobs.list_ids)
     for job_id in left:
         with suppress(CorruptFileError):  # what cannot be read, an earlier driver cannot change either
@@ -83,13 +84,22 @@ def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | Non
     clean = {job.job_id for job in found if job.result is None or not store.results.is_dirty(job.job_id)}
     ended = {job.job_id: job for job in found}
     for job_id in left:
-        if job_id not in clean:
+        if job_id in burnt and job_id not in ended:
+            _drop(store, job_id)
+        elif job_id not in clean:
             result = ended[job_id].result if job_id in ended else None
             job = ended[job_id] = find_job(store, job_id, cluster, result, read or read_snapshot)
     for job in found:
         if job.job_id not in clean and ended[job.job_id] is job:  # nothing but the note is left
             DurableRecord(store, job.job_id).forget()
     return list(ended.values())
+
+
+def _drop(store: HaStore, job_id: str) -> None:
+    """A job that an earlier driver has stored too late: nobody has been told of it, and its id is burnt since."""
+    logger.warning("job %s is not run: its id was burnt before it was stored", job_id)
+    with suppress(StorageError):  # the next driver tries again
+        store.jobs.remove(job_id)
 
 
 def _ended(store: HaStore, job_id: str) -> FoundJob:

@@ -40,7 +40,7 @@ from ckpt_runtime.network.control_messages import (
     DeclineCheckpoint,
     DeploymentFailed,
     DeploymentMessage,
-    EndOfDataReached,
+    EndOfDataReport,
     SnapshotProgress,
     TaskFailure,
     TaskMessage,
@@ -59,6 +59,7 @@ from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import reach
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.leader_store import NotLeaderError
+from ckpt_runtime.structured_log import about
 
 logger = logging.getLogger(__name__)
 
@@ -122,16 +123,19 @@ class JobShell:
             return
         self._busy = True
         try:
-            while self._inbox:
-                present = self._inbox.popleft()
-                if isinstance(present, JobEvent):
-                    self.view.touched()
-                for output in self.core.handle(present, self._host.now()):
-                    self._execute(output)
-                    self._announcer.told(output)
-                self._announcer.looked(self.core)
+            with about(job_id=self._submission.job_id, job_name=self._submission.graph.name):
+                while self._inbox:
+                    self._take(self._inbox.popleft())
         finally:
             self._busy = False
+
+    def _take(self, event: JobInput) -> None:
+        if isinstance(event, JobEvent):
+            self.view.touched()
+        for output in self.core.handle(event, self._host.now()):
+            self._execute(output)
+            self._announcer.told(output)
+        self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
         """As :meth:`tell`, for what is answered. Nothing is answered after :meth:`close`."""
@@ -361,7 +365,7 @@ class JobShell:
         match message:
             case TaskStateChanged():
                 self._task_state(execution, message)
-            case EndOfDataReached():
+            case EndOfDataReport():
                 self.tell(checkpoint_on.EndOfDataReached(execution, message.waits))
             case AcknowledgeCheckpoint():
                 self.tell(

@@ -16,7 +16,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
-from ckpt_runtime.jobmaster.gateway import NotReady, RunRequest, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway import GatewayError, NotReady, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.planning import Planner, entry_of
@@ -38,7 +38,8 @@ from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.snapshots.snapshot import open_snapshot
-from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
+from ckpt_runtime.storage.claims import SESSION_PREFIX
+from ckpt_runtime.storage.errors import StorageError, StorageTimeoutError, storage_failed
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.snapshot_metadata import snapshot_directory
@@ -114,10 +115,8 @@ class JobSubmitter:
             job, first_checkpoint_id = await self._prepared(submission)
         except (ConfigurationError, CheckpointConfigurationError) as error:
             raise SubmissionFailed(str(error)) from error
-        except PoolExhaustedError as error:
-            raise NotReady(str(error)) from error
         except StorageError as error:
-            raise SubmissionFailed(f"the checkpoint directory cannot be used: {error}") from error
+            raise _refusal("the checkpoint directory cannot be used", error) from error
         if store is not None:
             await self._store_job(store, submission, first_checkpoint_id)
         return job
@@ -130,10 +129,8 @@ class JobSubmitter:
         job_id, directory = submission.job_id, checkpoint_directory(submission)
         try:
             claims = await self._references.claim(snapshot, job_id, directory, self.cluster)
-        except PoolExhaustedError as error:
-            raise NotReady(str(error)) from error
         except StorageError as error:
-            raise SubmissionFailed(f"cannot claim {snapshot.directory}: {error}") from error
+            raise _refusal(f"cannot claim {snapshot.directory}", error) from error
         return replace(submission, savepoint=snapshot.claimed(), claims=claims)
 
     async def _prepared(self, submission: JobSubmission) -> tuple[JobMaster, int]:
@@ -151,7 +148,7 @@ class JobSubmitter:
     @property
     def cluster(self) -> str:
         """As claims name it."""
-        return f"session {self._session}" if self.store is None else self.store.root.url
+        return f"{SESSION_PREFIX}{self._session}" if self.store is None else self.store.root.url
 
     async def _store_job(self, store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
         call = partial(store_job, store, submission, first_checkpoint_id)
@@ -177,10 +174,13 @@ class JobSubmitter:
             if await self._references.is_being_disposed(path):
                 raise SubmissionFailed(f"cannot restore from {path}: it is being disposed of")
             return await asyncio.get_running_loop().run_in_executor(self._pools.paths, _open, path)
-        except PoolExhaustedError as error:
-            raise NotReady(str(error)) from error
         except StorageError as error:
-            raise SubmissionFailed(f"cannot restore from {path}: {error}") from error
+            raise _refusal(f"cannot restore from {path}", error) from error
+
+
+def _refusal(what: str, error: StorageError) -> GatewayError:
+    """When storage is to blame, whoever submits may do so again."""
+    return (NotReady if storage_failed(error) else SubmissionFailed)(f"{what}: {error}")
 
 
 def _open(path: str) -> CompletedCheckpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -32,6 +33,7 @@ from ckpt_runtime.scheduler.job_effects import JobEnded, StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.structured_log import fields
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +95,15 @@ class JobView:
         entry = ExceptionEntry(cause_of(failure.cause), wall_clock_ms(), name, endpoint, slot)
         self._failures.add(entry, concurrent=failure.concurrent)
         cause, who = failure.cause, "" if name is None else f"{name}: "
-        logger.info("job %s has a failure: %s%s: %.500r", self._submission.job_id, who, cause.exception, cause.message)
+        about_it = {} if execution is None else asdict(execution)
+        logger.info(
+            "job %s has a failure: %s%s: %.500r",
+            self._submission.job_id,
+            who,
+            cause.exception,
+            cause.message,
+            extra=fields(**about_it),
+        )
 
     def ended(self, cause: FailureInfo | None) -> None:
         self._end_cause = cause

@@ -1,8 +1,7 @@
 """Which driver leads: waits for the lease, renews it, and closes the fence in time when that fails.
 
-A leader counts itself out before a challenger may count it out: its claim is good for two thirds of the lease time
-from the beginning of its last renewal, a challenger waits for the whole of it after the last one that it saw. Both use
-monotonic clocks only. Blocking calls run in a thread of their own, so that slow storage calls of jobs delay no renewal.
+``lease_rules.py`` says for how long a leader may go on and a challenger has to wait; both use monotonic clocks only.
+Blocking calls run in a thread of their own, so that slow storage calls of jobs delay no renewal.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ckpt_runtime import leader_proof
+from ckpt_runtime.jobmaster.lease_rules import Claim, Watch
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, NotLeaderError
 
@@ -54,7 +54,7 @@ class Leadership:
         self._lease_timeout_s = lease_timeout_s
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="lease")
         self._info: LeaderInfo | None = None
-        self._valid_until = 0.0
+        self._claim = Claim(lease_timeout_s)
         self._lost = False
         self._renewal: asyncio.Task[None] | None = None
 
@@ -71,7 +71,7 @@ class Leadership:
         info = self._info
         if info is None or self._lost:
             raise NotLeaderError("this driver does not lead", "")
-        if time.monotonic() >= self._valid_until:
+        if not self._claim.holds(time.monotonic()):
             raise StorageError("the lease of this driver has run out and is not renewed yet", "")
         self._store.check(info)
 
@@ -94,28 +94,26 @@ class Leadership:
     async def _win(self, rest_url: str, application_id: str, on_waiting: Callable[[LeaderInfo], None]) -> LeaderInfo:
         await self._in_pool(self._store.prepare)
         attempt = uuid.uuid4().hex
-        seen: tuple[int, int] | None = None
-        since = 0.0
+        watch = Watch(self._lease_timeout_s)
         while True:
             begun = time.monotonic()
             try:
                 leader, sequence, released = await self._in_pool(self._look)
                 epoch = 0 if leader is None else leader.epoch
-                if leader is not None and not released and (seen is None or seen[0] != epoch):
+                if leader is not None and not released and watch.epoch != epoch:
                     logger.info("waiting to lead: %s (application %s) leads", leader.rest, leader.app_id)
                     on_waiting(leader)
-                if seen != (epoch, sequence):
-                    seen, since = (epoch, sequence), begun
-                if epoch == 0 or released or time.monotonic() - since >= self._lease_timeout_s:
+                watch.saw(epoch, sequence, released=released, begun=begun)
+                if watch.may_claim(time.monotonic()):
                     begun = time.monotonic()
                     claim = partial(self._store.claim, rest_url, application_id, attempt, after=epoch)
                     info = await self._in_pool(claim)
-                    self._prolong(begun)
+                    self._claim.renewed(begun)
                     return info
             except NotLeaderError:
                 logger.info("another driver was faster")
             except StorageError as error:
-                if seen is None:
+                if watch.epoch is None:
                     raise
                 logger.warning("cannot see who leads: %s", error)
             await asyncio.sleep(self._lease_timeout_s / 10)
@@ -140,16 +138,13 @@ class Leadership:
         lease = self._store.lease(present.epoch)
         return (present, lease.sequence, lease.released)
 
-    def _prolong(self, begun: float) -> None:
-        self._valid_until = begun + self._lease_timeout_s * 2 / 3
-
     def _patience_s(self, begun: float) -> float:
         """How long a renewal may take.
 
         A process that stood still may find that nobody took over. It is given a whole lease's time then, since a
         machine on which it stood still is slow: its fence is closed meanwhile, and the renewal looks for a successor.
         """
-        left = self._valid_until - begun
+        left = self._claim.valid_until - begun
         return left if left > self._lease_timeout_s / 5 else self._lease_timeout_s
 
     async def _renew(self, info: LeaderInfo, on_lost: Callable[[], None]) -> None:
@@ -160,13 +155,13 @@ class Leadership:
             try:
                 async with asyncio.timeout(self._patience_s(begun)):
                     await self._in_pool(partial(self._store.renew, info, sequence))
-                self._prolong(begun)
+                self._claim.renewed(begun)
             except NotLeaderError as error:
                 logger.error("%s", error)
                 break
             except (StorageError, TimeoutError) as error:
                 logger.warning("cannot renew the lease: %s", str(error) or "no answer")
-                if time.monotonic() >= self._valid_until:
+                if not self._claim.holds(time.monotonic()):
                     break
             await asyncio.sleep(self._lease_timeout_s / 5)
         self._lost = True

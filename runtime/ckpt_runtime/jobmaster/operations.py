@@ -24,7 +24,7 @@ _Key = tuple[OperationKind, str | None, str]
 OnEnd = Callable[[OperationKind, str | None, str, OperationStatus], None]
 
 
-class OperationFailed(RuntimeError):
+class OperationFailure(RuntimeError):
     """An operation's expected failure; its message is for the client."""
 
 
@@ -115,5 +115,5 @@ async def _run(operation: Callable[[], Awaitable[OperationStatus]]) -> Operation
 def failure_cause(error: BaseException) -> FailureCause:
     """An exception as the REST API shows it; the trace begins with the line that clients show."""
     cause = report_of(error)
-    is_expected = isinstance(error, OperationFailed)
+    is_expected = isinstance(error, OperationFailure)
     return replace(cause, stack_trace=f"{cause.exception}: {cause.message}") if is_expected else cause

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
+from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway import InvalidRequest, NotReady, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
@@ -31,6 +31,7 @@ from ckpt_runtime.jobmaster.submission import options_of_jobs
 from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits
 from ckpt_runtime.snapshots.preflight import judge_states
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageTimeoutError
+from ckpt_runtime.structured_log import fields
 from ckpt_runtime.user_environment import user_environment
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Planner:
             raise SubmissionFailed(f"the pipeline {order.entry} cannot be planned: {result.failure}{trace}")
         assert result.job_graph is not None
         for warning in result.warnings:
-            logger.warning("pipeline %s: %s", order.entry, warning)
+            logger.warning("pipeline %s: %s", order.entry, warning, extra=fields(entry=order.entry))
         return result.job_graph, Configuration(result.own_configuration)
 
     async def plan_again(self, program: RunningProgram, configuration: Configuration) -> tuple[JobGraph, Configuration]:
@@ -129,7 +130,7 @@ class Planner:
         """Calls in the pool for plans, with a directory that goes afterwards."""
 
         def inside() -> T:
-            with tempfile.TemporaryDirectory(prefix="ckpt-plan-", ignore_cleanup_errors=True) as directory:
+            with HeldDirectory("ckpt-plan-") as directory:
                 return call(directory)
 
         try:

@@ -24,7 +24,7 @@ from ckpt_runtime.network.agent_messages import (
     AgentMessage,
     KillWorker,
     Ping,
-    Shutdown,
+    ShutdownAgent,
     SpawnWorker,
     WorkerExited,
 )
@@ -78,7 +78,7 @@ class SlotPool:
         for stage_id in self._stages.living:
             self._stages.begin_end(stage_id)
         for slot in self._slots.values():
-            slot.agent.send(Shutdown())
+            slot.agent.send(ShutdownAgent())
         for orphan in self._orphans.values():
             orphan.peer.close()
         try:
@@ -203,7 +203,7 @@ class SlotPool:
     def _agent_registered(self, agent: AgentPeer) -> None:
         slot = Slot(agent, idle_since=self._clock())
         if slot.slot_id in self._slots or not self._stages.arrive(slot.stage_id):
-            agent.send(Shutdown())  # as a rule its stage has lost another agent before this one came
+            agent.send(ShutdownAgent())  # as a rule its stage has lost another agent before this one came
             agent.close()
             return
         self._slots[slot.slot_id] = slot
@@ -385,7 +385,7 @@ class SlotPool:
                 self._keep_orphan(worker)
             else:
                 worker.peer.close()
-        slot.agent.send(Shutdown(tuple(kept)))
+        slot.agent.send(ShutdownAgent(tuple(kept)))
         slot.agent.close()
         if (owner := slot.owner) is not None:
             told = f"slot {slot.slot_id} was lost"

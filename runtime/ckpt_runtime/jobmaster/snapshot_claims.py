@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ckpt_runtime import process_mark
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
@@ -112,7 +113,8 @@ class JobClaims:
         for url in self.places:
             place = resolve(url)
             check_directory(place.parent)
-            claim = claims.read_claim(place)
+            # Twice: a store may miss a file for a moment, and a claim that is overlooked here stays for good.
+            claim = claims.read_claim(place) or claims.read_claim(place)
             if claim is not None and claim.owner.is_same_job(self.claimant):
                 self._release(place, claim)
 
@@ -129,7 +131,8 @@ class JobClaims:
         for index, (job, its) in enumerate(zip(candidates, by_job, strict=True)):
             if not its.isdisjoint(left):  # a checkpoint that it has retained outlives it
                 if index:
-                    claims.change(place, replace(claim, owner=job, earlier=claim.earlier[:-index]))
+                    handed_back = replace(claim, owner=job, earlier=claim.earlier[:-index], number=claim.number + 1)
+                    claims.change(place, handed_back)
                 return
         _let_go(place)
 
@@ -160,7 +163,8 @@ def claim_snapshot(snapshot: CompletedCheckpoint, claimant: Claimant, written: C
     try:
         for place in (own, *(place for place in files if place != own)):
             named = tuple(sorted(claims.relative_path(place, file) for file in files.get(place, ())))
-            claims.acquire(place, Claim(claimant, snapshot.directory, named), heir_of=(own.url,) if made.places else ())
+            heir_of = (own.url,) if made.places else ()
+            claims.acquire(place, Claim(claimant, snapshot.directory, named), heir_of, is_dead)
             made = replace(made, places=(*made.places, place.url))
         if not has_metadata(directory):  # who owned it before has just deleted it
             raise NotFoundError(f"cannot find checkpoint or savepoint: {directory.url} is gone", directory.url)
@@ -168,6 +172,11 @@ def claim_snapshot(snapshot: CompletedCheckpoint, claimant: Claimant, written: C
         made.release()
         raise
     return made
+
+
+def is_dead(owner: Claimant) -> bool:
+    """Whether it is certain that no process runs this job, and that none ever will."""
+    return process_mark.is_gone(owner.process)
 
 
 def check_not_written(place: Location, cluster: str) -> None:

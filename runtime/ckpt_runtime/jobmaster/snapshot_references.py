@@ -18,8 +18,9 @@ from ckpt_runtime.jobmaster.snapshot_claims import (
     check_not_written,
     claim_snapshot,
 )
+from ckpt_runtime.process_mark import own_mark
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.claims import Claimant, ClaimedError, place_of_snapshot, read_claim
+from ckpt_runtime.storage.claims import SESSION_PREFIX, Claimant, ClaimedError, place_of_snapshot, read_claim
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Identity, identity, is_directory, resolve
 from ckpt_runtime.storage.savepoint_entry import read_entry
@@ -77,11 +78,13 @@ class SnapshotReferences:
         Raises :class:`SnapshotInUse`, and :class:`StorageError` for a snapshot that cannot be claimed.
         """
         path = snapshot.directory
+        # With high availability another driver may go on with the job: the end of this one proves nothing.
+        process = own_mark() if cluster.startswith(SESSION_PREFIX) else None
         written = await self.check_claimable(path, job_id)
 
         def claim() -> JobClaims:
             own = CheckpointStorage(directory, job_id).location.real()
-            return claim_snapshot(snapshot, Claimant(job_id, cluster, own.url), written)
+            return claim_snapshot(snapshot, Claimant(job_id, cluster, own.url, process), written)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, claim)
@@ -118,7 +121,7 @@ class SnapshotReferences:
             state = f"a job of {owner.cluster}, of which nothing is known here"
         else:
             state = states.get(owner.job_id, "at its end: no living job of this session")
-        way_out = f"if it is no more and nobody needs a checkpoint of it, delete {error.url}"
+        way_out = f"if it is no more, let go of it with: ckpt snapshot release {path}"
         return SnapshotInUse(path, owner.job_id, state, f"it has claimed the snapshot; {way_out}", wish)
 
     def _check_stored(self, path: str, cluster: str) -> None:

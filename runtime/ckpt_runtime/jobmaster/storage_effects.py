@@ -55,6 +55,7 @@ from ckpt_runtime.storage.errors import (
 from ckpt_runtime.storage.filesystem import check_directory, delete_empty_directory, is_directory, resolve
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
+from ckpt_runtime.structured_log import fields
 
 logger = logging.getLogger(__name__)
 
@@ -325,7 +326,8 @@ class StorageEffects:
     def _failed(self, call: _StorageCall, error: StorageError) -> None:
         if self._closed:
             return
-        logger.warning("job %s, checkpoint %d: %s", self._job_id, call.checkpoint_id, error)
+        about_it = fields(job_id=self._job_id, checkpoint_id=call.checkpoint_id)
+        logger.warning("job %s, checkpoint %d: %s", self._job_id, call.checkpoint_id, error, extra=about_it)
         answer = call.unknown if isinstance(error, AmbiguousWriteError) else call.failed
         self._tell(answer(call.checkpoint_id, str(error)))
 

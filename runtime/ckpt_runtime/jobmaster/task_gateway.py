@@ -12,9 +12,9 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.jobmaster.slots import Slot, Worker
 from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
-    Cancel,
-    Deploy,
+    CancelDeployment,
     DeploymentMessage,
+    DeploySubtasks,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     TaskMessage,
@@ -60,7 +60,7 @@ class TaskGateway:
             worker.used = True
             known = worker.worker_id in self._sent_archive
             self._sent_archive.add(worker.worker_id)
-            worker.peer.send(Deploy(deployment, None if known else self.archive))
+            worker.peer.send(DeploySubtasks(deployment, None if known else self.archive))
             tasks = frozenset((task.vertex_id, task.subtask_index) for task in deployment.subtasks)
             self._parts.append(_Part(slot, worker, tasks))
 
@@ -101,7 +101,7 @@ class TaskGateway:
 
     def cancel(self, subtask: int) -> bool:
         """Asks one worker to end its part; False when it is gone."""
-        return self._send(subtask, Cancel(self.deployment))
+        return self._send(subtask, CancelDeployment(self.deployment))
 
     def trigger(
         self, checkpoint_id: int, timestamp: int, options: CheckpointOptions, tasks: Iterable[ExecutionId]
@@ -133,7 +133,7 @@ class TaskGateway:
     def _send(
         self,
         subtask: int,
-        message: Cancel | TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted,
+        message: CancelDeployment | TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted,
     ) -> bool:
         if not self.lives(subtask):
             return False

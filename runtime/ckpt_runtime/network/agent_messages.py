@@ -76,13 +76,13 @@ class Ping(Message, frozen=True):
     """Answered by a heartbeat."""
 
 
-class Shutdown(Message, frozen=True):
+class ShutdownAgent(Message, frozen=True):
     """End, with all workers but those in ``keep``, which wait for another agent."""
 
     keep: tuple[str, ...] = ()
 
 
-AgentCommand = SpawnWorker | AdoptWorker | KillWorker | Ping | Shutdown
+AgentCommand = SpawnWorker | AdoptWorker | KillWorker | Ping | ShutdownAgent
 
 
 # --- slot agent to driver

@@ -121,5 +121,6 @@ class ControlConnection:
     def close(self) -> None:
         """Wakes a thread blocked in :meth:`receive`."""
         with suppress(OSError):
+            # Closing alone does not wake a thread that is in a read of this descriptor.
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

@@ -27,14 +27,14 @@ StateMetrics = Annotated[dict[str, NonNegative], Meta(max_length=1000)]
 # --- driver to worker
 
 
-class Deploy(Message, frozen=True):
+class DeploySubtasks(Message, frozen=True):
     """``archive`` has the program's files, once for each worker."""
 
     deployment: Deployment
     archive: bytes | None = None
 
 
-class Cancel(Message, frozen=True):
+class CancelDeployment(Message, frozen=True):
     """End what runs of the deployment."""
 
     deployment: int
@@ -73,7 +73,14 @@ class FollowAgent(Message, frozen=True):
     agent: ProcessIdentity
 
 
-WorkerCommand = Deploy | Cancel | TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | FollowAgent
+WorkerCommand = (
+    DeploySubtasks
+    | CancelDeployment
+    | TriggerCheckpoint
+    | NotifyCheckpointComplete
+    | NotifyCheckpointAborted
+    | FollowAgent
+)
 
 
 # --- worker to driver
@@ -135,7 +142,7 @@ class DeploymentFailed(Message, frozen=True):
 
 
 class Canceled(Message, frozen=True):
-    """Answers :class:`Cancel`. Threads that have not ``ended`` in time need another process."""
+    """Answers :class:`CancelDeployment`. Threads that have not ``ended`` in time need another process."""
 
     deployment: int
     ended: bool
@@ -156,7 +163,7 @@ class TaskStateChanged(Message, frozen=True):
             raise DocumentError("a task that failed names no failure")
 
 
-class EndOfDataReached(Message, frozen=True):
+class EndOfDataReport(Message, frozen=True):
     """The subtask has no more data. It ends behind its inputs, if it ``waits`` not before its final checkpoint."""
 
     deployment: int
@@ -197,7 +204,7 @@ class DeclineCheckpoint(Message, frozen=True):
             raise DocumentError(f"there is no reason {self.reason!r} to decline a checkpoint")
 
 
-TaskMessage = TaskStateChanged | EndOfDataReached | AcknowledgeCheckpoint | DeclineCheckpoint
+TaskMessage = TaskStateChanged | EndOfDataReport | AcknowledgeCheckpoint | DeclineCheckpoint
 """Of one subtask."""
 
 DeploymentMessage = WorkerHeartbeat | DeploymentFailed | Canceled | TaskMessage

@@ -45,6 +45,7 @@ class ReceiverCredit:
     def consumed(self, queue_empty: bool) -> int:
         """One buffer was consumed; how many to give back now (0 = later)."""
         self._owed += 1
+        # Half a window keeps the sender busy while the message travels; an empty queue means that it may be waiting.
         if queue_empty or self._owed * 2 >= self.window:
             owed, self._owed = self._owed, 0
             return owed

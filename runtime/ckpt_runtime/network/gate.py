@@ -71,6 +71,7 @@ class InputChannel:
 
     def put(self, element: Element) -> None:
         """Called by the producer's thread."""
+        # In this order: the consumer looks for what is announced in the queue, and pops one element for each arrival.
         self.queue.append(element)
         if self.overtakes and (
             isinstance(element, EndOfPartition)
@@ -173,6 +174,7 @@ class InputGate:
         channel = self.channels[index]
         channel.blocked = False
         if channel.held:
+            # Their tokens were used up by polls that found the channel blocked.
             self._arrivals.extendleft([index] * channel.held)
             channel.held = 0
 
@@ -187,6 +189,7 @@ class _Place(Enum):
 
 def _place_of(channel: InputChannel, announced: Announced) -> _Place:
     place = _Place.FREE
+    # A copy, which is atomic: the producer goes on appending.
     for element in tuple(channel.queue):
         if element is announced:
             return place

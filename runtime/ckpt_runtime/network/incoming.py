@@ -124,6 +124,7 @@ class IncomingHandshakes:
             _send(stranger.socket, stranger.handshake.proof(received))
             return
         stranger.handshake.verify(stranger.preface, received)
+        # Its new owner registers the socket anew, perhaps with this very selector.
         self._forget(stranger)
         self._accepted(stranger.socket, stranger.name)
 

@@ -82,6 +82,7 @@ class OutputQueue:
     def take(self, credit: SenderCredit) -> Iterator[QueuedElement]:
         """What may be sent now, in order; spends ``credit`` for rows."""
         while self._queue:
+            # Control elements need no credit but keep their place: a barrier behind rows waits with them.
             if isinstance(self._queue[0], pa.Buffer):
                 if credit.available == 0:
                     return
@@ -106,6 +107,7 @@ class OutputQueue:
         size = 0
         while place > 0:
             element = queued[place - 1]
+            # Receivers align checkpoints in the order of their ids, so nothing that speaks of one overtakes another.
             if isinstance(element, CheckpointBarrier | CancelCheckpoint):
                 break
             if isinstance(element, pa.Buffer) and limit is not None:
@@ -117,5 +119,6 @@ class OutputQueue:
             element for element in queued[place:end] if isinstance(element, pa.Buffer | Watermark)
         ]
         queued.insert(place, barrier)
+        # A new deque in one step: the producer's thread asks it for room and barriers without a lock.
         self._queue = deque(queued)
         return overtaken

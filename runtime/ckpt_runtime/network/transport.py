@@ -206,6 +206,7 @@ class _Connection:
 
     def _send_here(self) -> bool:
         """Sends in the calling thread; False when the I/O thread has to go on (it also meets the error, if any)."""
+        # While the socket is full the I/O thread waits for it; a try here would only cost a system call each time.
         if not self.served or self.watches_write or not self._send_lock.acquire(blocking=False):
             return False
         try:
@@ -306,6 +307,7 @@ class _Connection:
                 subpartition = self.subpartitions.get(frame.channel)
                 if subpartition is not None and body is not None:
                     subpartition.grant(decode_credit(memoryview(body)))
+                    # The caller sends as soon as all that has arrived is read.
                     self._ready.append(subpartition)
             case FrameKind.BUFFER_SIZE:
                 subpartition = self.subpartitions.get(frame.channel)
@@ -390,6 +392,7 @@ class DataTransport:
             self._opened = {c: r for c, r in self._opened.items() if deployment_of(c) > deployment}
         forgotten = threading.Event()
         self._post(lambda: self._forget(deployment, forgotten))
+        # A thread that has ended forgets nothing any more, but puts nothing into a channel either.
         while self._thread.is_alive() and not forgotten.wait(0.1):
             pass
 
@@ -455,6 +458,7 @@ class DataTransport:
     @staticmethod
     def _open(connection: _Connection, channel: int, subpartition: RemoteSubpartition) -> None:
         connection.subpartitions[channel] = subpartition
+        # Only after the entry above: the answer is the first credit, which may come at once.
         connection.send_frame(channel, FrameKind.OPEN, b"")
         if connection.error is not None:
             subpartition.failed()
@@ -463,6 +467,7 @@ class DataTransport:
         if connection.error is not None:
             receiver.put(connection.error)
             return
+        # First of all: the credit below invites the first buffer.
         connection.inputs[channel] = receiver
         receiver.on_credit(lambda count: connection.send_frame(channel, FrameKind.CREDIT, encode_credit(count)))
         connection.send_frame(channel, FrameKind.CREDIT, encode_credit(receiver.credit.window))
@@ -519,6 +524,7 @@ class DataTransport:
                 self._tasks.popleft()()
             while self._notified:
                 self._flush(self._notified.popleft())
+            # Before the last look at the queues: whoever adds to them from here on sees it, and writes to the pipe.
             self._sleeping = True
             pause = 1.0 if self._accept_again_at is None else ACCEPT_PAUSE_S
             events = self._selector.select(0 if self._notified or self._tasks else pause)

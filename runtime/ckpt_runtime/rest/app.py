@@ -23,6 +23,7 @@ from ckpt_runtime.rest.handlers import (
     events,
     health,
     job_config,
+    job_ids,
     jobs,
     pages,
     pipelines,
@@ -96,7 +97,7 @@ def create_app(
         savepoints,
         savepoint_catalogue,
     )
-    for room in (cluster, dashboard, health, jvm_pages, pages, pipelines, *of_jobs):
+    for room in (cluster, dashboard, health, jvm_pages, pages, pipelines, job_ids, *of_jobs):
         app.include_router(room.router)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)

@@ -8,7 +8,7 @@ from enum import Enum
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 
 
-class TaskState(Enum):
+class DeployedTaskState(Enum):
     """As far as the job cares."""
 
     DEPLOYING = "deploying"
@@ -19,14 +19,14 @@ class TaskState(Enum):
 
     @property
     def is_terminal(self) -> bool:
-        return self in (TaskState.FINISHED, TaskState.CANCELED, TaskState.FAILED)
+        return self in (DeployedTaskState.FINISHED, DeployedTaskState.CANCELED, DeployedTaskState.FAILED)
 
 
 class DeployedTasks:
     """The executions of one attempt, all DEPLOYING at first."""
 
     def __init__(self, subtasks: Iterable[SubtaskKey], attempt: int) -> None:
-        self._states = {ExecutionId(vertex, index, attempt): TaskState.DEPLOYING for vertex, index in subtasks}
+        self._states = {ExecutionId(vertex, index, attempt): DeployedTaskState.DEPLOYING for vertex, index in subtasks}
 
     @property
     def executions(self) -> tuple[ExecutionId, ...]:
@@ -38,18 +38,18 @@ class DeployedTasks:
 
     @property
     def finished(self) -> frozenset[ExecutionId]:
-        return frozenset(execution for execution, state in self._states.items() if state is TaskState.FINISHED)
+        return frozenset(execution for execution, state in self._states.items() if state is DeployedTaskState.FINISHED)
 
     @property
     def all_up(self) -> bool:
         """Every one runs or has finished."""
-        return all(state in (TaskState.RUNNING, TaskState.FINISHED) for state in self._states.values())
+        return all(state in (DeployedTaskState.RUNNING, DeployedTaskState.FINISHED) for state in self._states.values())
 
     @property
     def all_finished(self) -> bool:
-        return all(state is TaskState.FINISHED for state in self._states.values())
+        return all(state is DeployedTaskState.FINISHED for state in self._states.values())
 
-    def move(self, execution: ExecutionId, state: TaskState) -> bool:
+    def move(self, execution: ExecutionId, state: DeployedTaskState) -> bool:
         """Notes a change; returns False for a stranger, and for one that has ended already."""
         present = self._states.get(execution)
         if present is None or present.is_terminal or present is state:

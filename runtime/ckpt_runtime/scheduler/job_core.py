@@ -515,7 +515,9 @@ class JobCore:
         self._follow(outputs)
 
     def _start_periodic_trigger(self, effect: job_out.StartPeriodicTrigger) -> None:
-        """The stop that failed went before what was replaced meanwhile."""
+        """The stop that failed went before what was replaced, not before a cancellation behind a savepoint."""
+        if self._cancel_request is not None:
+            return
         self._tell(checkpoint_on.PeriodicTriggerStarted())
         if self._redeploy_is_due:
             self._redeploy()

@@ -14,11 +14,11 @@ from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.scheduler import job_effects as out
 from ckpt_runtime.scheduler import job_events as on
-from ckpt_runtime.scheduler.deployed_tasks import DeployedTasks, TaskState
+from ckpt_runtime.scheduler.deployed_tasks import DeployedTasks, DeployedTaskState
 from ckpt_runtime.scheduler.job_effects import JobEffect
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.restart_strategies import FAILED_CHECKPOINTS, Backoff, Restarts, RestartStrategy
+from ckpt_runtime.scheduler.restart_strategies import FAILED_CHECKPOINTS, BackoffSettings, Restarts, RestartStrategy
 
 _ONLY_IN: dict[type[Any], frozenset[JobState]] = {on.Start: frozenset({JobState.INITIALIZING})}
 
@@ -51,7 +51,7 @@ class JobMachine:
         subtasks: Iterable[SubtaskKey],
         restart_strategy: RestartStrategy,
         first_attempt: int = 0,
-        backoff: Backoff = FAILED_CHECKPOINTS,
+        backoff: BackoffSettings = FAILED_CHECKPOINTS,
     ) -> None:
         self._subtasks = tuple(subtasks)
         self._restarts = Restarts(restart_strategy)
@@ -166,7 +166,7 @@ class JobMachine:
     # --- tasks
 
     def _on_task_running(self, event: on.TaskRunning, now: Instant) -> None:
-        if self._tasks.move(event.execution, TaskState.RUNNING):
+        if self._tasks.move(event.execution, DeployedTaskState.RUNNING):
             self._check_all_up(now)
 
     def _check_all_up(self, now: Instant) -> None:
@@ -175,7 +175,7 @@ class JobMachine:
             self._emit(out.AllTasksRunning(self._tasks.executions, self._tasks.finished))
 
     def _on_task_finished(self, event: on.TaskFinished, now: Instant) -> None:
-        if not self._tasks.move(event.execution, TaskState.FINISHED):
+        if not self._tasks.move(event.execution, DeployedTaskState.FINISHED):
             return
         if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
             self._check_all_gone(now)
@@ -187,13 +187,13 @@ class JobMachine:
     def _on_task_canceled(self, event: on.TaskCanceled, now: Instant) -> None:
         """A task that nobody told to end is lost."""
         if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
-            if self._tasks.move(event.execution, TaskState.CANCELED):
+            if self._tasks.move(event.execution, DeployedTaskState.CANCELED):
                 self._check_all_gone(now)
-        elif self._tasks.move(event.execution, TaskState.FAILED):
+        elif self._tasks.move(event.execution, DeployedTaskState.FAILED):
             self._fail(FailureInfo("TaskCanceled", f"{event.execution} was cancelled by itself"), now)
 
     def _on_task_failed(self, event: on.TaskFailed, now: Instant) -> None:
-        if not self._tasks.move(event.execution, TaskState.FAILED):
+        if not self._tasks.move(event.execution, DeployedTaskState.FAILED):
             return
         if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
             self._check_all_gone(now)

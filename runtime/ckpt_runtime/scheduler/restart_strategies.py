@@ -55,7 +55,7 @@ class Restarts:
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class BackoffSettings:
     """Pauses that grow from one failure in a row to the next, to a limit."""
 
     initial_ms: int
@@ -69,7 +69,7 @@ class Backoff:
         return min(self.max_ms, round(self.initial_ms * self.multiplier ** min(failures - 1, 100)))
 
 
-FAILED_CHECKPOINTS = Backoff(1_000, 60_000, 1.5)
+FAILED_CHECKPOINTS = BackoffSettings(1_000, 60_000, 1.5)
 """Least pauses of a job that fails because its checkpoints do, until one completes: Flink's exponential delay."""
 
 
@@ -136,6 +136,8 @@ class ExponentialDelay:
         history.attempts += 1
         if self.max_attempts is not None and history.attempts > self.max_attempts:
             return None
-        backoff = Backoff(self.initial_backoff_ms, self.max_backoff_ms, self.multiplier).pause_ms(history.attempts)
+        backoff = BackoffSettings(self.initial_backoff_ms, self.max_backoff_ms, self.multiplier).pause_ms(
+            history.attempts
+        )
         share = 0.0 if self.jitter is None else self.jitter() * self.jitter_factor
         return min(self.max_backoff_ms, max(0, round(backoff * (1 + share))))

@@ -33,7 +33,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
 from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states
-from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.new_files import UnsharedFiles
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.canonical.reader import canonical_states
@@ -90,7 +90,7 @@ def write_part(target: Location, prefix: str, state: NewState, rows: pa.Table) -
     groups = key_groups_of(np.concatenate(hashes), state.max_parallelism)
     owned = KeyGroupRange(int(groups.min()), int(groups.max()))
     make_directory(target)
-    writer = CanonicalWriter(NewFiles(target, prefix), state.uid, owned)
+    writer = CanonicalWriter(UnsharedFiles(target, prefix), state.uid, owned)
     writer.write_table(state.name, state.descriptor, rows, groups, owned)
     return writer.handles[0]
 
@@ -127,7 +127,7 @@ def publish_savepoint(
     them, and :class:`AlreadyExistsError` when another writer was first.
     """
     make_directory(target)
-    files = NewFiles(target, prefix)
+    files = UnsharedFiles(target, prefix)
     vertices = base.metadata.vertices if base else ()
     if not any(state.uid in vertex.operator_uids for vertex in vertices):
         parallelism = min(max(1, len(parts)), state.max_parallelism)
@@ -210,7 +210,7 @@ class _Keyed:
         return states
 
 
-def _rewritten(state: StoredState, files: NewFiles) -> Iterator[CanonicalKeyedStateHandle]:
+def _rewritten(state: StoredState, files: UnsharedFiles) -> Iterator[CanonicalKeyedStateHandle]:
     """A state of the base in canonical form, a part for each subtask that has rows: one that had finished has none."""
     vertex = state.vertex
     for subtask in range(vertex.parallelism):
@@ -221,7 +221,11 @@ def _rewritten(state: StoredState, files: NewFiles) -> Iterator[CanonicalKeyedSt
 
 
 def _in_order(
-    target: Location, files: NewFiles, state: NewState, parts: Sequence[CanonicalKeyedStateHandle], parallelism: int
+    target: Location,
+    files: UnsharedFiles,
+    state: NewState,
+    parts: Sequence[CanonicalKeyedStateHandle],
+    parallelism: int,
 ) -> Iterator[CanonicalKeyedStateHandle]:
     """The parts as they are where no key group is in two; else as many as there are subtasks."""
     ranges = sorted(part.key_groups for part in parts)

@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskSt
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.snapshots.authoring import discard
-from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.snapshots.new_files import UnsharedFiles
 from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.storage.errors import AmbiguousWriteError, InvalidLocationError
@@ -56,7 +56,7 @@ def convert_snapshot(
     make_directory(target, exist_ok=False)
     prefix = f"{secrets.token_hex(4)}-"
     properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
-    conversion = _Conversion(snapshot, NewFiles(target, prefix), backend, properties)
+    conversion = _Conversion(snapshot, UnsharedFiles(target, prefix), backend, properties)
     try:
         states = conversion.states(progress)
         converted = replace(
@@ -93,7 +93,7 @@ def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend:
 @dataclass(frozen=True, slots=True)
 class _Conversion:
     snapshot: Snapshot
-    files: NewFiles
+    files: UnsharedFiles
     backend: str
     properties: CheckpointProperties
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -24,7 +23,8 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.held_directory import HeldDirectory
+from ckpt_runtime.snapshots.new_files import UnsharedFiles
 from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
@@ -195,7 +195,7 @@ class _Export:
     handles: Sequence[IncrementalKeyedStateHandle]
     _latest: KeyGroupRange | None = None
     _states: dict[str, StoredState] = field(default_factory=dict)
-    _local: TemporaryDirectory[str] | None = None
+    _local: HeldDirectory | None = None
 
     def rows(self, name: str, key_groups: KeyGroupRange) -> _Rows:
         if key_groups != self._latest:
@@ -206,11 +206,11 @@ class _Export:
 
     def _write(self, key_groups: KeyGroupRange) -> None:
         self._latest = None
-        self._local = TemporaryDirectory(prefix="ckpt-state-")
-        directory = resolve(self._local.name)
+        self._local = HeldDirectory("ckpt-exported-")
+        directory = resolve(self._local.path)
         met = [handle for handle in self.handles if len(handle.key_groups.intersection(key_groups))]
         operator = (self.uid, key_groups, self.vertex.max_parallelism)
-        written = rewrite(self.snapshot, self.handles[0].backend, operator, met, _CANONICAL, NewFiles(directory))
+        written = rewrite(self.snapshot, self.handles[0].backend, operator, met, _CANONICAL, UnsharedFiles(directory))
         handles = [handle for handle in written if isinstance(handle, CanonicalKeyedStateHandle)]
         self._states = {state.name: state for state in _canonical_states(directory.url, self.vertex, self.uid, handles)}
         self._latest = key_groups

@@ -12,7 +12,7 @@ from ckpt_runtime.storage.state_file_writer import DEFAULT_MEMORY_THRESHOLD, Sta
 _ALWAYS_A_FILE = -1
 
 
-class NewFiles:
+class UnsharedFiles:
     """The :class:`~ckpt_runtime.state.snapshots.SnapshotFiles` of a snapshot in ``directory``, which shares nothing.
 
     The names of all files begin with ``prefix``; ``finished`` are those that became files.
@@ -39,7 +39,7 @@ class NewFiles:
 
 
 class _NewFile(StateFileWriter):
-    def __init__(self, files: NewFiles, directory: Location, prefix: str, suffix: str) -> None:
+    def __init__(self, files: UnsharedFiles, directory: Location, prefix: str, suffix: str) -> None:
         threshold = _ALWAYS_A_FILE if suffix else DEFAULT_MEMORY_THRESHOLD
         super().__init__(directory, threshold, name_prefix=prefix, name_suffix=suffix)
         self._files = files

@@ -43,7 +43,7 @@ class Question(Struct):
     stored: dict[str, dict[str, dict[str, Any]]]
 
 
-class Answer(Struct):
+class PreflightAnswer(Struct):
     """What it answers."""
 
     states: tuple[StateVerdict, ...]
@@ -57,7 +57,7 @@ def judge_states(
     Raises LimitedProcessError, and DocumentError for an answer that is none.
     """
     question = json.dumps(to_builtins(Question(order, stored_descriptors(snapshot)))).encode()
-    return decoded(run_limited(_PROCESS, question, limits, environment), Answer).states
+    return decoded(run_limited(_PROCESS, question, limits, environment), PreflightAnswer).states
 
 
 def stored_descriptors(snapshot: CompletedCheckpoint) -> dict[str, dict[str, dict[str, Any]]]:

@@ -24,7 +24,7 @@ from ckpt_runtime.limited_process import serve
 from ckpt_runtime.operators.aggregate import AggregateOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore, Output
-from ckpt_runtime.snapshots.preflight import UNTIL_IT_RUNS, Answer, Question, StateVerdict
+from ckpt_runtime.snapshots.preflight import UNTIL_IT_RUNS, PreflightAnswer, Question, StateVerdict
 from ckpt_runtime.state.errors import StateError
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
@@ -122,7 +122,7 @@ def _answer(document: bytes) -> bytes:
         with ZipFile(order.archive) as files:
             files.extractall(order.archive_dir)
     plan = load_plan(Path(order.archive_dir), order.entry, order.args, order.configuration, order.defaults)
-    return json.dumps(to_builtins(Answer(tuple(verdicts(plan, question.stored))))).encode()
+    return json.dumps(to_builtins(PreflightAnswer(tuple(verdicts(plan, question.stored))))).encode()
 
 
 def main() -> None:

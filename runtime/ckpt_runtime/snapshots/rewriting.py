@@ -13,7 +13,8 @@ from functools import partial
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.new_files import NewFiles
+from ckpt_runtime.held_directory import HeldDirectory
+from ckpt_runtime.snapshots.new_files import UnsharedFiles
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters
@@ -26,13 +27,13 @@ def rewrite(
     operator: tuple[str, KeyGroupRange, int],
     handles: Sequence[KeyedHandle],
     properties: CheckpointProperties,
-    files: NewFiles,
+    files: UnsharedFiles,
 ) -> Sequence[KeyedHandle]:
     """New handles of what these hold of an operator: its uid, key groups out of how many.
 
     Raises StateError and StorageError for what cannot be read.
     """
-    with tempfile.TemporaryDirectory(prefix="ckpt-rewrite-") as scratch:
+    with HeldDirectory("ckpt-rewrite-") as scratch:
         restored = create_backend(backend, BackendParameters(*operator, partial(tempfile.mkdtemp, dir=scratch)))
         with closing(restored), closing(StoredFiles(snapshot.directory.url)) as reader:
             restored.restore(handles, reader, owned=False)

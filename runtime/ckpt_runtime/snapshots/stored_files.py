@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import os
+from contextlib import closing, suppress
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.state_file_reader import StateFileReader
 
-_CHUNK_BYTES = 4 << 20
-
 
 class StoredFiles:
     """The :class:`~ckpt_runtime.state.snapshots.SnapshotReader` of the snapshot in ``directory`` (URL).
 
-    Each file is opened and verified once. One thread, but for :meth:`fetch`; close it after use.
+    Each file is opened and verified once. One thread, but for :meth:`fetch`; close it after use. With ``copies_only``
+    nothing that is fetched shares a block on disk with the snapshot.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, copies_only: bool = False) -> None:
         self._directory = resolve(directory)
+        self._copies_only = copies_only
         self._open: dict[StateFile, StateFileReader] = {}
 
     def read(self, file: StateFile, offset: int, length: int) -> bytes | memoryview:
         return self._reader(file).read(offset, length)
 
-    def fetch(self, file: StateFile, path: str) -> None:
-        with closing(StateFileReader(self._directory, file)) as reader, open(path, "xb") as target:
-            for offset in range(0, file.length, _CHUNK_BYTES):
-                target.write(reader.read(offset, min(_CHUNK_BYTES, file.length - offset)))
+    def fetch(self, file: StateFile, path: str, *, may_link: bool = False) -> None:
+        with closing(StateFileReader(self._directory, file)) as reader:
+            if may_link and not self._copies_only and reader.link_to(path):
+                return
+            with open(path, "xb") as target:
+                try:
+                    reader.copy_to(target)
+                except BaseException:
+                    with suppress(OSError):
+                        os.unlink(path)
+                    raise
 
     def _reader(self, file: StateFile) -> StateFileReader:
         reader = self._open.get(file)

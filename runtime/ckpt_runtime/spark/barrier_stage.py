@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ckpt_runtime.spark.protection import CONTROL_SECRET
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
 from ckpt_runtime.spark.stage_failures import telling_line
+from ckpt_runtime.structured_log import PLAIN, LogSettings
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -32,9 +33,11 @@ class StageFailedError(RuntimeError):
 class BarrierStageProvider:
     """A ``SlotProvider`` (see ``jobmaster/slot_stages.py``) on a SparkContext; one thread per running stage."""
 
-    def __init__(self, context: SparkContext, driver_host: str) -> None:
+    def __init__(self, context: SparkContext, driver_host: str, log: LogSettings = PLAIN) -> None:
+        """``log`` is how the agents and their workers log."""
         self._context = context
         self._driver_host = driver_host
+        self._log = log
         self._capacity: int = context.defaultParallelism  # cores, unless spark.default.parallelism says otherwise
 
     @property
@@ -44,7 +47,7 @@ class BarrierStageProvider:
 
     def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
         """Returns at once; ``ended(stage_id, error)`` is called from a thread when the stage is over."""
-        task = agent_task(self._driver_host, control_port, stage_id)
+        task = agent_task(self._driver_host, control_port, stage_id, self._log)
         threading.Thread(
             target=self._run, args=(stage_id, slots, task, secret, ended), name=f"barrier-stage-{stage_id}", daemon=True
         ).start()
@@ -76,7 +79,7 @@ def _group(stage_id: int) -> str:
     return f"ckpt-stage-{stage_id}"
 
 
-def agent_task(driver_host: str, control_port: int, stage_id: int) -> Task:
+def agent_task(driver_host: str, control_port: int, stage_id: int, log: LogSettings = PLAIN) -> Task:
     """The function of a stage's tasks. It becomes a broadcast, so that no secret may be in it."""
 
     def task(partition: Iterable[int]) -> Iterable[int]:
@@ -87,7 +90,7 @@ def agent_task(driver_host: str, control_port: int, stage_id: int) -> Task:
         if secret is None:
             raise RuntimeError(f"Spark has not passed on {CONTROL_SECRET}")
         for index in partition:
-            run_agent(AgentParameters(driver_host, control_port, secret, stage_id), index)
+            run_agent(AgentParameters(driver_host, control_port, secret, stage_id, log), index)
             yield index
 
     return task

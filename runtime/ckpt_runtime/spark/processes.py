@@ -17,6 +17,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+from ckpt_runtime import process_mark
 from ckpt_runtime.client.process_id import started
 
 WORKER = "ckpt-worker"
@@ -31,15 +32,14 @@ def set_name(name: str) -> None:
 
 
 def machine() -> str:
-    """Equal for two processes that see each other's pids: the same boot of a kernel, the same pid namespace."""
+    """As :func:`~ckpt_runtime.process_mark.machine`; empty where there are no process descriptors."""
     if not hasattr(os, "pidfd_open"):
         return ""
     try:
         os.close(os.pidfd_open(os.getpid()))
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
+    return process_mark.machine()
 
 
 def descendants(pid: int) -> list[int]:

@@ -14,9 +14,8 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +24,11 @@ from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.held_directory import LOCK, HeldDirectory, remove_tree
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.network.tls import TlsFilesError, credentials, rest_context
@@ -41,6 +42,7 @@ from ckpt_runtime.spark.import_path import prefer_installed_pyspark
 from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
 from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
+from ckpt_runtime.structured_log import PLAIN, LogSettings, start_logging
 from ckpt_runtime.web.flink_dashboard import FlinkDashboard
 
 if TYPE_CHECKING:
@@ -66,13 +68,14 @@ _DAEMON = "spark.python.daemon.module"
 class SessionOptions:
     """Command line of :func:`main`.
 
+    Without a ``work_directory`` the session has a temporary one.
     ``ready_file`` gets the session's address once it leads; ``properties_file`` held Spark's settings for its start;
     ``log_file`` is where the output of spark-submit goes.
     """
 
     rest_host: str
     rest_port: int
-    work_directory: Path
+    work_directory: Path | None
     ready_file: Path | None
     properties_file: Path | None
     log_file: Path | None
@@ -86,17 +89,18 @@ def main(arguments: list[str] | None = None) -> None:
 
     Raises SystemExit when a session is refused or lost Spark; the log says why.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_logging(PLAIN, "driver")
     os.umask(PRIVATE_UMASK)
     options = parse_arguments(arguments)
+    start_logging(LogSettings(options.configuration.get(LoggingOptions.FORMAT)), "driver")
     try:
         check_binding(options.rest_host, options.token, options.configuration.get(RestOptions.AUTHENTICATION))
         rest_context(options.configuration)
         credentials("", options.configuration)
         prefer_installed_pyspark()
         check_pyspark()
-        with tempfile.TemporaryDirectory(prefix="ckpt-sockets-", ignore_cleanup_errors=True) as sockets:
-            lost = _run(options, sockets)
+        with HeldDirectory("ckpt-sockets-") as sockets, _work_directory(options.work_directory) as work:
+            lost = _run(replace(options, work_directory=Path(work)), sockets)
     except (
         BindingRefused,
         InvalidOptionError,
@@ -108,6 +112,20 @@ def main(arguments: list[str] | None = None) -> None:
     if lost:
         _say_at_last(options.log_file, f"the session has ended: {lost}")
         sys.exit(1)
+
+
+def _work_directory(given: Path | None) -> contextlib.AbstractContextManager[Path | str]:
+    return HeldDirectory("ckpt-session-", clean=_keep_snapshots) if given is None else contextlib.nullcontext(given)
+
+
+def _keep_snapshots(work: Path) -> None:
+    """Of a session that is over: what its jobs have retained is their users', uploads are nobody's."""
+    remove_tree(work / "uploads")
+    with contextlib.suppress(OSError):  # there are some, or none has ever been taken
+        (work / "checkpoints").rmdir()
+    (work / LOCK).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        work.rmdir()
 
 
 def _say_at_last(log_file: Path | None, text: str) -> None:
@@ -138,9 +156,8 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
     conf = SparkConf().setAppName("checkpointing stream engine").setAll(list(SPARK_SETTINGS.items()))
     if options.properties_file is not None:
         options.properties_file.unlink(missing_ok=True)
-    if not conf.get(
-        "spark.submit.pyFiles"
-    ):  # an engine that Spark brings along is not there yet when its daemon begins
+    # An engine that Spark brings along is not there yet when Spark's daemon begins.
+    if not conf.get("spark.submit.pyFiles"):
         conf.setIfMissing(_DAEMON, "ckpt_runtime.spark.agent_daemon")
     protect(conf)
     if (conf.get("spark.master") or "").startswith("local"):
@@ -173,11 +190,10 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
     )
     validate(configuration, OptionScope.CLUSTER)
     dashboard = configuration.get(RestOptions.FLINK_DASHBOARD)
-    work = given.work_dir or Path(tempfile.mkdtemp(prefix="ckpt-session-"))
     return SessionOptions(
         rest_host=given.rest_host or configuration.get(RestOptions.BIND_ADDRESS),
         rest_port=configuration.get(RestOptions.PORT) if given.rest_port is None else given.rest_port,
-        work_directory=work.absolute(),
+        work_directory=None if given.work_dir is None else given.work_dir.absolute(),
         ready_file=given.ready_file,
         properties_file=given.properties_file,
         log_file=given.log_file,
@@ -209,6 +225,8 @@ def _token(configuration: Configuration) -> str | None:
 async def serve(context: SparkContext, options: SessionOptions) -> str:
     """The session on a given SparkContext. Returns when it was told to end, or why Spark's application is over."""
     driver_host = context.getConf().get("spark.driver.host") or "127.0.0.1"
+    log = LogSettings(options.configuration.get(LoggingOptions.FORMAT), context.applicationId or "")
+    start_logging(log, "driver")
     audit = audit_log(options.configuration)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -224,8 +242,9 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(NotImplementedError, ValueError):
             loop.add_signal_handler(number, stop.set)
+    assert options.work_directory is not None
     cluster = Cluster(
-        BarrierStageProvider(context, driver_host),
+        BarrierStageProvider(context, driver_host, log),
         ClusterSettings(
             control_host=driver_host,
             work_directory=options.work_directory,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.network.agent_messages import (
     TO_AGENT,
     AdoptWorker,
@@ -24,7 +24,7 @@ from ckpt_runtime.network.agent_messages import (
     KillWorker,
     Ping,
     RegisterAgent,
-    Shutdown,
+    ShutdownAgent,
     SpawnWorker,
     WorkerExited,
 )
@@ -32,6 +32,7 @@ from ckpt_runtime.network.connections import ControlConnection
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.worker_processes import Spawner, WorkerProcess, WorkerStart, WorkerStarter, own_identity
 from ckpt_runtime.spark.worker_template import Forker
+from ckpt_runtime.structured_log import PLAIN, LogSettings, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class AgentParameters:
     driver_port: int
     secret: str
     stage_id: int
+    log: LogSettings = PLAIN
 
 
 class SlotAgent:
@@ -56,7 +58,8 @@ class SlotAgent:
         self._starter = _starter() if starter is None else starter
         self._slot = f"{parameters.stage_id}-{index}"
         self._workers: dict[str, WorkerProcess] = {}
-        self._directories: dict[str, str] = {}
+        self._directories: dict[str, HeldDirectory | str] = {}
+        """An adopted worker's is held by the worker alone."""
         self._connection: ControlConnection | None = None
 
     def run(self) -> None:
@@ -89,7 +92,7 @@ class SlotAgent:
             case Ping():
                 assert self._connection is not None
                 self._connection.send(AgentHeartbeat())
-            case Shutdown():
+            case ShutdownAgent():
                 self._let_go(command.keep)
                 return False
         return True
@@ -97,11 +100,12 @@ class SlotAgent:
     def _spawn(self, worker_id: str) -> None:
         """A machine without processes or space is reported like a worker that ended: the driver tries again later."""
         parameters = self._parameters
-        directory = ""
+        directory: HeldDirectory | str = ""
         try:
-            directory = tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX)
+            directory = HeldDirectory(_DIRECTORY_PREFIX)
             driver = (parameters.driver_host, parameters.driver_port)
-            worker = self._starter.start(WorkerStart(driver, parameters.secret, self._slot, worker_id, directory))
+            start = WorkerStart(driver, parameters.secret, self._slot, worker_id, str(directory.path))
+            worker = self._starter.start(start)
         except OSError as error:
             logger.warning("slot %s: worker %s cannot be started: %s", self._slot, worker_id, error)
             _remove(directory)
@@ -118,7 +122,7 @@ class SlotAgent:
             return
         self._supervise(command.worker, worker, command.directory)
 
-    def _supervise(self, worker_id: str, worker: WorkerProcess, directory: str) -> None:
+    def _supervise(self, worker_id: str, worker: WorkerProcess, directory: HeldDirectory | str) -> None:
         self._workers[worker_id] = worker
         self._directories[worker_id] = directory
         threading.Thread(target=self._watch, args=(worker_id, worker), daemon=True).start()
@@ -142,7 +146,9 @@ class SlotAgent:
         for worker_id in worker_ids:
             worker = self._workers.pop(worker_id, None)
             if worker is not None:
-                self._directories.pop(worker_id, None)
+                directory = self._directories.pop(worker_id, None)
+                if isinstance(directory, HeldDirectory):
+                    directory.leave()
                 worker.let_go()
 
     def _kill_all(self) -> None:
@@ -156,9 +162,11 @@ class SlotAgent:
             _remove(directory)
 
 
-def _remove(directory: str) -> None:
+def _remove(directory: HeldDirectory | str) -> None:
     """A worker's temporary files. It is killed when its job is over, so it cannot do that itself."""
-    if Path(directory).name.startswith(_DIRECTORY_PREFIX):
+    if isinstance(directory, HeldDirectory):
+        directory.remove()
+    elif Path(directory).name.startswith(_DIRECTORY_PREFIX):
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -168,5 +176,11 @@ def _starter() -> WorkerStarter:
 
 def run_agent(parameters: AgentParameters, index: int) -> None:
     """What a barrier task (or a test's plain process) calls."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    begin_log(parameters, index)
     SlotAgent(parameters, index).run()
+
+
+def begin_log(parameters: AgentParameters, index: int) -> None:
+    """The log of an agent, and of the processes that it starts from now on."""
+    start_logging(parameters.log, "agent", slot=f"{parameters.stage_id}-{index}")
+    parameters.log.for_children()

@@ -24,12 +24,12 @@ from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.keeper import keep
 from ckpt_runtime.spark.worker_main import make_ready, prepare, work
 from ckpt_runtime.spark.worker_processes import WorkerStart
-from ckpt_runtime.spark.worker_template import MAX_MESSAGE, Forked, NotForked, Reaped, TemplateAnswer
+from ckpt_runtime.spark.worker_template import MAX_MESSAGE, NotForked, Reaped, TemplateAnswer, WorkerForked
 
 logger = logging.getLogger(__name__)
 
 
-class Template:
+class ForkServer:
     """``connection`` is the one to the agent."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -84,7 +84,7 @@ class Template:
             raise
         self._workers[descriptor] = keeper, start.worker
         self._poll.register(descriptor, select.POLLIN)
-        self._say(Forked(start.worker, worker, _started(worker)))
+        self._say(WorkerForked(start.worker, worker, _started(worker)))
 
     def _become_keeper(self, start: WorkerStart, pipe: int, told: int, telling: int) -> NoReturn:
         try:
@@ -143,11 +143,17 @@ def _started(worker: int) -> int:
 def main() -> None:
     """Runs until the agent is gone."""
     processes.set_name(processes.TEMPLATE)
-    # Python counts the threads of OpenBLAS and of Arrow's allocator, which see to themselves in a fork.
-    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     make_ready()
     prepare()
-    Template(socket.socket(fileno=int(sys.argv[1]))).run()
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def serve(connection: socket.socket) -> NoReturn:
+    """In a process that has imported everything, until the agent is gone."""
+    processes.set_name(processes.TEMPLATE)
+    # Python counts the threads of OpenBLAS and of Arrow's allocator, which see to themselves in a fork.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    ForkServer(connection).run()
     os._exit(0)
 
 

@@ -19,9 +19,11 @@ from typing import NoReturn
 import msgspec
 
 from ckpt_runtime.client.session_command import UMASK_VARIABLE
+from ckpt_runtime.held_directory import hold
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.tether import Tether
 from ckpt_runtime.spark.worker_processes import WorkerStart
+from ckpt_runtime.structured_log import LogSettings, log_of_process, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ GC_THRESHOLDS = (10_000, 20, 50)
 
 def make_ready() -> None:
     """What comes first in a worker or a template."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_logging(LogSettings.of_environment(), "worker")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if UMASK_VARIABLE in os.environ:
         # What a sink writes is for whom the user says; the session's own files are private.
@@ -73,7 +75,9 @@ def main() -> None:
 
 
 def _tethered(start: WorkerStart, pipe: int) -> Tether:
+    log_of_process(slot=start.slot, worker=start.worker)
     directory = start.directory
+    hold(directory)  # as long as this process lives, whatever becomes of its agent
     tether = Tether(pipe, partial(_end, directory), directory=directory)
     tether.start()
     return tether

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -30,7 +31,7 @@ class _Answer(Struct, frozen=True, tag=True, tag_field="type"):
     worker: str
 
 
-class Forked(_Answer, frozen=True):
+class WorkerForked(_Answer, frozen=True):
     """The worker lives, or has lived."""
 
     pid: int
@@ -49,7 +50,7 @@ class Reaped(_Answer, frozen=True):
     code: int
 
 
-TemplateAnswer = Forked | NotForked | Reaped
+TemplateAnswer = WorkerForked | NotForked | Reaped
 _ANSWERS = msgspec.json.Decoder[TemplateAnswer](TemplateAnswer)
 
 
@@ -105,16 +106,31 @@ class ForkedProcess:
             os.close(pipe)
 
 
+class TemplateProcess(Protocol):
+    """The process, which this one has started."""
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
 class WorkerTemplate:
     """The agent's side of one template process (see ``template_main.py``), which ends with the connection to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: socket.socket, process: TemplateProcess) -> None:
         self._lock = threading.Lock()
         self._workers: dict[str, ForkedProcess] = {}
         self._lost = False
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection = connection
+        self._process = process
+        threading.Thread(target=self._listen, name="worker-template", daemon=True).start()
+
+    @classmethod
+    def start(cls) -> WorkerTemplate:
+        """A new process, which has to import everything first. Raises OSError."""
+        connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "ckpt_runtime.spark.template_main", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log_descriptor(),
@@ -122,11 +138,11 @@ class WorkerTemplate:
                 pass_fds=[theirs.fileno()],
             )
         except BaseException:
-            self._connection.close()
+            connection.close()
             raise
         finally:
             theirs.close()
-        threading.Thread(target=self._listen, name="worker-template", daemon=True).start()
+        return cls(connection, process)
 
     @property
     def lost(self) -> bool:
@@ -180,7 +196,7 @@ class WorkerTemplate:
             worker = self._workers.get(answer.worker)
         if worker is None:
             return
-        if isinstance(answer, Forked):
+        if isinstance(answer, WorkerForked):
             worker.begun(answer.pid, answer.started)
             return
         if isinstance(answer, NotForked):
@@ -191,14 +207,14 @@ class WorkerTemplate:
 
 
 class Forker:
-    """Starts a template when the first worker is asked for, and another when that one is lost."""
+    """Starts a template when the first worker is asked for, unless it has one, and another when that one is lost."""
 
-    def __init__(self) -> None:
-        self._template: WorkerTemplate | None = None
+    def __init__(self, template: WorkerTemplate | None = None) -> None:
+        self._template = template
 
     def start(self, start: WorkerStart) -> ForkedProcess:
         if self._template is None or self._template.lost:
-            self._template = WorkerTemplate()
+            self._template = WorkerTemplate.start()
         return self._template.fork(start)
 
     def close(self) -> None:

@@ -60,5 +60,8 @@ class SnapshotReader(Protocol):
     def read(self, file: StateFile, offset: int, length: int) -> bytes | memoryview:
         """A part of a file."""
 
-    def fetch(self, file: StateFile, path: str) -> None:
-        """All of it, as a new local file. Several threads may fetch at once."""
+    def fetch(self, file: StateFile, path: str, *, may_link: bool = False) -> None:
+        """All of it, as a new local file. Several threads may fetch at once.
+
+        With ``may_link`` it may be a hard link of the stored file, and must not be written to.
+        """

@@ -1,41 +1,66 @@
 """Who has claimed a snapshot: a document beside its files, which one job can create and all others find.
 
 A *place* is what is claimed: the directory of a job with its checkpoints, which may share files, or the directory of
-a savepoint. The claim names what in it became its owner's to delete; it is not changed by anybody else, and its owner
-deletes nothing there that it does not name.
+a savepoint. The claim names what in it became its owner's to delete; its owner deletes nothing there that it does not
+name. Nobody else changes it but one successor: the heir of an owner that left checkpoints, or whoever comes when it is
+proven that the owner is dead. Of several that come, one creates the file that makes it the successor; the others find
+another owner then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 
 from msgspec import to_builtins
 
 from ckpt_runtime.graph.schema import DocumentError, checked
+from ckpt_runtime.process_mark import RELEASED
 from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, is_checkpoint_name, is_job_id
+from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.documents import MAX_DOCUMENT_BYTES, decode_document, encode_document
-from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, CorruptFileError, NotFoundError
-from ckpt_runtime.storage.filesystem import Location, delete_file, read_bytes
+from ckpt_runtime.storage.errors import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    CorruptFileError,
+    NotFoundError,
+    StorageError,
+)
+from ckpt_runtime.storage.filesystem import Location, delete_file, list_names, read_bytes
 from ckpt_runtime.storage.publish import publish, replace
 
 CLAIM_NAME = "claim"
+SESSION_PREFIX = "session "
+"""How the name of a cluster without high availability begins: its one process."""
+
+_SUCCESSOR = f"{CLAIM_NAME}-after-"
+_MOST_SUCCESSORS = 16
+"""That may have died before one succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
     """A job. ``cluster`` is its high-availability directory, or names the session of a cluster without one.
 
-    ``directory`` is the URL of the directory in which its checkpoints lie.
+    ``directory`` is the URL of the directory in which its checkpoints lie. ``process`` is a mark of the one process
+    that can run the job (``process_mark.py``); None with high availability.
     """
 
     job_id: str
     cluster: str
     directory: str
+    process: str | None = None
 
     def is_same_job(self, other: Claimant) -> bool:
-        """Wherever its checkpoints lie."""
-        return (self.job_id, self.cluster) == (other.job_id, other.cluster)
+        """Wherever its checkpoints lie. Who was said to be dead is nobody any more."""
+        return (self.job_id, self.cluster) == (other.job_id, other.cluster) and not (self.is_over or other.is_over)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a user has let go of its claim."""
+        return self.process == RELEASED
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +68,14 @@ class Claim:
     """``snapshot`` is the URL of what the owner has claimed; ``files`` in the place, by their relative paths, are its.
 
     ``earlier`` owned the place before and have left it to the owner; checkpoints of theirs may need some of the files.
+    ``number`` counts the changes: no claim is ever equal to an earlier one.
     """
 
     owner: Claimant
     snapshot: str
     files: tuple[str, ...] = ()
     earlier: tuple[Claimant, ...] = ()
+    number: int = 0
 
 
 class ClaimedError(AlreadyExistsError):
@@ -94,11 +121,18 @@ def read_claim(place: Location) -> Claim | None:
         raise CorruptFileError(f"{file.url} is no claim: {error}", file.url) from error
 
 
-def acquire(place: Location, claim: Claim, heir_of: Sequence[str] = ()) -> None:
+def _nobody(_: Claimant) -> bool:
+    return False
+
+
+def acquire(
+    place: Location, claim: Claim, heir_of: Sequence[str] = (), is_dead: Callable[[Claimant], bool] = _nobody
+) -> None:
     """Claims a place, once for each job: its own claim is renewed, with what it names already.
 
-    ``heir_of`` are directories of jobs whose claims go to the new owner, who has claimed these. Raises
-    :class:`ClaimedError`; :class:`AmbiguousWriteError` when it is unknown whether the place is claimed.
+    ``heir_of`` are directories of jobs whose claims go to the new owner, who has claimed these; so do those of owners
+    of which ``is_dead`` knows for certain. Raises :class:`ClaimedError`; :class:`AmbiguousWriteError` when it is
+    unknown whether the place is claimed.
     """
     data = _encoded(place, claim)
     try:
@@ -113,13 +147,80 @@ def acquire(place: Location, claim: Claim, heir_of: Sequence[str] = ()) -> None:
     if present is None:  # released at this very moment
         publish(claim_file(place), data)
         return
-    earlier = present.earlier
-    if not present.owner.is_same_job(claim.owner) and present.owner.directory not in heir_of:
+    if present.owner.is_same_job(claim.owner):
+        _continue(place, present, claim)
+        return
+    if present.owner.directory not in heir_of and not is_dead(present.owner):
         raise ClaimedError(place, present)
-    if present.owner != claim.owner:
-        earlier = (*earlier, present.owner)
+    with _succession(place, present, claim.owner, is_dead):
+        again = read_claim(place)
+        if again is None:
+            publish(claim_file(place), data)
+            return
+        if again != present:  # somebody else has succeeded the owner
+            raise ClaimedError(place, again)
+        _continue(place, again, claim)
+
+
+def _continue(place: Location, present: Claim, claim: Claim) -> None:
+    """What the present owner, or those before it, still need stays protected."""
+    earlier = present.earlier if present.owner == claim.owner else (*present.earlier, present.owner)
     files = tuple(dict.fromkeys((*present.files, *claim.files)))
-    change(place, Claim(claim.owner, claim.snapshot, files, earlier))
+    change(place, Claim(claim.owner, claim.snapshot, files, earlier, present.number + 1))
+
+
+@contextmanager
+def _succession(
+    place: Location, present: Claim, successor: Claimant, is_dead: Callable[[Claimant], bool]
+) -> Iterator[None]:
+    """Only one at a time may change this claim, whose owner does not any more. Raises :class:`ClaimedError`.
+
+    A successor that died on the way leaves its file, behind which the next one puts its own. A file stays as well while
+    it is unknown whether the claim was changed: such a write may arrive at any time. No claim ever comes a second time,
+    so who is late may create a file, and finds another claim.
+    """
+    digest = checksum_of(_encoded(place, present)).rpartition(":")[2]
+    names = [f"{_SUCCESSOR}{digest}-{number}" for number in range(_MOST_SUCCESSORS)]
+    number = next((number for number, name in enumerate(names) if _is_next(place, name, successor, is_dead)), None)
+    if number is None:
+        raise ClaimedError(place, present)
+    try:
+        yield
+    except AmbiguousWriteError:
+        raise
+    except BaseException:
+        _forget(place, names[number : number + 1])
+        raise
+    _forget(place, names[: number + 1])
+
+
+def _is_next(place: Location, name: str, successor: Claimant, is_dead: Callable[[Claimant], bool]) -> bool:
+    """Whether the file is the successor's; False when it is that of a dead one."""
+    mark = place.child(name)
+    try:
+        publish(mark, encode_document(to_builtins(successor)))
+        return True
+    except AlreadyExistsError:
+        other = _read_successor(mark)
+    if other == successor:  # of an attempt whose outcome was unknown
+        return True
+    if is_dead(other):
+        return False
+    raise ClaimedError(place, Claim(other, ""))
+
+
+def _forget(place: Location, names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(StorageError):
+            delete_file(place.child(name))
+
+
+def _read_successor(mark: Location) -> Claimant:
+    """Raises NotFoundError when it has just gone: whoever claims may try again."""
+    try:
+        return checked(decode_document(read_bytes(mark, MAX_DOCUMENT_BYTES), mark.url), Claimant)
+    except DocumentError as error:
+        raise CorruptFileError(f"{mark.url} names no job: {error}", mark.url) from error
 
 
 def change(place: Location, claim: Claim) -> None:
@@ -127,9 +228,26 @@ def change(place: Location, claim: Claim) -> None:
     replace(claim_file(place), _encoded(place, claim))
 
 
+def let_go(place: Location, claim: Claim) -> None:
+    """Says that the owner of this claim is dead: whoever claims next succeeds it, and it has nothing to say any more.
+
+    Raises :class:`ClaimedError` when the claim is another one by now.
+    """
+    over = replace_fields(claim.owner, process=RELEASED)
+    with _succession(place, claim, over, lambda owner: owner.is_over):
+        present = read_claim(place)
+        if present is None:
+            return
+        if present != claim:
+            raise ClaimedError(place, present)
+        change(place, replace_fields(claim, owner=over, number=claim.number + 1))
+
+
 def release(place: Location) -> None:
     """Anybody may claim the place from now on; for its owner alone. None there is fine."""
     delete_file(claim_file(place))
+    with suppress(StorageError):
+        _forget(place, [name for name in list_names(place) if name.startswith(_SUCCESSOR)])
 
 
 def _encoded(place: Location, claim: Claim) -> bytes:

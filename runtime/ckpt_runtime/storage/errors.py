@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class StorageError(OSError):
     """Storage refused or failed, and nothing that was asked for is in place. ``url`` names the file or directory."""
@@ -43,3 +45,22 @@ class StorageTimeoutError(AmbiguousWriteError, TimeoutError):
 
 class PoolExhaustedError(StorageError):
     """A call was not begun, because too many of its kind hang or wait."""
+
+
+_ASKED_FOR = (InvalidLocationError, NotFoundError, AlreadyExistsError, CorruptFileError)
+_ASKED_FOR_ERRNO = frozenset(
+    {
+        errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP,
+        errno.EROFS, errno.EFBIG,
+    }
+)  # fmt: skip
+
+
+def storage_failed(error: StorageError) -> bool:
+    """Whether storage is to blame, so that the same call may succeed later, and not what was asked of it.
+
+    A place that is missing, occupied, unreadable for this user or of the wrong kind is what was asked for.
+    """
+    if isinstance(error, _ASKED_FOR) or isinstance(error.__cause__, PermissionError):
+        return False
+    return error.errno not in _ASKED_FOR_ERRNO

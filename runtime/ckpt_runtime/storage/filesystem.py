@@ -288,7 +288,9 @@ def read_bytes(location: Location, limit: int) -> bytes:
     data = read_beginning(location, limit + 1)
     if len(data) > limit:
         size = file_size(location)
-        raise StorageError(f"cannot read {location.url}: {size} bytes are more than the {limit} allowed", location.url)
+        too_large = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        message = f"cannot read {location.url}: {size} bytes are more than the {limit} allowed"
+        raise StorageError(message, location.url, too_large)
     return data
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import BinaryIO
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.checksums import RunningChecksum, is_checksum
@@ -78,19 +81,56 @@ class StateFileReader:
             message = f"{self.url}: bytes {offset} to {offset + length} of {self._file.length} were asked for"
             raise CorruptFileError(message, self.url)
 
+    def copy_to(self, target: BinaryIO) -> None:
+        """Writes all of it, reading it once. Raises as :meth:`verify`: what was written is worth nothing then."""
+        with self._lock:
+            self._check_content(target)
+
+    def link_to(self, path: str) -> bool:
+        """A verified hard link as a new local file, which must not be written to; False where there can be none.
+
+        What is verified is what lies at ``path`` afterwards, whatever becomes of the stored file's name. Raises as
+        :meth:`verify`, and leaves nothing there then.
+        """
+        if self._location is None or not self._location.is_local:
+            return False
+        try:
+            os.link(self._location.path, path, follow_symlinks=False)
+        except OSError:  # another file system, no rights, no such file: reading it tells what is wrong, if anything is
+            return False
+        try:
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                os.unlink(path)
+                return False
+            with self._lock, naming("read", self._location):
+                if self._descriptor >= 0:
+                    os.close(self._descriptor)
+                self._descriptor, self._verified = open_regular(path), False
+            self.verify()
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            raise
+        return True
+
     def verify(self) -> None:
         """Compares length and checksum of the whole file with its handle; the first call reads it, others are free."""
         with self._lock:
-            if self._verified:
-                return
-            self._verify_length()
-            checksum = RunningChecksum()
-            for chunk in self._chunks():
-                checksum.update(chunk)
-            if checksum.text() != self._file.checksum:
-                message = f"{self.url}: damaged, its checksum is {checksum.text()} and not {self._file.checksum}"
-                raise CorruptFileError(message, self.url)
-            self._verified = True
+            if not self._verified:
+                self._check_content()
+
+    def _check_content(self, target: BinaryIO | None = None) -> None:
+        """Reads all of it, into ``target`` if there is one."""
+        self._verify_length()
+        checksum = RunningChecksum()
+        for chunk in self._chunks(is_kept=target is None):
+            checksum.update(chunk)
+            if target is not None:
+                target.write(chunk)
+        if checksum.text() != self._file.checksum:
+            message = f"{self.url}: damaged, its checksum is {checksum.text()} and not {self._file.checksum}"
+            raise CorruptFileError(message, self.url)
+        self._verified = True
 
     def close(self) -> None:
         """Gives up the open file and what is kept in memory."""
@@ -108,13 +148,13 @@ class StateFileReader:
             if self._location.is_local and self._descriptor < 0:
                 with naming("read", self._location):
                     self._descriptor = open_regular(self._location.path)
-            found = file_size(self._location)
+            found = file_size(self._location) if self._descriptor < 0 else os.fstat(self._descriptor).st_size
         if found != self._file.length:
             message = f"{self.url}: damaged, it has {found} bytes and not {self._file.length}"
             raise CorruptFileError(message, self.url)
 
-    def _chunks(self) -> Iterator[bytes]:
-        if self._content is None and self._descriptor < 0 and self._file.length <= _KEEP_BYTES:
+    def _chunks(self, *, is_kept: bool) -> Iterator[bytes]:
+        if is_kept and self._content is None and self._descriptor < 0 and self._file.length <= _KEEP_BYTES:
             self._content = self._read_stored(0, self._file.length)
         if self._content is not None:
             yield self._content

@@ -86,9 +86,13 @@ class StateFileWriter:
                 os.fsync(self._file.fileno())
             self._file.close()
             if self._location.is_local:
-                fsync_directory(self._location.parent.path)
+                self._settle_entry(self._location.parent)
         self._ended = True
         return StateFile(self._location.name, self.bytes_written, self._checksum.text())
+
+    def _settle_entry(self, directory: Location) -> None:
+        """Makes the file's name durable, or sees to it that somebody does for several at once."""
+        fsync_directory(directory.path)
 
     def abort(self) -> None:
         """Gives the file up and deletes what was written; does nothing after :meth:`finish` or a first abort."""

@@ -319,6 +319,7 @@ class ResultPartition:
         gathering.batches.append(batch)
         gathering.rows += batch.num_rows
         gathering.bytes += size
+        # From half full on, since the next batch may be as large: no buffer is copied to be filled to the brim.
         if gathering.rows * 2 >= limits.rows or gathering.bytes * 2 >= limits.bytes or not limits.timeout_ms:
             self._subpartitions[index].send_batch(gathering.take())
         else:

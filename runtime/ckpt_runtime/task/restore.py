@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import CorruptStateError
@@ -40,8 +42,10 @@ def create_keyed_backend(
     """
     backend = create_backend(name, parameters)
     if handles:
+        duplication = Configuration(parameters.configuration).get(CheckpointingOptions.SAVEPOINT_DUPLICATION)
+        copies_only = duplication is SavepointDuplication.COPY
         named = naming_operator(parameters.uid, f"state from {directory}", directory)
-        with named, closing(StoredFiles(directory)) as reader:
+        with named, closing(StoredFiles(directory, copies_only=copies_only)) as reader:
             try:
                 backend.restore(handles, reader, owned=owned)
             except BaseException:

@@ -28,7 +28,8 @@ class NewFiles:
     """The task's side of :class:`~ckpt_runtime.state.snapshots.SnapshotFiles`.
 
     ``written_bytes`` is the content of what was written, inline or not, and ``duplicated_bytes`` that of duplicates,
-    ``duplicated`` how many of them were made by which means; ``locations`` are those that became files.
+    ``duplicated`` how many of them were made by which means; ``locations`` are those that became files. Their content
+    is durable at once, their names behind :meth:`settle`.
     """
 
     def __init__(self, options: CheckpointOptions, inline_threshold: int, *, copies_only: bool = False) -> None:
@@ -38,6 +39,7 @@ class NewFiles:
         self.duplicated: Counter[Means] = Counter()
         self.locations: list[Location] = []
         self._duplicator = Duplicator(self.directory, copies_only=copies_only)
+        self._unsettled: dict[str, Location] = {}
         self._lock = threading.Lock()
         self._threshold = inline_threshold
         self._shared = resolve(options.shared_directory) if options.shared_directory else None
@@ -58,29 +60,48 @@ class NewFiles:
         # Here and not in the threads: fsspec makes one object for each thread.
         sources = {name: resolve(file.path) for name, file in files.items() if file.inline is None}
 
-        def duplicated(name: str) -> None:
+        def duplicated(name: str) -> Means | None:
             try:
-                found[name] = self._duplicate(sources[name], files[name])
+                found[name], means = self._duplicate(sources[name], files[name])
             except StorageError as error:
                 logger.warning("it is written anew instead: %s", error)
+                return None
+            return means
 
         if sources:
-            with ThreadPoolExecutor(min(DUPLICATED_AT_ONCE, len(sources)), "ckpt-duplicate") as pool:
-                list(pool.map(duplicated, sources))
+            names = list(sources)
+            # A hard link takes less than to start a thread for it.
+            while names and duplicated(names.pop()) is Means.HARD_LINK:
+                pass
+            if names:
+                with ThreadPoolExecutor(min(DUPLICATED_AT_ONCE, len(names)), "ckpt-duplicate") as pool:
+                    list(pool.map(duplicated, names))
             if self.directory.is_local:
-                with naming("write", self.directory):
-                    fsync_directory(self.directory.path)
+                self.settle_later(self.directory)
             by_means = ", ".join(f"{count} by {means}" for means, count in self.duplicated.items()) or "none"
             logger.info("%s: files duplicated so far: %s", self.directory.url, by_means)
         return found
 
-    def _duplicate(self, source: Location, file: StateFile) -> StateFile:
+    def settle_later(self, directory: Location) -> None:
+        """A local directory has new entries."""
+        with self._lock:
+            self._unsettled[directory.path] = directory
+
+    def settle(self) -> None:
+        """Makes the names of all files durable: once, when there will be no more."""
+        with self._lock:
+            directories, self._unsettled = self._unsettled, {}
+        for path, directory in directories.items():
+            with naming("write", directory):
+                fsync_directory(path)
+
+    def _duplicate(self, source: Location, file: StateFile) -> tuple[StateFile, Means]:
         duplicate, means = self._duplicator.duplicate(source, file)
         with self._lock:
             self.locations.append(self.directory.child(duplicate.path))
             self.duplicated_bytes += duplicate.length
             self.duplicated[means] += 1
-        return duplicate
+        return duplicate, means
 
     def count(self, written: int) -> None:
         """So many bytes more were written to a new file."""
@@ -106,6 +127,9 @@ class _NewFile(StateFileWriter):
         written = super().write(data)
         self._files.count(written)
         return written
+
+    def _settle_entry(self, directory: Location) -> None:
+        self._files.settle_later(directory)
 
     def abort(self) -> None:
         if not self._ended:

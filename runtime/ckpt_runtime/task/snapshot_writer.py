@@ -22,7 +22,7 @@ from ckpt_runtime.storage.channel_state_writer import CapturedStream, WrittenCha
 from ckpt_runtime.storage.filesystem import Location, resolve
 from ckpt_runtime.task.in_flight import CapturedChannel, PersistedBuffers
 from ckpt_runtime.task.snapshot_files import NewFiles
-from ckpt_runtime.task.subtask_checkpoints import Snapshot
+from ckpt_runtime.task.subtask_checkpoints import SubtaskSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class WrittenSnapshot:
 
 
 def write_snapshot(
-    snapshot: Snapshot,
+    snapshot: SubtaskSnapshot,
     inline_threshold: int,
     persisted: PersistedBuffers,
     *,
@@ -71,6 +71,7 @@ def write_snapshot(
                 _check_canonical(operator.uid, handles)
             if handles or operator.lists:
                 states[operator.uid] = OperatorSubtaskState(handles, operator.lists)
+        files.settle()
         if not snapshot.in_flight.is_empty:
             in_flight = _write_in_flight(files.directory, snapshot, inline_threshold, persisted)
     except BaseException:
@@ -106,7 +107,7 @@ def _check_canonical(uid: str, handles: Iterable[KeyedHandle]) -> None:
 
 
 def _write_in_flight(
-    directory: Location, snapshot: Snapshot, inline_threshold: int, persisted: PersistedBuffers
+    directory: Location, snapshot: SubtaskSnapshot, inline_threshold: int, persisted: PersistedBuffers
 ) -> WrittenChannelState:
     checkpoint_id, options = snapshot.barrier.checkpoint_id, snapshot.barrier.options
     written = write_channel_state(

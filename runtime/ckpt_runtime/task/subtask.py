@@ -38,7 +38,7 @@ from ckpt_runtime.task.metrics import SubtaskMetrics
 from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
 from ckpt_runtime.task.rows_in_work import RowsInWork
 from ckpt_runtime.task.slice_size import SliceSize
-from ckpt_runtime.task.subtask_checkpoints import Snapshot, SubtaskCheckpoints
+from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints, SubtaskSnapshot
 from ckpt_runtime.task.watermark_valve import WatermarkValve
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class SubtaskHost(Protocol):
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         """The subtask has no more data. It ends behind its inputs, if it ``waits`` not before its final checkpoint."""
 
-    def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         """Takes over the asynchronous part, which ends in an acknowledgement or a decline.
 
         Behind that it mails :meth:`Subtask.snapshot_written`.
@@ -400,7 +400,7 @@ class Subtask:
             return []
         return self._restored.unread(self._work.input_index, self._work.rest)
 
-    def write(self, snapshot: Snapshot) -> None:
+    def write(self, snapshot: SubtaskSnapshot) -> None:
         self._host.write_snapshot(self, snapshot)
 
     def decline(self, checkpoint_id: int, reason: str, message: str) -> None:

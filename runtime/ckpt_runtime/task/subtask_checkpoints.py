@@ -63,7 +63,7 @@ class SnapshotMeasures:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SubtaskSnapshot:
     """Everything that the asynchronous part of a subtask's snapshot writes and reports."""
 
     barrier: CheckpointBarrier
@@ -98,7 +98,7 @@ class CheckpointedSubtask(Protocol):
     def unread_restored(self) -> list[CapturedChannel]:
         """In-flight data of the restored checkpoint that has not been processed yet."""
 
-    def write(self, snapshot: Snapshot) -> None: ...
+    def write(self, snapshot: SubtaskSnapshot) -> None: ...
 
     def decline(self, checkpoint_id: int, reason: str, message: str) -> None: ...
 
@@ -107,7 +107,7 @@ class CheckpointedSubtask(Protocol):
 class _OpenSnapshot:
     """A snapshot that lacks in-flight data. ``recording`` holds the channels whose barrier has not come."""
 
-    snapshot: Snapshot
+    snapshot: SubtaskSnapshot
     restored: list[CapturedChannel]
     outputs: list[CapturedChannel]
     inputs: dict[int, CapturedChannel] = field(default_factory=dict)
@@ -300,6 +300,7 @@ class SubtaskCheckpoints:
         if self._subtask.data_ended and self.final_checkpoint is None and self._covers_the_end(barrier):
             self.final_checkpoint = checkpoint_id
         now, start = self._subtask.now(), self._subtask.monotonic_ms()
+        # What operators emit here lies before the barrier.
         chain.prepare_snapshot(checkpoint_id)
         restored = self._subtask.unread_restored()
         outputs: list[CapturedChannel] = []
@@ -308,6 +309,7 @@ class SubtaskCheckpoints:
             outputs = chain.end.overtake(barrier, _left(barrier, (*restored, *inputs.values())))
         else:
             chain.end.send_control(barrier)
+        # Only behind the barrier, so that downstream aligns while state is copied here.
         operators, properties = [], barrier.options.properties
         for operator, context in reversed(list(zip(chain.operators, chain.contexts, strict=True))):
             operator.snapshot(checkpoint_id)
@@ -322,7 +324,7 @@ class SubtaskCheckpoints:
         )
         turnable = _may_overtake(barrier) and not overtaking and chain.end.holds_barrier(checkpoint_id)
         self._open[checkpoint_id] = _OpenSnapshot(
-            Snapshot(barrier, tuple(operators), InFlight(), measures),
+            SubtaskSnapshot(barrier, tuple(operators), InFlight(), measures),
             restored,
             outputs,
             inputs,

@@ -34,13 +34,13 @@ from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     AcknowledgeCheckpoint,
-    Cancel,
+    CancelDeployment,
     Canceled,
     DeclineCheckpoint,
-    Deploy,
     DeploymentFailed,
     DeploymentMessage,
-    EndOfDataReached,
+    DeploySubtasks,
+    EndOfDataReport,
     FollowAgent,
     Following,
     NotifyCheckpointAborted,
@@ -59,13 +59,14 @@ from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
+from ckpt_runtime.structured_log import about, log_of_process
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
 from ckpt_runtime.task.restore import StateRestoreError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_files import NewFiles
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask
-from ckpt_runtime.task.subtask_checkpoints import Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import SnapshotMeasures, SubtaskSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -137,10 +138,10 @@ class TaskWorker:
 
     def _handle(self, command: WorkerCommand) -> None:
         match command:
-            case Deploy():
+            case DeploySubtasks():
                 self._tether.begin_work()
                 self._deploy(command)
-            case Cancel():
+            case CancelDeployment():
                 self._cancel(command)
             case TriggerCheckpoint():
                 self._trigger(command)
@@ -154,9 +155,11 @@ class TaskWorker:
                 self._tether.adopted_by(command.agent)
                 self._connection.send(Following())
 
-    def _deploy(self, command: Deploy) -> None:
+    def _deploy(self, command: DeploySubtasks) -> None:
         """Any failure is reported as this deployment's; the worker lives on."""
         deployment = command.deployment
+        job = {"job_id": deployment.job_id, "job_name": deployment.graph.name, "attempt": deployment.attempt}
+        log_of_process(**job)
         try:
             _pin(deployment.pin_cpu)
             directory = self._unpack(deployment.program.directory, command.archive)
@@ -193,7 +196,7 @@ class TaskWorker:
             self._plan = (key, load_checked_plan(deployment.program, deployment, directory))
         return self._plan[1]
 
-    def _cancel(self, command: Cancel) -> None:
+    def _cancel(self, command: CancelDeployment) -> None:
         job, self._job = self._job, None
         ended = True
         if job is not None:
@@ -232,13 +235,14 @@ class TaskWorker:
         return time.monotonic_ns() / 1_000_000
 
     def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None:
-        failure = None if error is None else _logged(f"subtask {subtask.name} failed", error)
+        with about(vertex_id=subtask.vertex_id, subtask=subtask.index):
+            failure = None if error is None else _logged(f"subtask {subtask.name} failed", error)
         if (sender := self._sender(subtask)) is not None:
             self._report(TaskStateChanged(*sender, subtask.state, failure))
 
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         if (sender := self._sender(subtask)) is not None:
-            self._report(EndOfDataReached(*sender, waits))
+            self._report(EndOfDataReport(*sender, waits))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         if (sender := self._sender(subtask)) is not None:
@@ -251,10 +255,10 @@ class TaskWorker:
             return None
         return job.deployment.deployment, subtask.vertex_id, subtask.index
 
-    def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         self._snapshots.submit(self._write_and_tell, subtask, snapshot)
 
-    def _write_and_tell(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def _write_and_tell(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         """The subtask may have waited with its end, which the driver has to hear of behind the acknowledgement."""
         try:
             self._write_snapshot(subtask, snapshot)
@@ -263,7 +267,7 @@ class TaskWorker:
             if job is not None and _runs(job, subtask):
                 job.mail((subtask.vertex_id, subtask.index), lambda task: task.snapshot_written(checkpoint_id))
 
-    def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def _write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         job = self._job
         if job is None or not _is_awaited(job, subtask):
             snapshot.release()
@@ -300,7 +304,8 @@ class TaskWorker:
             self._decline_failed(subtask, barrier.checkpoint_id, error)
 
     def _decline_failed(self, subtask: Subtask, checkpoint_id: int, error: Exception) -> None:
-        log_failure(logger, logging.WARNING, f"checkpoint {checkpoint_id} of {subtask.name} failed", error)
+        with about(vertex_id=subtask.vertex_id, subtask=subtask.index, checkpoint_id=checkpoint_id):
+            log_failure(logger, logging.WARNING, f"checkpoint {checkpoint_id} of {subtask.name} failed", error)
         reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
         self.decline(subtask, checkpoint_id, reason, summary_of(error))
 

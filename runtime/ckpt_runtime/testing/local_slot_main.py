@@ -1,4 +1,7 @@
-"""Process entry of one slot agent outside Spark; its parameters come as a JSON line on standard input."""
+"""Process entry of one slot agent outside Spark; its parameters come as a JSON line on standard input.
+
+With a descriptor on the command line it is that of the template of many agents.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ import sys
 import msgspec
 
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
+from ckpt_runtime.testing.agent_template import serve_agents
 
 
 def main() -> None:
-    """Runs one agent until its driver ends."""
-    run_agent(*msgspec.json.decode(sys.stdin.readline(), type=tuple[AgentParameters, int]))
+    """Runs one agent until its driver ends, or a template."""
+    if len(sys.argv) > 1:
+        serve_agents(int(sys.argv[1]))
+    else:
+        run_agent(*msgspec.json.decode(sys.stdin.readline(), type=tuple[AgentParameters, int]))
 
 
 if __name__ == "__main__":

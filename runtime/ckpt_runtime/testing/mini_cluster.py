@@ -6,7 +6,6 @@ The same parts as in a Spark application, with Spark left out. Blocking methods,
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -17,6 +16,8 @@ from typing import Any, Self, TypeVar
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.logging_options import LoggingOptions
+from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway import OperationKind, OperationStatus, RunRequest
@@ -27,10 +28,12 @@ from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.audit import AuditedGateway, audit_log
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.structured_log import LogSettings
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
 
 T = TypeVar("T")
 
+APPLICATION_ID = "mini-cluster"
 DEFAULT_TIMEOUT_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 
@@ -60,15 +63,16 @@ class MiniCluster:
         self._token = token
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mini-cluster", daemon=True)
-        self._directory = tempfile.TemporaryDirectory(prefix="ckpt-mini-cluster-")
+        self._directory = HeldDirectory("ckpt-mini-cluster-")
         self._settings = ClusterSettings(
             control_host="127.0.0.1",
-            work_directory=work_directory or Path(self._directory.name),
+            work_directory=work_directory or self._directory.path,
             configuration=Configuration(configuration or {}),
             slot_times=SlotTimes(heartbeat_interval_s, heartbeat_timeout_s, request_timeout_s=slot_request_timeout_s),
             lease_timeout_s=lease_timeout_s,
         )
-        self.provider = LocalSlotProvider()
+        log = LogSettings(self._settings.configuration.get(LoggingOptions.FORMAT), APPLICATION_ID)
+        self.provider = LocalSlotProvider(log=log)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -82,7 +86,7 @@ class MiniCluster:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
         self._loop.close()
-        self._directory.cleanup()
+        self._directory.remove()
 
     async def _start(self) -> None:
         self.cluster = Cluster(self.provider, self._settings, on_shutdown=lambda: None)
@@ -93,7 +97,7 @@ class MiniCluster:
             app, tls = create_app(gateway, token=self._token), rest_context(self._settings.configuration)
             self._server, port = await rest_server.start(app, "127.0.0.1", 0, tls=tls)
             self.rest_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
-        await self.cluster.lead(self.rest_url, "mini-cluster", self._token)
+        await self.cluster.lead(self.rest_url, APPLICATION_ID, self._token)
 
     async def _stop(self) -> None:
         if self._server is not None:

@@ -91,7 +91,7 @@ class Snapshots:
         self._protected: Counter[str] = Counter()
         self._known: dict[int, tuple[CompletedCheckpoint, list[str]]] = {}
         self._unfinished: set[str] = set()
-        self._duplicable: dict[int, set[str]] = {}
+        self._duplicable: dict[tuple[int, int], set[str]] = {}
 
     def point_to(self, master: JobMaster, checkpoint: CompletedCheckpoint) -> None:
         key = (master.number, checkpoint.id)
@@ -159,15 +159,17 @@ class Snapshots:
             known = self._known[id(checkpoint)] = (checkpoint, _paths(checkpoint))
         return known[1]
 
-    def savepoint_begins(self, checkpoint_id: int, retained: Iterable[RetainedCheckpoint]) -> None:
+    def savepoint_begins(self, master: JobMaster, checkpoint_id: int, retained: Iterable[RetainedCheckpoint]) -> None:
         """What it may duplicate of what is retained now stays until it has ended."""
         shared = (path for entry in retained for path in self._paths(entry.checkpoint) if "/shared/" in path)
-        self._duplicable[checkpoint_id] = set(shared)
+        self._duplicable[master.number, checkpoint_id] = set(shared)
 
     def deleting(self, path: str) -> None:
         """Called before a file goes."""
-        for checkpoint_id in self._world.master.coordinator.pending_ids:
-            if path in self._duplicable.get(checkpoint_id, ()):
+        master = self._world.master
+        for checkpoint_id in master.coordinator.pending_ids:
+            # Every job counts its checkpoints from one, so an id alone may be a savepoint of an earlier run.
+            if path in self._duplicable.get((master.number, checkpoint_id), ()):
                 self._world.broken = Violation(f"a file is deleted while savepoint {checkpoint_id} duplicates it")
         if self._protected[path]:
             owners = [c.directory for c in (*self._pointers.values(), *self._users.values()) if path in self._paths(c)]

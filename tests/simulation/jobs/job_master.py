@@ -49,7 +49,7 @@ from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
-from ckpt_runtime.scheduler.restart_strategies import Backoff, FixedDelay
+from ckpt_runtime.scheduler.restart_strategies import BackoffSettings, FixedDelay
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, StorageError
@@ -338,7 +338,7 @@ class JobMaster:
         )
         strategy = FixedDelay(1_000_000, world.choices.delay("restart", 0, 5))
         self.machine = ObservedMachine(
-            subtasks_of(graph), strategy, first_attempt=history.next_attempt, backoff=Backoff(2, 10, 1.5)
+            subtasks_of(graph), strategy, first_attempt=history.next_attempt, backoff=BackoffSettings(2, 10, 1.5)
         )
         self.coordinator.master = self.machine.master = self
         self._requests = 0
@@ -423,7 +423,7 @@ class JobMaster:
                 self.world.savepoint_taken(self, checkpoint_id, path, stop=request_id.startswith("stop"))
             case out.InitializeLocation(checkpoint_id, properties) if properties.is_savepoint:
                 if properties.is_incremental:
-                    self.world.snapshots.savepoint_begins(checkpoint_id, self.coordinator.retained)
+                    self.world.snapshots.savepoint_begins(self, checkpoint_id, self.coordinator.retained)
             case out.RemoveFromStore():
                 self.record.removing(effect)
             case out.RestoreFrom(_, checkpoint):

@@ -532,6 +532,12 @@ def _():
     return [(JobClaims, "_needed_by_others", lambda self, *rest: set())]
 
 
+@bug("a job deletes nothing of what it has claimed before its end", "203.12")
+def _():
+    """Its end deletes all that nobody needs by then, so the files alone do not show it."""
+    return [(JobClaims, "delete", nothing), (JobClaims, "unused", lambda self, states: ())]
+
+
 # --- live rescale
 
 

@@ -85,7 +85,7 @@ class _Tables:
     def read(self, file: StateFile, offset: int, length: int) -> bytes | memoryview:
         return self._reader.read(self.places[file.path, offset], 0, length)
 
-    def fetch(self, file: StateFile, path: str) -> None:
+    def fetch(self, file: StateFile, path: str, *, may_link: bool = False) -> None:
         raise AssertionError("nothing is fetched")
 
 

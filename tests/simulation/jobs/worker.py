@@ -17,13 +17,13 @@ from ckpt_runtime.graph.job_graph import JobEdge
 from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent, RegisterWorker
 from ckpt_runtime.network.control_messages import (
     AcknowledgeCheckpoint,
-    Cancel,
+    CancelDeployment,
     Canceled,
     DeclineCheckpoint,
-    Deploy,
     DeploymentFailed,
     DeploymentMessage,
-    EndOfDataReached,
+    DeploySubtasks,
+    EndOfDataReport,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     TaskStateChanged,
@@ -38,7 +38,7 @@ from ckpt_runtime.task.deployed_job import DeployedJob
 from ckpt_runtime.task.output import ResultPartition
 from ckpt_runtime.task.snapshot_writer import write_snapshot
 from ckpt_runtime.task.subtask import Subtask
-from ckpt_runtime.task.subtask_checkpoints import Snapshot
+from ckpt_runtime.task.subtask_checkpoints import SubtaskSnapshot
 from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.wakeup import Wakeup
 from ckpt_runtime.task.worker import describe_error
@@ -205,9 +205,9 @@ class SimulatedWorker:
 
     def obey(self, command: WorkerCommand) -> None:
         match command:
-            case Deploy(deployment):
+            case DeploySubtasks(deployment):
                 self._deploy(deployment)
-            case Cancel(deployment):
+            case CancelDeployment(deployment):
                 self._cancel(deployment)
             case TriggerCheckpoint():
                 self._trigger(command)
@@ -276,13 +276,13 @@ class SimulatedWorker:
 
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         if (sender := self._sender(subtask)) is not None:
-            self._report(EndOfDataReached(*sender, waits))
+            self._report(EndOfDataReport(*sender, waits))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         if (sender := self._sender(subtask)) is not None:
             self._report(DeclineCheckpoint(*sender, checkpoint_id, reason, message))
 
-    def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         if (id(subtask), snapshot.barrier.checkpoint_id) in self._aborted:
             raise Violation(f"a snapshot of an aborted checkpoint is written by {subtask.name}")
         self.world.note("snapshot %s of %s", snapshot.barrier.checkpoint_id, subtask.name)
@@ -290,7 +290,7 @@ class SimulatedWorker:
         steps = self.world.choices.delay("a savepoint is slow", 0, 40) if slow else 0
         self.world.asynchronously("snapshot", self._write_and_tell, subtask, snapshot, steps, owner=self)
 
-    def _write_and_tell(self, subtask: Subtask, snapshot: Snapshot, steps: int = 0) -> None:
+    def _write_and_tell(self, subtask: Subtask, snapshot: SubtaskSnapshot, steps: int = 0) -> None:
         """``steps`` are how often it is put off before."""
         if steps and self.alive and self.world.choices.chaos:
             self.world.asynchronously("snapshot", self._write_and_tell, subtask, snapshot, steps - 1, owner=self)
@@ -302,7 +302,7 @@ class SimulatedWorker:
             if job is not None and job.subtasks.get(key) is subtask:
                 job.mail(key, lambda task: task.snapshot_written(snapshot.barrier.checkpoint_id))
 
-    def _write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def _write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         job = self.job
         current = job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
         if job is None or not current or subtask.state is not TaskState.RUNNING:

@@ -187,13 +187,13 @@ def _():
 
 @bug("a new leader does not close the plan to the old one", "I12")
 def _():
-    original = World._take_up
+    original = World.take_up
 
-    def take_up(self, epoch):
+    def take_up(self, epoch, lease=None):
         self.ha.revision -= 1
-        original(self, epoch)
+        original(self, epoch, lease)
 
-    return [(World, "_take_up", take_up), (StorageShell, "_answered", _careless_answer)]
+    return [(World, "take_up", take_up), (StorageShell, "_answered", _careless_answer)]
 
 
 def _careless_answer(self, what, answer, told, refused, fenced):

@@ -75,6 +75,8 @@ class ProtocolChecker:
             number in self.completed or number in (deployment.base_id, self._world.origin_id),
             f"{number} is committed without being complete",
         )
+        allowed = deployment.driver.checker.may_commit(number)
+        self.require(allowed, f"{number} is committed between the savepoint and the cancellation behind it")
         self.committed_id = max(self.committed_id, number)
         for other, base in self._deployments:
             self.require(

@@ -25,11 +25,12 @@ from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import subtasks_of
-from ckpt_runtime.scheduler.restart_strategies import Backoff
+from ckpt_runtime.scheduler.restart_strategies import BackoffSettings
 from tests.simulation.protocols.config_endpoint import ConfigEndpoint
 from tests.simulation.protocols.driver_checker import DriverChecker
 from tests.simulation.protocols.driver_storage import StorageShell
 from tests.simulation.protocols.event_loop import SimulatedProcess
+from tests.simulation.protocols.leases import LeaseHolder
 from tests.simulation.protocols.observed import ObservedCoordinator, ObservedMachine, ObservedStrategy
 from tests.simulation.protocols.plan_endpoint import PlanEndpoint
 from tests.simulation.protocols.plan_model import PlanModel
@@ -41,9 +42,8 @@ from tests.simulation.schedules.violation import Violation
 if TYPE_CHECKING:
     from tests.simulation.protocols.world import World
 
-LEASE_MS = 250
 _RENEW_MS = 80
-BACKOFF = Backoff(15, 40, 2.0)
+BACKOFF = BackoffSettings(15, 40, 2.0)
 
 
 class _HaIds:
@@ -69,14 +69,18 @@ class _HaIds:
 class Driver:
     """One process that leads in ``epoch`` until somebody else does."""
 
-    def __init__(self, world: World, epoch: int) -> None:
+    def __init__(self, world: World, epoch: int, lease: LeaseHolder | None = None) -> None:
+        """``lease`` None: it leads until it is gone, and somebody starts another one."""
         self.world = world
         self.epoch = epoch
+        self.lease = lease
+        self.origin = world.choices.delay("the origin of a clock", 0, 1 << 30)
+        self.skew = world.choices.delay("the skew of a clock", 0, 240_000) - 120_000
         self.process = SimulatedProcess(f"driver {epoch}")
         self.deployment: Deployment | None = None
-        self.storage = StorageShell(self)
-        self.endpoint = ConfigEndpoint(self)
-        self.changes = PlanEndpoint(self)
+        self.storage: StorageShell = StorageShell(self)
+        self.endpoint: ConfigEndpoint = ConfigEndpoint(self)
+        self.changes: PlanEndpoint = PlanEndpoint(self)
         self.ended: job_out.JobEnded | None = None
         self.shut_down = False
         self.backlog = False
@@ -114,6 +118,12 @@ class Driver:
         """Whether nobody has claimed a later epoch. A driver cannot see this but by asking high availability."""
         return self.world.ha.epoch == self.epoch
 
+    def fence(self) -> bool | None:
+        """What it can know itself before or behind a write: None while it cannot be sure, without its lease renewed."""
+        if self.lease is not None and not self.lease.holds:
+            return None
+        return self.leads
+
     def _earlier_failures(self) -> list[int]:
         return list(self.world.ha.failures)
 
@@ -125,7 +135,9 @@ class Driver:
         self.tell(job_on.Start() if result is None else on.Shutdown(result.status))
 
     def _renew(self) -> None:
-        if not self.leads:
+        if self.lease is not None:
+            self.lease.renew(self)
+        elif not self.leads:
             self.lost_leadership()
         elif not self.shut_down:
             self.world.loop.at(self.world.loop.now + _RENEW_MS, self.process, self._renew)
@@ -157,7 +169,7 @@ class Driver:
                 if world.tracing and type(event).__module__ == core_out.__name__:
                     world.note(self, event)
                 self.changes.before()
-                for output in self.core.handle(event, world.loop.instant):
+                for output in self.core.handle(event, world.loop.instant(self.origin, self.skew)):
                     if world.tracing and type(output).__module__ == core_out.__name__:
                         world.note(self, output)
                     _EXECUTE[type(output)](self, output)
@@ -209,7 +221,7 @@ class Driver:
             self.checker.told_of_the_end()
 
     def _schedule_restart(self, effect: job_out.ScheduleRestart) -> None:
-        at = max(self.world.loop.now, effect.at_rel_ms)
+        at = max(self.world.loop.now, effect.at_rel_ms - self.origin)
         self.world.loop.at(at, self.process, self.tell, job_on.RestartTimerFired(effect.generation))
 
     def _record_failure(self, effect: core_out.RecordFailure) -> None:
@@ -229,6 +241,16 @@ class Driver:
 
     def _request_ended(self, effect: out.RequestCompleted | out.RequestFailed) -> None:
         self.changes.savepoints.discard(effect.request_id)
+        if isinstance(effect, out.RequestFailed):
+            self.checker.cancellation_failed(effect.request_id)
+        elif self.checker.cancellation_due(effect.request_id, effect.checkpoint_id):
+            at = self.world.loop.now + self.world.choices.delay("cancellation", 1, 150)
+            self.world.loop.at(at, self.process, self._cancel)
+
+    def _cancel(self) -> None:
+        """Who asked for a savepoint first."""
+        if not self.shut_down and self.ended is None and self.world.ha.result is None:
+            self.tell(job_on.CancelRequested())
 
     def _nothing(self, effect: Any) -> None:
         """For effects that only inform."""
@@ -238,7 +260,7 @@ class Driver:
     def _schedule_timer(self, effect: out.ScheduleTimer) -> None:
         self._timer_token += 1
         self._timers[effect.timer] = self._timer_token
-        at = max(self.world.loop.now, effect.at_rel_ms) + self.world.choices.delay("timer", 0, 2)
+        at = max(self.world.loop.now, effect.at_rel_ms - self.origin) + self.world.choices.delay("timer", 0, 2)
         self.world.loop.at(at, self.process, self._fire, effect.timer, effect.generation, self._timer_token)
 
     def _fire(self, timer: on.TimerId, generation: int, token: int) -> None:
@@ -291,7 +313,7 @@ class Driver:
             return
         if self.ended is not None and self.ended.status is JobStatus.SUSPENDED:
             self.die()
-            self.world.driver_gone()
+            self.world.released(self)
         elif self.leads:
             at = self.world.loop.now + 15  # behind the deletions that nobody waits for
             self.world.loop.at(at, self.process, self.storage.clean_up, effect.keeps_nothing)

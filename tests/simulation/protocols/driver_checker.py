@@ -72,6 +72,9 @@ class DriverChecker:
         self.open: dict[int, _Open] = {}
         self.requests: set[str] = set()
         self.stops: set[str] = set()
+        self.cancels: set[str] = set()
+        """Requests of savepoints behind which the job is to be cancelled."""
+        self._last_id: int | None = None
         self._queued: dict[str, bool] = {}
         self._finished: set[tuple[str, int]] = set()
         self._restart_from = 0
@@ -231,7 +234,10 @@ class DriverChecker:
         self.require(self._cleaning <= limit, f"{number} is triggered while {self._cleaning} are being cleaned")
         self.require(self._locating is None, f"{number} is triggered while {self._locating} is being triggered")
         self._locating = number
+        last = self._last_id
+        self.require(last is None, f"{number} is triggered between savepoint {last} and the cancellation")
         if request is not None:
+            self.require(not request.periodic or not self.cancels, f"periodic {number} goes before a cancellation")
             self._check_order(number, request, savepoint)
             if request.periodic:
                 self._check_rhythm(number)
@@ -267,7 +273,7 @@ class DriverChecker:
         ticks = isinstance(event, on.TimerFired) and event.timer.kind is on.TimerKind.PERIODIC
         if ticks and self._tick_at is not None and not self._ticked_now:
             self._base, self._ticked_now = self._tick_at, True
-        self._tick_at = effect.at_rel_ms
+        self._tick_at = effect.at_rel_ms - self._driver.origin
 
     def _check_next_tick(self) -> None:
         configuration, now = self._driver.coordinator.configuration, self._world.loop.now
@@ -462,6 +468,27 @@ class DriverChecker:
     def _check_deadlines(self) -> None:
         for number, entry in self.open.items():
             self._check_deadline(number, entry)
+
+    # --- cancellation with a savepoint
+
+    def cancellation_failed(self, request_id: str) -> None:
+        """Its savepoint did: the job goes on as if nobody had asked."""
+        self.cancels.discard(request_id)
+
+    def cancellation_due(self, request_id: str, savepoint_id: int) -> bool:
+        """Whether the job is cancelled now. From the savepoint on nothing is committed that is not in it."""
+        if request_id not in self.cancels:
+            return False
+        self._last_id = savepoint_id
+        return True
+
+    @property
+    def is_cancelled_next(self) -> bool:
+        """The savepoint is there: nothing else is begun."""
+        return self._last_id is not None
+
+    def may_commit(self, number: int) -> bool:
+        return self._last_id is None or number <= self._last_id
 
     # --- the job
 

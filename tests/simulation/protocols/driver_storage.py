@@ -63,7 +63,11 @@ class StorageShell:
         """``effect`` returns False when the store refuses; it may come after the answer. ``fenced``: in HA."""
         world, driver = self._world, self._driver
         world.crash_point(driver, f"before {what}")
-        if fenced and not driver.leads:
+        fence = driver.fence() if fenced else True
+        if fence is None:
+            world.loop.at(world.loop.now + 1, driver.process, answer, Outcome.FAILED)
+            return
+        if not fence:
             driver.lost_leadership()
             return
         loop, choices = world.loop, world.choices
@@ -93,9 +97,12 @@ class StorageShell:
         self, what: str, answer: Callable[[Outcome], None], told: Outcome, refused: list[bool], fenced: bool
     ) -> None:
         self._world.crash_point(self._driver, f"after {what}")
-        if fenced and not self._driver.leads:
+        fence = self._driver.fence() if fenced else True
+        if fence is not None and not fence:
             self._driver.lost_leadership()
             return
+        if fence is None and told is Outcome.DONE:
+            told = Outcome.UNKNOWN
         answer(Outcome.FAILED if refused else told)
         self._world.crash_point(self._driver, f"answered {what}")
 

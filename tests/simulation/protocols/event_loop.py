@@ -38,10 +38,9 @@ class EventLoop:
         self._sequence = 0
         self._heap: list[tuple[int, int, SimulatedProcess | None, Callable[..., None], tuple[Any, ...]]] = []
 
-    @property
-    def instant(self) -> Instant:
-        """The wall clock jumps with ``clock_offset``; the monotonic one never does."""
-        return Instant(self.now, EPOCH_MS + self.now + self.clock_offset)
+    def instant(self, origin: int, skew: int) -> Instant:
+        """Of a process whose clocks are off by that. Wall clocks jump with ``clock_offset``, monotonic ones never."""
+        return Instant(origin + self.now, EPOCH_MS + self.now + self.clock_offset + skew)
 
     def at(self, time: int, process: SimulatedProcess | None, action: Callable[..., None], *arguments: Any) -> None:
         """Runs an action at a time, in a process; None is the world outside of all processes."""

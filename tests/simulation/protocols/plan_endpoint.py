@@ -366,7 +366,8 @@ class PlanEndpoint:
         ends = state.is_terminal or state in (JobState.CANCELLING, JobState.FAILING)
         kept = self._wish is not None or about_to_deploy or ends or bool(self.savepoints)
         self._require(kept or self._reserved is None, "slots stay reserved for a rescale that is over")
-        if state is JobState.RUNNING and deployment is not None and not self.savepoints:
+        waits = bool(self.savepoints) or self._driver.checker.is_cancelled_next
+        if state is JobState.RUNNING and deployment is not None and not waits:
             runs = shape(deployment.graph)
             self._require(runs == self.shape, f"{runs} goes on running, {self.shape} is in force")
             self._require(

@@ -47,7 +47,8 @@ class Scenario(Schedule):
 
     ``calm``: the settings under which the job must make progress when the faults have ended. ``restored`` is the mode
     in which the job was started from a snapshot of another job; None for a fresh one. ``waits`` are vertices whose
-    subtasks need a final checkpoint, as sinks always do.
+    subtasks need a final checkpoint, as sinks always do. ``standby``: another driver takes over by the lease, by clocks
+    of their own; otherwise somebody starts one when the present one is gone.
     """
 
     graph: JobGraph
@@ -58,6 +59,7 @@ class Scenario(Schedule):
     late_timers: bool = False
     restored: RecoveryClaimMode | None = None
     waits: frozenset[str] = frozenset()
+    standby: bool = False
     strategy: str = "exponential"
     chaos_ms: int = 2_500
     calm_ms: int = 2_200
@@ -65,7 +67,7 @@ class Scenario(Schedule):
     def describe(self) -> list[str]:
         return [
             f"settings: {self.submitted}",
-            f"restored {self.restored}, lossy {self.lossy}, late timers {self.late_timers}",
+            f"restored {self.restored}, lossy {self.lossy}, late timers {self.late_timers}, standby {self.standby}",
             f"bounded {self.bounded}, wait at the end: {sorted(self.waits)}",
             f"vertices {[(vertex.id, vertex.parallelism) for vertex in self.graph.vertices]}",
         ]
@@ -128,6 +130,7 @@ def random_scenario(seed: int) -> Scenario:
         graph=graph,
         submitted=replace(submitted, checkpoints_after_tasks_finish=end.random() < 0.8, **_random_rescue(seed)),
         waits=frozenset(vertex.id for vertex in graph.vertices if end.random() < likely),
+        standby=Random(f"the standby of {seed}").random() < 0.4,
         calm=calm,
         bounded=bounded,
         lossy=rng.random() < 0.3,
@@ -135,7 +138,7 @@ def random_scenario(seed: int) -> Scenario:
         restored=rng.choice((None, None, None, RecoveryClaimMode.NO_CLAIM, RecoveryClaimMode.CLAIM)),
         strategy=rng.choice(("exponential",) * 7 + ("fixed", "rate", "none")),
         chaos_ms=chaos_ms,
-        actions=actions,
+        actions=(*actions, *_random_cancel(seed, chaos_ms)),
         fault_scale=rng.choice((0.0, 0.5, 1.0, 1.0, 2.0)),
     )
 
@@ -169,6 +172,17 @@ def _random_rescue(seed: int) -> dict[str, Any]:
         "rescue_extension_ms": rng.choice((10, 60, 300)),
         "rescue_max_extension_ms": rng.choice((10, 100, 1_000)),
     }
+
+
+def _random_cancel(seed: int, chaos_ms: int) -> tuple[Action, ...]:
+    """Some jobs are cancelled with a savepoint, and meanwhile asked for checkpoints, or broken."""
+    rng = Random(f"the cancellation of {seed}")
+    if rng.random() < 0.8:
+        return ()
+    at = rng.randint(100, chaos_ms)
+    others = ("checkpoint", "savepoint", "patch", "fail a task", "cancel with a savepoint", "rescale")
+    more = [Action(at + rng.randint(0, 120), rng.choice(others), rng.getrandbits(32)) for _ in range(rng.randint(0, 4))]
+    return (Action(at, "cancel with a savepoint", rng.getrandbits(32)), *sorted(more, key=lambda action: action.at))
 
 
 def _random_actions(rng: Random, chaos_ms: int) -> tuple[Action, ...]:

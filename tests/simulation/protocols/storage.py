@@ -34,6 +34,7 @@ class HaStore:
     that were written too late: no leader counts on their checkpoints. From the adoption of an epoch on, no earlier
     driver stores a result or removes a pointer. ``disposals`` are directories outside the job's own that are to be
     deleted, by the id of the checkpoint whose pointer is gone; ``failures`` the history that a later driver shows.
+    ``signs`` are those of life in this epoch, the last one at ``last_sign``; ``released`` by who has led in it.
     ``attempts`` is the first number that no deployment has used up. ``graph`` is what the job runs, and ``document``
     has its configuration.
     """
@@ -43,6 +44,9 @@ class HaStore:
     overrides: str | None = None
     revision: int = 1
     epoch: int = 0
+    signs: int = 0
+    last_sign: int = 0
+    released: bool = False
     counter: int = 1
     attempts: int = 0
     pointers: dict[int, RetainedCheckpoint] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.scheduler import core_events as core_on
 from ckpt_runtime.scheduler import job_events as job_on
 from tests.simulation.protocols.event_loop import DriverCrash
 from tests.simulation.schedules.schedule import Action
@@ -102,6 +103,8 @@ class Users:
             case "savepoint":
                 kind = SavepointFormat.CANONICAL if value.random() < 0.3 else SavepointFormat.NATIVE
                 self._trigger(driver, CheckpointProperties(CheckpointType.SAVEPOINT, kind))
+            case "cancel with a savepoint":
+                self._cancel_with_savepoint(driver)
             case "patch":
                 names = value.sample(sorted(_VALUES), value.choice((1, 1, 2)))
                 changes: dict[str, Any] = {name: value.choice(_VALUES[name]) for name in names}
@@ -121,7 +124,7 @@ class Users:
                 driver.tell(job_on.SuspendRequested())
                 if value.random() < 0.5:
                     raise DriverCrash  # it does not wait for its clean-up
-            case "toggle the backlog":
+            case _:
                 self._toggle_backlog(driver)
 
     def _dispose(self, driver: Driver, choice: float) -> None:
@@ -139,6 +142,14 @@ class Users:
     def _toggle_backlog(self, driver: Driver) -> None:
         driver.backlog = not driver.backlog
         driver.tell(on.BacklogChanged(driver.backlog))
+
+    def _cancel_with_savepoint(self, driver: Driver) -> None:
+        self._requests += 1
+        name = f"request-{self._requests}"
+        driver.changes.savepoints.add(name)
+        driver.checker.cancels.add(name)
+        trigger = on.TriggerRequested(name, CheckpointProperties(CheckpointType.SAVEPOINT), "savepoints")
+        driver.tell(core_on.SavepointBeforeCancel(trigger))
 
     def _trigger(self, driver: Driver, properties: CheckpointProperties) -> None:
         self._requests += 1

@@ -18,9 +18,10 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.scheduler import job_events as job_on
 from tests.simulation.protocols.checkers import ProtocolChecker
 from tests.simulation.protocols.configurations import Options
-from tests.simulation.protocols.driver import LEASE_MS, Driver
+from tests.simulation.protocols.driver import Driver
 from tests.simulation.protocols.event_loop import DriverCrash, EventLoop, SimulatedProcess
 from tests.simulation.protocols.final_checks import check_files, check_progress, check_quiet
+from tests.simulation.protocols.leases import LEASE_MS, LeaseHolder, Standby, new_clock
 from tests.simulation.protocols.scenario import Scenario, random_scenario
 from tests.simulation.protocols.storage import METADATA, FileStore, HaStore
 from tests.simulation.protocols.users import Users
@@ -65,8 +66,8 @@ class World:
         self.users = Users(self)
         self._known: list[Driver] = []
         self.present: Driver
-        self._claim()
-        self._take_up(self.ha.epoch)
+        self.claim()
+        self.take_up(self.ha.epoch, self._first_lease())
 
     @property
     def origin_id(self) -> int:
@@ -104,25 +105,37 @@ class World:
     def _lead(self) -> None:
         """A new driver claims the next epoch; until it has adopted what there is, writes of the old one may come in."""
         if self.ha.job_is_stored and self.ha.epoch == self.present.epoch:
-            self._claim()
-            self.loop.at(self.loop.now + self.choices.delay("adoption", 0, 80), None, self._take_up, self.ha.epoch)
+            self.claim()
+            self.loop.at(self.loop.now + self.choices.delay("adoption", 0, 80), None, self.take_up, self.ha.epoch)
 
-    def _claim(self) -> None:
-        self.ha.epoch += 1
+    def _first_lease(self) -> LeaseHolder | None:
+        if not self.scenario.standby:
+            return None
+        Standby(self)
+        clock = new_clock(self)
+        return LeaseHolder(self, clock, clock.now)
+
+    def claim(self) -> None:
+        """The next epoch; whoever led before can change nothing that its leader adopts."""
+        ha = self.ha
+        ha.epoch += 1
+        ha.signs, ha.last_sign, ha.released = 0, self.loop.now, False
         self.drivers += 1
 
     def _adopt_results(self, epoch: int) -> None:
         self.ha.results_of = epoch
 
-    def _take_up(self, epoch: int) -> None:
+    def take_up(self, epoch: int, lease: LeaseHolder | None = None) -> None:
         """Results are adopted before plans are read: a job that is run must not get the result of an earlier driver."""
+        if epoch != self.ha.epoch:
+            return  # it was too slow: another one leads
         self._adopt_results(epoch)
         self.ha.removals_of = epoch
         self.ha.revision += 1
         for number in sorted(self.ha.stale):
             if number in self.ha.pointers and not self.files.missing(self.ha.pointers[number].checkpoint):
                 self.ha.stale.discard(number)
-        self.present = driver = Driver(self, self.ha.epoch)
+        self.present = driver = Driver(self, epoch, lease)
         self._known.append(driver)
         self.note(driver, "leads")
         self.checker.clients.in_force(driver)
@@ -155,8 +168,15 @@ class World:
             if driver is self.present:
                 self.driver_gone()
 
+    def released(self, driver: Driver) -> None:
+        """It has ended in order."""
+        self.ha.released = self.ha.released or driver.leads
+        self.driver_gone()
+
     def driver_gone(self) -> None:
-        """Somebody starts another one."""
+        """Somebody starts another one, unless one waits already."""
+        if self.scenario.standby:
+            return
         self.loop.at(self.loop.now + self.choices.delay("next driver", 10, 250), None, self._replace, self.present)
 
     def pause(self, driver: Driver, millis: int) -> None:
@@ -164,7 +184,10 @@ class World:
         if driver.process.alive:
             self.note(driver, f"pauses for {millis}")
             driver.process.paused_until = max(driver.process.paused_until, self.loop.now + millis)
-            if millis > LEASE_MS:
+            if driver.lease is not None:
+                if self.choices.chance("the machine is suspended", 0.5):
+                    driver.lease.clock.stand_still(driver.process.paused_until)
+            elif millis > LEASE_MS:
                 self.loop.at(self.loop.now + LEASE_MS, None, self._take_over, driver)
 
     def _take_over(self, driver: Driver) -> None:

@@ -56,7 +56,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Chances:
-    """What may happen to whom: probabilities, for each step of time. ``new`` is the way of the new version."""
+    """What may happen to whom: probabilities, for each step of time. ``new`` is the way of the new version.
+
+    ``refuses_first``: so many requests to start something are refused for a reason that passes. ``forgets``: of a job
+    that was started and cancelled nothing is known some time later.
+    """
 
     new: str = "healthy"
     failures: float = 0.0
@@ -66,6 +70,8 @@ class Chances:
     slow_stops: float = 0.0
     loses_programs: float = 0.0
     old_cannot_return: bool = False
+    refuses_first: int = 0
+    forgets: bool = False
     retainable: bool = True
     end_of_data: int = 10**9
 
@@ -87,7 +93,10 @@ class UpgradeCluster:
         self.chances = chances
         self.now_ms = 1_000_000
         self.jobs: dict[str, Job] = {}
+        self.forgotten: dict[str, Job] = {}
         self.runs: dict[str, act.Run] = {}
+        self.burnt: set[str] = set()
+        self.refused = 0
         self.operations: dict[str, Operation] = {}
         self.programs = {OLD, NEW}
         self.holds: dict[str, set[str]] = {OLD: set(), NEW: set()}
@@ -104,9 +113,17 @@ class UpgradeCluster:
             self.now_ms = min(end, self.now_ms + 500)
             for job in list(self.jobs.values()):
                 self._live(job)
+            if self.chances.forgets:
+                self._forget()
             if self._happens(self.chances.takeovers):
                 self._take_over()
         self.check()
+
+    def _forget(self) -> None:
+        for job in list(self.jobs.values()):
+            if job.state == "CANCELED" and job.job_id != OLD_JOB and self.chance.random() < 0.2:
+                self.forgotten[job.job_id] = self.jobs.pop(job.job_id)
+                del self.runs[job.job_id]
 
     def _happens(self, probability: float) -> bool:
         return probability > 0 and self.chance.random() < probability
@@ -196,7 +213,8 @@ class UpgradeCluster:
             raise Broken(f"two versions run: {living}")
 
     def snapshot(self, path: str | None) -> Snapshot | None:
-        found = (taken for job in self.jobs.values() for taken in job.snapshots if taken.path == path)
+        everything = (*self.jobs.values(), *self.forgotten.values())
+        found = (taken for job in everything for taken in job.snapshots if taken.path == path)
         return next(found, None)
 
     def _start(self, job_id: str, program: str, origin: Snapshot | None) -> None:
@@ -214,7 +232,7 @@ class UpgradeCluster:
 
     # --- requests
 
-    def answer(self, action: act.Action) -> act.Answer:
+    def answer(self, action: act.Action) -> act.Answer:  # noqa: PLR0911 - one for each
         match action:
             case act.Hold(program, owner):
                 return self._hold(program, owner)
@@ -230,7 +248,16 @@ class UpgradeCluster:
                 return self._stop_seen(job_id, trigger)
             case act.Cancel(job_id, retain):
                 return self._cancel(job_id, retain=retain)
+            case act.Burn(job_id):
+                return self._burn(job_id)
         return self._run(action)
+
+    def _burn(self, job_id: str) -> act.Answer:
+        job = self.jobs.get(job_id)
+        if job is not None and not job.has_ended:
+            return act.Refused(f"job {job_id} has not ended")
+        self.burnt.add(job_id)
+        return act.Accepted()
 
     def _hold(self, program: str, owner: str) -> act.Answer:
         runs = any(job.program == program and not job.has_ended for job in self.jobs.values())
@@ -311,6 +338,8 @@ class UpgradeCluster:
         return act.Accepted()
 
     def _run(self, run: act.Run) -> act.Answer:
+        if run.job in self.burnt:
+            return act.Refused(f"the job id {run.job} is burnt")
         known = self.runs.get(run.job)
         if known is not None:
             return act.Accepted() if known == run else act.Refused("that id belongs to another request")
@@ -320,6 +349,9 @@ class UpgradeCluster:
             return act.Refused("its plan is wrong")
         if run.program == OLD and self.chances.old_cannot_return:
             return act.Refused("there are no slots for it")
+        if self.refused < self.chances.refuses_first:
+            self.refused += 1
+            return act.Refused("its checkpoint directory cannot be used")
         origin = self.snapshot(run.snapshot)
         if run.snapshot is not None and origin is None:
             raise Broken(f"{run.snapshot} is no snapshot")

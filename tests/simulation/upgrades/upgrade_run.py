@@ -13,8 +13,10 @@ from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upg
 from tests.simulation.upgrades.upgrade_cluster import NEW, OLD, OLD_JOB, Broken, Chances, UpgradeCluster
 
 _MAX_LOOKS = 3_000
-_HEALTHY_WITHIN = 20_000
-_SAVEPOINT_WITHIN = 10_000
+HEALTHY_WITHIN = 20_000
+SAVEPOINT_WITHIN = 10_000
+_DELAYS = ((500, 0), (3_000, 0), (0, 1), (0, 2), (0, 3), (40_000, 0), (300_000, 0))
+"""For how long a request may be on its way whose sender is gone, and how many others overtake it."""
 
 
 class Crash(Exception):
@@ -31,6 +33,8 @@ def chances(chance: random.Random) -> Chances:
         failed_stops=chance.choice((0, 0, 0.5)),
         slow_stops=chance.choice((0, 0, 0.3)),
         old_cannot_return=chance.random() < 0.05,
+        refuses_first=chance.choice((0, 0, 0, 0, 1, 2)),
+        forgets=chance.random() < 0.2,
         retainable=chance.random() > 0.1,
         end_of_data=chance.choice((10**9, 10**9, 600)),
     )
@@ -44,8 +48,8 @@ def wish(chance: random.Random) -> Wish:
         mode=chance.choice(tuple(Mode)),
         program=NEW,
         fallback_age=fallback,
-        savepoint_within=_SAVEPOINT_WITHIN,
-        healthy_within=_HEALTHY_WITHIN,
+        savepoint_within=SAVEPOINT_WITHIN,
+        healthy_within=HEALTHY_WITHIN,
         checkpoints=chance.choice((1, 3)),
         pauses=chance.random() < 0.3,
     )
@@ -65,11 +69,18 @@ class Run:
         self.cluster = UpgradeCluster(self.chance, chances(self.chance))
         self.wish = wish(self.chance)
         self.approves = self.chance.random() < 0.6
+        self.series = f"series-{self.seed}"
         self.journal: dict[str, object] | None = None
-        self.late: list[tuple[int, Action]] = []
+        self.late: list[tuple[int, int, Action]] = []
+        self.answered = 0
 
     def go(self) -> Upgrade:
         """To the end, with every promise kept. Raises Broken."""
+        record = self._to_its_end()
+        self._let_everything_arrive(record)
+        return record
+
+    def _to_its_end(self) -> Upgrade:
         for _ in range(_MAX_LOOKS):
             try:
                 record = self._one_try()
@@ -82,7 +93,7 @@ class Run:
 
     def _one_try(self) -> Upgrade:
         if self.journal is None:
-            self._keep(self.begin(self.wish, f"series-{self.seed}"))
+            self._keep(self.begin(self.wish, self.series))
         record = Upgrade.from_json(self.journal)
         while record.step is not Step.ENDED:
             record = drive(record, self._perform, self._keep, lambda: self.cluster.now_ms)
@@ -119,21 +130,25 @@ class Run:
         """Crashes before the call, on its way (it arrives later), or before its answer is known."""
         self._may_crash()
         if self.chance.random() < self.crashes / 2:
-            self.late.append((self.cluster.now_ms + self.chance.choice((500, 3_000)), action))
+            delay, others = self.chance.choice(_DELAYS)
+            self.late.append((self.cluster.now_ms + delay, self.answered + others, action))
             raise Crash
         self.cluster.pass_time(self.chance.choice((0, 0, 500)))
         self._deliver()
         self.trace.append(f"{self.cluster.now_ms} {action}")
         answer = self.cluster.answer(action)
+        self.answered += 1
         self.trace.append(f"{self.cluster.now_ms}    {answer}")
         self._may_crash()
         return answer
 
     def _deliver(self) -> None:
         """What a dead process had sent, while the job manager that it was sent to leads."""
-        due = [action for at, action in self.late if at <= self.cluster.now_ms]
-        self.late = [(at, action) for at, action in self.late if at > self.cluster.now_ms]
-        for action in due:
+        due, self.late = (
+            [late for late in self.late if (late[0] <= self.cluster.now_ms and late[1] <= self.answered) is arrived]
+            for arrived in (True, False)
+        )
+        for _, _, action in due:
             self.trace.append(f"{self.cluster.now_ms} late: {action}")
             self.cluster.answer(action)
 
@@ -144,11 +159,24 @@ class Run:
 
     # --- what has to be true at the end
 
+    def _let_everything_arrive(self, record: Upgrade) -> None:
+        """After the end nothing is started any more."""
+        started = set(self.cluster.runs) | set(self.cluster.forgotten)
+        while self.late:
+            self.cluster.pass_time(5_000)
+            self.answered += 1
+            self._deliver()
+        self.cluster.pass_time(500)
+        others = set(self.cluster.runs) - started
+        if others:
+            raise Broken(f"it ended as {record.outcome}, and {others} was started then")
+
     def _check_end(self, record: Upgrade) -> None:
         cluster = self.cluster
         living = {job.program for job in cluster.jobs.values() if not job.has_ended}
         jobs = {job_id: job.state for job_id, job in cluster.jobs.items()}
-        new, again = cluster.jobs.get(record.new_job), cluster.jobs.get(record.restarted_job)
+        known = cluster.forgotten | cluster.jobs
+        new, again = known.get(record.new_job), known.get(record.restarted_job)
         died = [job.program for job in cluster.jobs.values() if job.state in ("FAILED", "FINISHED")]
         match record.outcome:
             case Outcome.UPGRADED:
@@ -170,5 +198,6 @@ class Run:
         """Only when the old version cannot run, and never without saying from where a person can go on."""
         kept = self.cluster.snapshot(record.snapshot)
         said = record.snapshot is None or (kept is not None and not kept.deleted and kept.path in record.why)
-        old_died = self.cluster.chances.old_cannot_return or self.cluster.chances.deaths > 0
+        chances = self.cluster.chances
+        old_died = chances.old_cannot_return or chances.deaths > 0 or chances.refuses_first > 0
         return said and old_died and bool(self.cluster.holds[OLD])

@@ -179,7 +179,7 @@ class _LocalReader:
             stream.seek(offset)
             return stream.read(length)
 
-    def fetch(self, file: StateFile, path: str) -> None:
+    def fetch(self, file: StateFile, path: str, *, may_link: bool = False) -> None:
         raise NotImplementedError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ckpt.earlier_job import EarlierJob, Plan, Step, plan
+from airflow_provider_ckpt.earlier_job import EarlierJob, NextStep, Plan, plan
 from airflow_provider_ckpt.exceptions import CkptJobNotResumable
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointCounts, CheckpointStatistics
 
@@ -46,31 +46,31 @@ def planned(
 @pytest.mark.parametrize("start_over", [True, False])
 @pytest.mark.parametrize("state", LIVING)
 def test_a_living_job_is_attached_to_whoever_asks_again(record: dict[str, Any], state: str, start_over: bool) -> None:
-    assert planned(record, state, start_over=start_over).step is Step.ATTACH
+    assert planned(record, state, start_over=start_over).step is NextStep.ATTACH
 
 
 def test_a_request_that_never_arrived_is_repeated_as_it_was() -> None:
     record = {"job_id": JOB, "snapshot": "file:/chk-3", "resumes": True}
     found = planned(record, None)
-    assert (found.step, found.snapshot, found.resumes) == (Step.REPEAT, "file:/chk-3", True)
+    assert (found.step, found.snapshot, found.resumes) == (NextStep.REPEAT, "file:/chk-3", True)
 
 
 def test_a_request_that_was_refused_is_repeated_as_a_person_says() -> None:
     record = {"job_id": JOB, "given": "file:/sp", "snapshot": "file:/chk-3", "resumes": True}
     other = planned(record, None, given="file:/other")
-    assert (other.step, other.snapshot, other.resumes) == (Step.REPEAT, "file:/other", False)
+    assert (other.step, other.snapshot, other.resumes) == (NextStep.REPEAT, "file:/other", False)
     over = planned(record, None, given="file:/sp", start_over=True)
-    assert (over.step, over.snapshot, over.resumes) == (Step.REPEAT, "file:/sp", False)
+    assert (over.step, over.snapshot, over.resumes) == (NextStep.REPEAT, "file:/sp", False)
 
 
 def test_a_retry_of_a_job_that_finished_meanwhile_reports_it() -> None:
-    assert planned(STARTED, "FINISHED", checkpoint(1), start_over=True).step is Step.REPORT
+    assert planned(STARTED, "FINISHED", checkpoint(1), start_over=True).step is NextStep.REPORT
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED"])
 def test_a_retry_goes_on_from_the_latest_retained_checkpoint(state: str) -> None:
     found = planned(STARTED, state, checkpoint(4), checkpoint(7), checkpoint(6))
-    assert (found.step, found.snapshot, found.resumes) == (Step.START, "file:/chk-7", True)
+    assert (found.step, found.snapshot, found.resumes) == (NextStep.START, "file:/chk-7", True)
 
 
 def test_savepoints_count_when_output_was_committed_with_them() -> None:
@@ -87,7 +87,7 @@ def test_what_is_committed_without_a_retained_checkpoint_is_not_written_again(hi
 
 def test_a_job_without_a_checkpoint_is_started_as_it_was() -> None:
     plain = planned(STARTED | {"snapshot": "file:/sp", "given": "file:/sp"}, "FAILED", given="file:/sp")
-    assert (plain.step, plain.snapshot, plain.resumes) == (Step.START, "file:/sp", False)
+    assert (plain.step, plain.snapshot, plain.resumes) == (NextStep.START, "file:/sp", False)
     resumed = planned(STARTED | {"snapshot": "file:/chk-7", "resumes": True}, "FAILED", checkpoint(8, "SAVEPOINT"))
     assert (resumed.snapshot, resumed.resumes) == ("file:/chk-7", True)
 
@@ -101,15 +101,15 @@ def test_a_job_that_the_job_manager_has_forgotten_is_not_started_again() -> None
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED", None])
 def test_a_person_can_start_over_or_name_another_snapshot(state: str | None) -> None:
     over = planned(STARTED | {"given": "file:/sp"}, state, checkpoint(1), given="file:/sp", start_over=True)
-    assert (over.step, over.snapshot, over.resumes) == (Step.START, "file:/sp", False)
+    assert (over.step, over.snapshot, over.resumes) == (NextStep.START, "file:/sp", False)
     other = planned(STARTED | {"given": "file:/sp"}, state, checkpoint(1), given="file:/other")
-    assert (other.step, other.snapshot, other.resumes) == (Step.START, "file:/other", False)
+    assert (other.step, other.snapshot, other.resumes) == (NextStep.START, "file:/other", False)
 
 
 @pytest.mark.parametrize("state", ["FINISHED", "CANCELED"])
 def test_a_success_that_is_cleared_is_done_again_when_its_job_ended_as_wanted(state: str) -> None:
     found = planned(REPORTED, state, checkpoint(3))
-    assert (found.step, found.snapshot) == (Step.START, None)
+    assert (found.step, found.snapshot) == (NextStep.START, None)
     assert "cleared" in found.why
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt import event_hub as hub
+from airflow_provider_ckpt.conditions import progress
 from airflow_provider_ckpt.conditions.base import POLL
 from airflow_provider_ckpt.shared_answers import SharedAnswers
 from airflow_provider_ckpt.triggers.base import CkptTrigger
@@ -258,6 +259,39 @@ def test_cancelled_waits_leave_nothing_behind(job_manager: JobManager) -> None:
         tasks[0].cancel()
         await asyncio.wait(tasks)
         await until(lambda: job_manager.gateway.events.listeners == 0)
+
+    run(wait())
+
+
+@pytest.mark.parametrize(("waiting", "periods"), [(1, 1), (hub.SELDOM_FOR, 1), (hub.SELDOM_FOR + 1, 2), (500, 4)])
+def test_without_events_waits_at_a_job_look_together_and_many_of_them_less_often(waiting: int, periods: int) -> None:
+    """Whenever they ask how long to wait, and so that a growing number goes on looking together."""
+    for asked in range(1, 4000, 17):
+        left = hub.until_all_look(float(asked), waiting)
+        assert hub.GAP_SECONDS < left <= periods * hub.SELDOM_SECONDS + hub.GAP_SECONDS
+        assert (asked + left) % (periods * hub.SELDOM_SECONDS) == pytest.approx(0)
+
+
+def test_many_waits_say_the_same_again_less_often(
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All their lines go through one pipe of Airflow's, which is slow."""
+    monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(hub, "LINES_PER_SECOND", 20.0)
+    job_manager.streams = True
+
+    async def wait() -> None:
+        tasks = waits([finished() for _ in range(40)])
+        await until(lambda: job_manager.count(f"GET /jobs/{JOB}") > 0)
+        begun, lines = time.monotonic(), ""
+        while lines.count("seen") < 60:
+            await asyncio.sleep(0.1)
+            lines += capsys.readouterr().out
+        assert lines.count("seen") <= 40 + 20 * (time.monotonic() - begun)
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+        job_manager.happens(EventType.JOB_STATUS)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert set(await asyncio.gather(*tasks)) == {"done"}
 
     run(wait())
 

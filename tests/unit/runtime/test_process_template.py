@@ -14,7 +14,7 @@ import pytest
 
 from ckpt_runtime import limited_process
 from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, drop_templates, keep_templates, run_limited
-from ckpt_runtime.process_template import Template, TemplateGoneError
+from ckpt_runtime.process_template import ProcessTemplate, TemplateGoneError
 from tests.support.processes import children, living
 
 LIMITS = ProcessLimits(time_s=60, memory_bytes=256 << 20, answer_bytes=10_000)
@@ -133,7 +133,7 @@ def test_a_template_that_cannot_import_a_module_begins_nothing_and_goes_on() -> 
 
 def test_processes_end_with_the_one_who_asked(tmp_path: Path) -> None:
     (tmp_path / "waiting.py").write_text("import time\ndef main():\n    time.sleep(1000)\n")
-    template = Template({**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), "runtime"))})
+    template = ProcessTemplate({**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), "runtime"))})
     with tempfile.TemporaryFile() as file:
         process = template.fork("waiting", [], file.fileno(), file.fileno(), {})
         started = children(template._process.pid)

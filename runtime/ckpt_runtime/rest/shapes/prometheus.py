@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ckpt_runtime.jobmaster.gateway import ClusterOverview, JobOverview
-from ckpt_runtime.jobmaster.health import JobHealth, Verdict
+from ckpt_runtime.jobmaster.health import HealthVerdict, JobHealth
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 Job = tuple[JobOverview, Mapping[str, str], JobHealth]
@@ -71,7 +71,7 @@ class _Snapshot(Collector):
         )
         for job, _, health in self._jobs:
             labels = (job.job_id, job.name)
-            for possible in Verdict:
+            for possible in HealthVerdict:
                 verdict.add_metric((*labels, possible.value), float(possible is health.verdict))
             if health.checkpoint_age_ms is not None:
                 age.add_metric(labels, health.checkpoint_age_ms)

@@ -156,6 +156,29 @@ class AggregateTable:
         return self.aggregates == other.aggregates and self.key_schema.equals(other.key_schema)
 
 
+def evolved_rows(descriptor: dict[str, Any], rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Stored rows of an earlier descriptor of the same state: what they lack is as if no row had been added.
+
+    Needs nobody who asks for the state, and no memory beside the batch's.
+    """
+    zeros: dict[str, int] = {}
+    for entry in descriptor["aggregates"]:
+        if entry["function"] in ("count", "avg"):  # nothing else counts what it has seen
+            zeros |= dict.fromkeys(entry["stored"], 0)
+    schema = stored_rows.schema_from_json(descriptor.get("schema"))
+    arrays = [
+        rows.column(field.name) if field.name in rows.schema.names else _neutral(field, zeros, rows.num_rows)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _neutral(field: pa.Field, zeros: dict[str, int], rows: int) -> pa.Array:
+    if field.name in zeros:
+        return pa.repeat(pa.scalar(zeros[field.name], field.type), rows)
+    return pa.nulls(rows, field.type)
+
+
 class _FrozenPart:
     """What one aggregate holds at the moment of freezing, by name."""
 

@@ -18,7 +18,7 @@ from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.canonical.writer import CanonicalWriter
 from ckpt_runtime.state.errors import schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
-from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
+from ckpt_runtime.state.memory.keyed_state import MemoryState, StoredRow
 from ckpt_runtime.state.memory.pages import SectionWriter
 from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, stored_schema
 from ckpt_runtime.state.memory.table_backend import TableBackend
@@ -79,7 +79,7 @@ class MemoryKeyedStateBackend(TableBackend):
         self.key_groups = key_groups
         self.max_parallelism = max_parallelism
         self.uid = uid
-        self._states: dict[str, AggregateTable | KeyedState | RowBuffer] = {}
+        self._states: dict[str, AggregateTable | MemoryState | RowBuffer] = {}
         self._unclaimed: dict[str, UnclaimedState] = {}
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
@@ -130,7 +130,7 @@ class MemoryKeyedStateBackend(TableBackend):
     def maintain(self) -> None:
         """Merges after snapshots and removes expired entries, a little at a time. Call it about once per buffer."""
         for state in self._states.values():
-            if isinstance(state, KeyedState):
+            if isinstance(state, MemoryState):
                 state.maintain(MAINTENANCE_BUDGET)
 
     def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
@@ -145,10 +145,10 @@ class MemoryKeyedStateBackend(TableBackend):
         self._unclaimed.clear()
 
     @property
-    def states(self) -> Mapping[str, AggregateTable | KeyedState | RowBuffer]:
+    def states(self) -> Mapping[str, AggregateTable | MemoryState | RowBuffer]:
         return self._states
 
-    def open_state(self, state: KeyedState) -> None:
+    def open_state(self, state: MemoryState) -> None:
         restored = self._claim(state.name, state.kind)
         if restored is not None:
             wanted = state.stored_schema()
@@ -166,7 +166,7 @@ class MemoryKeyedStateBackend(TableBackend):
         return self._unclaimed.pop(name)
 
 
-def _rows_of(state: KeyedState, batch: pa.RecordBatch) -> list[StoredRow]:
+def _rows_of(state: MemoryState, batch: pa.RecordBatch) -> list[StoredRow]:
     """Rows of a batch as tuples of one tuple per part; stamps are given to rows which have none yet."""
     parts = []
     start = 0
@@ -184,7 +184,7 @@ def _rows_of(state: KeyedState, batch: pa.RecordBatch) -> list[StoredRow]:
     return list(zip(*parts, strict=True))
 
 
-def _stamps(state: KeyedState, batch: pa.RecordBatch) -> list[list[int]]:
+def _stamps(state: MemoryState, batch: pa.RecordBatch) -> list[list[int]]:
     """The column of times at which rows expire, if the state has one."""
     if state.ttl is None:
         return []

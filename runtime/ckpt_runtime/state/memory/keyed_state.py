@@ -2,7 +2,7 @@
 
 Keys are tuples of Python values, one per key column, made canonical by the caller (``values.canonical_key``). With a
 time to live, every stored tuple ends with the time at which it expires (ms since epoch); expired entries are never
-returned, and removed little by little in :meth:`KeyedState.maintain`. One thread owns a state; frozen ones may go to
+returned, and removed little by little in :meth:`MemoryState.maintain`. One thread owns a state; frozen ones may go to
 another.
 """
 
@@ -48,7 +48,7 @@ class Entries(Protocol):
         """Housekeeping of up to ``budget`` steps."""
 
 
-class KeyedState(ABC):
+class MemoryState(ABC):
     """Base of the kinds of state; ``kind`` is their name in descriptors."""
 
     kind: str
@@ -141,7 +141,7 @@ class KeyedState(ABC):
 class FrozenState:
     """A state as of one moment."""
 
-    def __init__(self, state: KeyedState, view: FrozenView[Key, Any]) -> None:
+    def __init__(self, state: MemoryState, view: FrozenView[Key, Any]) -> None:
         self._state = state
         self._view = view
         self._descriptor = state.descriptor()

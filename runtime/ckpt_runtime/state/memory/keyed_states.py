@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
+from ckpt_runtime.state.memory.keyed_state import MemoryState, StoredRow
 from ckpt_runtime.state.states import Key, Map, TimeToLive, Value
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, USER_KEY_PREFIX, VALUE_PREFIX
 
 
-class ValueStateTable(KeyedState):
+class ValueStateTable(MemoryState):
     """One tuple per key. ``get(key)`` is the tuple or None."""
 
     kind = "value"
@@ -56,7 +56,7 @@ class ValueStateTable(KeyedState):
                 self.watch(key, value[-1])
 
 
-class ListStateTable(KeyedState):
+class ListStateTable(MemoryState):
     """A list of tuples per key; an empty list is no list."""
 
     kind = "list"
@@ -117,7 +117,7 @@ class ListStateTable(KeyedState):
                 self.watch(key, value[-1])
 
 
-class MapStateTable(KeyedState):
+class MapStateTable(MemoryState):
     """A map from tuple to tuple per key, in order of first insertion; an empty map is no map."""
 
     kind = "map"

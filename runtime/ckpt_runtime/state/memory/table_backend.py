@@ -12,13 +12,13 @@ from ckpt_runtime.state import values
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.errors import StateSchemaError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
-from ckpt_runtime.state.memory.keyed_state import KeyedState
+from ckpt_runtime.state.memory.keyed_state import MemoryState
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
 from ckpt_runtime.state.memory.row_buffer import check_same_keys, stored_schema
 from ckpt_runtime.state.memory.timers import TimerQueue
 from ckpt_runtime.state.states import RowBufferSpec, TimeToLive
 
-S = TypeVar("S", bound=KeyedState)
+S = TypeVar("S", bound=MemoryState)
 
 
 class _State(Protocol):
@@ -40,7 +40,7 @@ class TableBackend(KeyedStateBackend):
         """Those that are in use, by name."""
 
     @abstractmethod
-    def open_state(self, state: KeyedState) -> None:
+    def open_state(self, state: MemoryState) -> None:
         """Gives a state that is new what there is of it, and puts it to the others.
 
         Raises StateSchemaError when that is of another kind, or of a schema that does not evolve into this one.

@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.state import stored_rows
-from ckpt_runtime.state.memory.keyed_state import KeyedState, StoredRow
+from ckpt_runtime.state.memory.keyed_state import MemoryState, StoredRow
 from ckpt_runtime.state.states import Key
 
 _TIME_SCHEMA = pa.schema([pa.field(stored_rows.TIME, pa.int64(), nullable=False)])
 
 
-class TimerQueue(KeyedState):
+class TimerQueue(MemoryState):
     """See the module."""
 
     kind = "timers"

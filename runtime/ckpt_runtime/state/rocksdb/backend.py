@@ -24,7 +24,7 @@ from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.canonical.reader import canonical_states
 from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
-from ckpt_runtime.state.memory.keyed_state import KeyedState
+from ckpt_runtime.state.memory.keyed_state import MemoryState
 from ckpt_runtime.state.memory.row_buffer import (
     check_ends,
     descriptor_of,
@@ -38,9 +38,9 @@ from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.dirty import CachedState
-from ckpt_runtime.state.rocksdb.key_filter import KeyFilter
+from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
 from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
-from ckpt_runtime.state.rocksdb.keyed_states import StoredState, StoredTimers, StoredValues
+from ckpt_runtime.state.rocksdb.keyed_states import RocksDBState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
 from ckpt_runtime.state.rocksdb.restore import restored_database
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
@@ -93,7 +93,7 @@ class RocksDBKeyedStateBackend(TableBackend):
         self._root = self._directory.path
         self._shared = SharedFiles()
         self._catalog = Catalog(self.uid)
-        self._states: dict[str, StoredState | CachedAggregates | RowsState] = {}
+        self._states: dict[str, RocksDBState | CachedAggregates | RowsState] = {}
         self._opened: Database | None = None
 
     @property
@@ -142,8 +142,9 @@ class RocksDBKeyedStateBackend(TableBackend):
                 table.check_compatible(descriptor)
         entry = self._catalog.add(name, table.descriptor())
         codec = ColumnarCodec(name, entry.id, entry.schemas(), entry.current, self.key_groups, self.max_parallelism)
-        forgotten = KeyFilter(self._filter_bytes) if is_new else None
-        state = CachedAggregates(table, entry, codec, self._database, self._cached_keys, forgotten)
+        unknown = None if is_new else UnknownKeys(self._database, codec, entry.id, self.key_groups)
+        forgotten = KeyFilter(self._filter_bytes)
+        state = CachedAggregates(table, entry, codec, self._database, self._cached_keys, forgotten, unknown)
         self._states[name] = state
         return state
 
@@ -167,11 +168,11 @@ class RocksDBKeyedStateBackend(TableBackend):
         return StoredRowBuffer(spec, ChunkCodec(*form), spilled, self.max_parallelism)
 
     @property
-    def states(self) -> Mapping[str, StoredState | CachedAggregates | RowsState]:
+    def states(self) -> Mapping[str, RocksDBState | CachedAggregates | RowsState]:
         return self._states
 
-    def open_state(self, state: KeyedState) -> None:
-        assert isinstance(state, StoredState)
+    def open_state(self, state: MemoryState) -> None:
+        assert isinstance(state, RocksDBState)
         name = state.name
         if name in self._catalog and self._catalog[name].kind == state.kind:
             for stored in self._catalog[name].schemas().values():
@@ -216,12 +217,8 @@ class RocksDBKeyedStateBackend(TableBackend):
         frozen = [part for cache in caches if (part := cache.freeze()) is not None]
         moment = self._opened.freeze(frozen)
         if properties.savepoint_format is SavepointFormat.CANONICAL:
-            states = self._states.items()
-            tables = {name: state.new_table for name, state in states if isinstance(state, CachedAggregates)}
             description = self._catalog.to_json()
-            return CanonicalSnapshot(
-                self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory, tables
-            )
+            return CanonicalSnapshot(self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory)
         return RocksDBSnapshot(
             moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties, self._threads
         )

@@ -61,7 +61,11 @@ def _without(descriptor: dict[str, Any], kept: set[str]) -> dict[str, Any]:
     if kept.issuperset(schema.names):
         return descriptor
     fields = [f if f.name in kept or f.name.endswith(_REMOVED) else f.with_name(f.name + _REMOVED) for f in schema]
-    return {**descriptor, "schema": schema_to_json(pa.schema(fields))}
+    left = {**descriptor, "schema": schema_to_json(pa.schema(fields))}
+    if "aggregates" in left:
+        there = kept.intersection(schema.names)
+        left["aggregates"] = [entry for entry in left["aggregates"] if there.issuperset(entry["stored"])]
+    return left
 
 
 class Catalog:

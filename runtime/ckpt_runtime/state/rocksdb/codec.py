@@ -5,9 +5,10 @@ lies behind a key is the id of a schema, two bytes, and then the rows of the ent
 map or timers, each the columns behind the key in the state's stored form (``stored_rows``). Columns are MessagePack, in
 the one form that ``msgspec`` gives equal values; they are decoded by the types of their schema and by nothing else.
 
-A list or a map of many rows is *split*: :class:`Split` lies behind its key, and its rows lie in *elements*, whose keys
-begin with that one and go on with a *tail*: the number of a part of a list, or a map's own key, in MessagePack. No key
-is the beginning of another one otherwise, so elements follow their key in the database, and parts of a list each other.
+A list or a map of many rows is *split*: :class:`SplitList` lies behind its key, and its rows lie in *elements*, whose
+keys begin with that one and go on with a *tail*: the number of a part of a list, or a map's own key, in MessagePack. No
+key is the beginning of another one otherwise, so elements follow their key in the database, and parts of a list each
+other.
 
 An entry keeps the schema with which it was written, and is read in the one that its state has now.
 """
@@ -46,7 +47,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _split_decoder = msgspec.msgpack.Decoder(tuple[_Count, _Count])
 
 
-class Split(NamedTuple):
+class SplitList(NamedTuple):
     """Lies behind a key instead of rows: how many elements there are, and which number the next part of a list gets."""
 
     elements: int
@@ -57,7 +58,7 @@ class Split(NamedTuple):
         return SPLIT + _encode((self.elements, self.next))
 
     @classmethod
-    def decode(cls, encoded: bytes) -> Split:
+    def decode(cls, encoded: bytes) -> SplitList:
         """The inverse. Raises CorruptStateError."""
         try:
             return cls(*_split_decoder.decode(memoryview(encoded)[ID_BYTES:]))

@@ -4,7 +4,8 @@ The cache is two tables. The younger one takes all updates; keys that it does no
 together by one call out of the database. When it holds as many as shall be at hand, it becomes the older one, and what
 nobody has asked for since then is forgotten: changed rows have gone to the database by then, some with each batch, so
 that no batch waits for all of them. A filter of what was forgotten knows most keys that are new, and which the database
-need not be asked for. The subtask's thread owns it.
+need not be asked for. What the database had before, out of a snapshot, the filter learns as new keys come, a few for
+each that was read in vain. So who has no new keys pays nothing. The subtask's thread owns it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from ckpt_runtime.state.memory.key_index import capacity_for, grown
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.database import Database
-from ckpt_runtime.state.rocksdb.key_filter import KeyFilter
+from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
 from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
 
 _HASTE = 2
 """How much faster changed rows of the older table go to the database than the younger one becomes full."""
+_LEARNED_PER_READ = 2
+"""Keys of a snapshot that the filter learns for each key that was read in vain, at about the price of that read."""
+_LEAST_LEARNED = 256
+"""At a time: to find where to go on in the database costs as much as some dozen keys."""
 _PATIENCE = 1.5
 """How many times its keys the younger table may hold before it waits for snapshots that nobody has written yet."""
 
@@ -85,7 +90,7 @@ class FrozenAggregates:
 class CachedAggregates:
     """The state ``entry`` of a database; the ``capacity`` keys used last stay at hand, and up to twice as many more.
 
-    ``forgotten`` is an empty filter when the database has no rows of the state yet.
+    ``forgotten`` is an empty filter, and ``unknown`` are the keys that the database has already.
     """
 
     def __init__(
@@ -95,7 +100,8 @@ class CachedAggregates:
         codec: ColumnarCodec,
         database: Database,
         capacity: int,
-        forgotten: KeyFilter | None = None,
+        forgotten: KeyFilter,
+        unknown: UnknownKeys | None = None,
     ) -> None:
         self._descriptors = entry.descriptors
         self._current = entry.descriptor
@@ -105,9 +111,11 @@ class CachedAggregates:
         self._young = _Generation(table)
         self._old: _Generation | None = None
         self._forgotten = forgotten
+        self._unknown = unknown
+        self._in_vain = 0
         self._unwritten: AnyArray = np.empty(0, dtype=np.int64)
 
-    def new_table(self) -> AggregateTable:
+    def _new_table(self) -> AggregateTable:
         """An empty table of these aggregates."""
         table = self._young.table
         return AggregateTable(table.uid, table.name, table.key_schema, table.aggregates)
@@ -151,14 +159,27 @@ class CachedAggregates:
         absent = np.ones(len(new), dtype=np.bool_)
         if self._old is not None:
             absent = self._move_from(self._old, keys, new)
-        if self._forgotten is not None:
+        if self._unknown is None:
             absent &= self._forgotten.may_hold(young.table.hashes_of(keys))
         if not absent.any():
             return
         # In the order of the database neighbours are read together.
         keys, encoded = self._codec.ordered_keys([key.filter(pa.array(absent)) for key in keys])
-        for schema_id, rows in self._codec.rows(keys, self._database.multi_get(encoded)):
+        found = self._database.multi_get(encoded)
+        for schema_id, rows in self._codec.rows(keys, found):
             young.table.load(self._descriptors[schema_id], rows)
+        if self._unknown is not None:
+            self._learn(self._unknown, found.count(None))
+
+    def _learn(self, unknown: UnknownKeys, in_vain: int) -> None:
+        self._in_vain += in_vain
+        wanted = _LEARNED_PER_READ * self._in_vain
+        if wanted < _LEAST_LEARNED:
+            return
+        self._in_vain = 0
+        self._forgotten.add(unknown.hashes(wanted))
+        if not unknown:
+            self._unknown = None
 
     def _move_from(self, old: _Generation, keys: list[pa.Array], new: AnyArray) -> AnyArray:
         """Takes over what the older table has; which keys it does not have."""
@@ -175,11 +196,11 @@ class CachedAggregates:
         """The younger table becomes the older one, once the database has all that this one had."""
         self._write_old(len(self._unwritten))
         self._database.settle()
-        if self._old is not None and self._forgotten is not None:
+        if self._old is not None:
             self._forgotten.add(self._old.table.hashes())
         self._old = self._young
         self._unwritten = np.flatnonzero(self._old.dirty)
-        self._young = _Generation(self.new_table())
+        self._young = _Generation(self._new_table())
 
     def _write_old(self, most: int) -> None:
         """Brings some of the older table's changed rows to the database."""

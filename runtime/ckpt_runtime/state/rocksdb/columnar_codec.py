@@ -96,12 +96,19 @@ class ColumnarCodec:
 
     def decode(self, entries: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Stored rows of entries as the database has them, by schema. Raises CorruptStateError."""
-        offsets, data = _joined([key for key, _ in entries])
+        keys = self._decoded_keys([key for key, _ in entries])
+        yield from self.rows(keys, [value for _, value in entries])
+
+    def hashes(self, keys: Sequence[bytes]) -> AnyArray:
+        """The stable hashes of keys as the database has them. Raises CorruptStateError."""
+        return hash_arrays(self._decoded_keys(keys), [field.name for field in self._key_fields])
+
+    def _decoded_keys(self, keys: Sequence[bytes]) -> list[pa.Array]:
+        offsets, data = _joined(keys)
         kinds = [field.type for field in self._key_fields]
         starts = read_only(offsets[:-1] + PREFIX_BYTES)
         check_encoded(kinds, data, starts, read_only(offsets[1:]))
-        keys = decode_rows(kinds, data, starts)
-        yield from self.rows(keys, [value for _, value in entries])
+        return decode_rows(kinds, data, starts)
 
     def _decoded(self, values: Sequence[bytes]) -> Iterator[tuple[int, AnyArray, list[pa.Array]]]:
         if not values:

@@ -84,6 +84,7 @@ class Database:
         self._users_lock = threading.Lock()
         self.multi_get = store.multi_get
         self.scan = store.scan
+        self.keys = store.keys
         self.figure = store.figure
 
     def freeze(self, parts: Sequence[FrozenDirty]) -> Moment:

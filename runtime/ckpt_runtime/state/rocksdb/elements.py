@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from ckpt_runtime.state.errors import CorruptStateError
-from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, Row, RowsCodec, Split, elements_of, state_prefix
+from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, Row, RowsCodec, SplitList, elements_of, state_prefix
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.dirty import FrozenDirty
 from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable, StoredEntry
@@ -34,10 +34,10 @@ class SplitTable(EntryTable):
     """Entries of which some are split."""
 
     def to_bytes(self, entry: Any) -> bytes:
-        return entry.encode() if type(entry) is Split else super().to_bytes(entry)
+        return entry.encode() if type(entry) is SplitList else super().to_bytes(entry)
 
     def from_bytes(self, value: bytes) -> Any:
-        return Split.decode(value) if value.startswith(SPLIT) else super().from_bytes(value)
+        return SplitList.decode(value) if value.startswith(SPLIT) else super().from_bytes(value)
 
     def scan(self, key_group: int, start: bytes = b"") -> Iterator[StoredEntry]:
         for encoded, value in self.database.scan(state_prefix(key_group, self._id), start):

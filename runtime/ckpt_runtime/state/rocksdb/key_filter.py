@@ -1,16 +1,25 @@
 """Which keys a database may hold: those that were added, and a few others. So most new keys need no read.
 
+A database that comes out of a snapshot has keys that nobody has added: :class:`UnknownKeys` are read bit by bit.
+
 Never says no of a key that was added. The more keys there are for its size, the more often it says yes of others: with
 ten bits per key about once in a hundred times.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import numpy as np
 
+from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.filter_kernels import BLOCK_WORDS, filter_add, filter_test
+from ckpt_runtime.state.rocksdb.codec import state_prefix
+from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
+from ckpt_runtime.state.rocksdb.database import Database
 
 
 class KeyFilter:
@@ -22,6 +31,8 @@ class KeyFilter:
 
     def add(self, hashes: AnyArray) -> None:
         """Adds keys by their stable hashes."""
+        if not len(hashes):
+            return
         if not len(self._words):
             blocks = max(1, self._size // (8 * BLOCK_WORDS))
             self._words = np.zeros(blocks * BLOCK_WORDS, dtype=np.uint64)
@@ -33,3 +44,38 @@ class KeyFilter:
         if len(self._words):
             filter_test(read_only(hashes), read_only(self._words), found)
         return found.view(np.bool_)
+
+
+class UnknownKeys:
+    """The keys that a state had in a database before anything was added to its filter, read in their order.
+
+    Keys that come meanwhile are not among them, or need not be: whoever writes them adds them.
+    """
+
+    def __init__(self, database: Database, codec: ColumnarCodec, state_id: int, key_groups: KeyGroupRange) -> None:
+        self._database = database
+        self._codec = codec
+        self._id = state_id
+        self._groups = iter(range(key_groups.first, key_groups.last + 1))
+        self._prefix: bytes | None = self._next_prefix()
+        self._start = b""
+
+    def __bool__(self) -> bool:
+        """Whether there may be more."""
+        return self._prefix is not None
+
+    def hashes(self, most: int) -> AnyArray:
+        """The stable hashes of the next keys, so many at most."""
+        keys = list(islice(self._keys(), most))
+        return self._codec.hashes(keys) if keys else np.empty(0, dtype=np.uint64)
+
+    def _keys(self) -> Iterator[bytes]:
+        """An iterator of the database that stays open would keep files that nobody else needs."""
+        while self._prefix is not None:
+            for key in self._database.keys(self._prefix, self._start):
+                self._start = key + b"\0"
+                yield key
+            self._prefix, self._start = self._next_prefix(), b""
+
+    def _next_prefix(self) -> bytes | None:
+        return next((state_prefix(group, self._id) for group in self._groups), None)

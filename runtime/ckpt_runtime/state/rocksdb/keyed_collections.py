@@ -18,16 +18,16 @@ import pyarrow as pa
 
 from ckpt_runtime.state import values
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable
-from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, Split, TailCodec, number_tail
+from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, SplitList, TailCodec, number_tail
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.dirty import CachedState
 from ckpt_runtime.state.rocksdb.elements import MOST_ROWS, CachedElements, ElementTable, FrozenBoth, SplitTable
 from ckpt_runtime.state.rocksdb.entries import StoredEntry
-from ckpt_runtime.state.rocksdb.keyed_states import StoredState
+from ckpt_runtime.state.rocksdb.keyed_states import RocksDBState
 from ckpt_runtime.state.states import Key, Map, TimeToLive, Value
 
 
-class StoredCollection(StoredState):
+class StoredCollection(RocksDBState):
     """What lists and maps share."""
 
     _rows_per_element: int
@@ -52,14 +52,14 @@ class StoredCollection(StoredState):
 
     def clear(self, key: Key) -> None:
         stored = self._entries.get(key)
-        if type(stored) is Split:
+        if type(stored) is SplitList:
             self._elements.remove_all(key, stored.elements)
         super().clear(key)
 
     def stored_entries(self) -> Iterator[tuple[Key, Any]]:
         for group in range(self._groups.first, self._groups.last + 1):
             for found in self._entries.table.scan(group):
-                if type(found.entry) is Split:
+                if type(found.entry) is SplitList:
                     behind = self._elements.table.behind(found.key)
                     parts = [self._elements.table.from_bytes(value) for _, value in behind]
                     yield found.key, self.from_rows(list(chain.from_iterable(parts)))
@@ -74,7 +74,7 @@ class StoredCollection(StoredState):
 
     def exists(self, key: Key) -> bool:
         stored = self._entries.get(key)
-        if type(stored) is Split:
+        if type(stored) is SplitList:
             return self.ttl is None or next(self.rows_of(key), None) is not None
         return bool(self.get(key))
 
@@ -84,19 +84,19 @@ class StoredCollection(StoredState):
 
     def expire(self, key: Key, now: int) -> int | None:
         """Elements expire by themselves."""
-        if type(self._entries.get(key)) is Split:
+        if type(self._entries.get(key)) is SplitList:
             return None
         return super().expire(key, now)  # type: ignore[safe-super]
 
     def look_at(self, found: StoredEntry, now: int) -> None:
         if not found.tail:
-            if type(found.entry) is not Split:
+            if type(found.entry) is not SplitList:
                 super().look_at(found, now)
             return
         place = (found.key, found.tail)
         rows = self._elements.get(place)
         head = self._entries.get(found.key)
-        if rows is None or type(head) is not Split:  # removed, but not in the database
+        if rows is None or type(head) is not SplitList:  # removed, but not in the database
             return
         live = [row for row in rows if row[-1] > now]
         if not live:
@@ -106,7 +106,7 @@ class StoredCollection(StoredState):
         elif not found.is_current:  # its end was made up when it was read
             self._elements.writable(place, copy)
 
-    def remove_element(self, key: Key, head: Split, tail: bytes) -> None:
+    def remove_element(self, key: Key, head: SplitList, tail: bytes) -> None:
         """One that is there."""
         self._elements.remove((key, tail))
         if head.elements == 1:
@@ -127,10 +127,10 @@ class StoredLists(StoredCollection, ListStateTable):
         return rows
 
     def get(self, key: Key) -> list[Value]:
-        return list(self.elements(key)) if type(self._entries.get(key)) is Split else ListStateTable.get(self, key)
+        return list(self.elements(key)) if type(self._entries.get(key)) is SplitList else ListStateTable.get(self, key)
 
     def elements(self, key: Key) -> Iterator[Value]:
-        if type(self._entries.get(key)) is not Split:
+        if type(self._entries.get(key)) is not SplitList:
             return ListStateTable.elements(self, key)
         rows = self.rows_of(key)
         return rows if self.ttl is None else (row[:-1] for row in rows)
@@ -142,7 +142,7 @@ class StoredLists(StoredCollection, ListStateTable):
 
     def append(self, key: Key, elements: list[Value]) -> None:
         head = self._entries.get(key)
-        if type(head) is Split:
+        if type(head) is SplitList:
             self._add(key, head, [self.stamped(key, value) for value in elements])
         else:
             ListStateTable.append(self, key, elements)
@@ -151,9 +151,9 @@ class StoredLists(StoredCollection, ListStateTable):
     def _split_if_long(self, key: Key) -> None:
         rows = self._entries.get(key)
         if len(rows) > MOST_ROWS:
-            self._add(key, Split(0, 0), rows)
+            self._add(key, SplitList(0, 0), rows)
 
-    def _add(self, key: Key, head: Split, rows: Sequence[Row]) -> None:
+    def _add(self, key: Key, head: SplitList, rows: Sequence[Row]) -> None:
         """The last part is filled, then new ones are made."""
         start = 0
         if head.next:
@@ -167,7 +167,7 @@ class StoredLists(StoredCollection, ListStateTable):
             self._elements.put((key, number_tail(number)), list(rows[part : part + MOST_ROWS]))
             number += 1
         if number != head.next:
-            self._entries.put(key, Split(head.elements + number - head.next, number))
+            self._entries.put(key, SplitList(head.elements + number - head.next, number))
 
 
 class StoredMaps(StoredCollection, MapStateTable):
@@ -197,16 +197,16 @@ class StoredMaps(StoredCollection, MapStateTable):
         return {make_key(row[:width]): row[width:] for row in rows}
 
     def get(self, key: Key) -> Map:
-        return dict(self.items(key)) if type(self._entries.get(key)) is Split else MapStateTable.get(self, key)
+        return dict(self.items(key)) if type(self._entries.get(key)) is SplitList else MapStateTable.get(self, key)
 
     def items(self, key: Key) -> Iterator[tuple[Value, Value]]:
-        if type(self._entries.get(key)) is not Split:
+        if type(self._entries.get(key)) is not SplitList:
             return MapStateTable.items(self, key)
         width, make_key, end = self._width, self._make_key, None if self.ttl is None else -1
         return ((make_key(row[:width]), row[width:end]) for row in self.rows_of(key))
 
     def get_value(self, key: Key, name: Value) -> Value | None:
-        if type(self._entries.get(key)) is not Split:
+        if type(self._entries.get(key)) is not SplitList:
             return MapStateTable.get_value(self, key, name)
         rows = self._elements.get((key, self._tails.encode(name)))
         if rows is None:
@@ -218,7 +218,7 @@ class StoredMaps(StoredCollection, MapStateTable):
 
     def put(self, key: Key, name: Value, value: Value) -> None:
         head = self._entries.get(key)
-        if type(head) is Split:
+        if type(head) is SplitList:
             place = (key, self._tails.encode(name))
             if self._elements.get(place) is None:
                 self._entries.put(key, head._replace(elements=head.elements + 1))
@@ -229,18 +229,18 @@ class StoredMaps(StoredCollection, MapStateTable):
         if len(stored) > MOST_ROWS:
             for row in self.to_rows(stored):
                 self._elements.put((key, self._tails.encode(row[: self._width])), [row])
-            self._entries.put(key, Split(len(stored), 0))
+            self._entries.put(key, SplitList(len(stored), 0))
 
     def remove(self, key: Key, name: Value) -> None:
         head = self._entries.get(key)
-        if type(head) is not Split:
+        if type(head) is not SplitList:
             MapStateTable.remove(self, key, name)
             return
         tail = self._tails.encode(name)
         if self._elements.get((key, tail)) is not None:
             self.remove_element(key, head, tail)
 
-    def remove_element(self, key: Key, head: Split, tail: bytes) -> None:
+    def remove_element(self, key: Key, head: SplitList, tail: bytes) -> None:
         """What has become small is one entry again."""
         super().remove_element(key, head, tail)
         if 1 < head.elements <= MOST_ROWS // 2:

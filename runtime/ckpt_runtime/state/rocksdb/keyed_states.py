@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state.memory.keyed_state import KeyedState
+from ckpt_runtime.state.memory.keyed_state import MemoryState
 from ckpt_runtime.state.memory.keyed_states import ValueStateTable
 from ckpt_runtime.state.memory.timers import TimerQueue
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
@@ -31,7 +31,7 @@ SWEEP_STEP = 100
 """Entries that one step looks at in search of expired ones."""
 
 
-class StoredState(KeyedState):
+class RocksDBState(MemoryState):
     """What the kinds share. :meth:`attach` comes before everything else."""
 
     make_entries = CachedEntries
@@ -112,7 +112,7 @@ class StoredState(KeyedState):
             self._entries.writable(found.key, copy)
 
 
-class StoredValues(StoredState, ValueStateTable):
+class StoredValues(RocksDBState, ValueStateTable):
     """One tuple per key."""
 
     def to_rows(self, entry: Any) -> Iterable[Row]:
@@ -122,7 +122,7 @@ class StoredValues(StoredState, ValueStateTable):
         return rows[0]
 
 
-class StoredTimers(StoredState, TimerQueue):
+class StoredTimers(RocksDBState, TimerQueue):
     """A priority queue of (time, key)."""
 
     def to_rows(self, entry: Any) -> Iterable[Row]:

@@ -55,5 +55,9 @@ def fetch(handle: IncrementalKeyedStateHandle, reader: SnapshotReader, directory
     if unknown or len(manifests) != 1:
         raise CorruptStateError(f"the files {sorted(handle.files)} are those of no database")
     directory.mkdir()
-    at_once(threads, lambda name: reader.fetch(handle.files[name], str(directory / name)), handle.files)
+
+    def transfer(name: str) -> None:
+        reader.fetch(handle.files[name], str(directory / name), may_link=is_table(name))
+
+    at_once(threads, transfer, handle.files)
     (directory / "CURRENT").write_text(f"{manifests[0]}\n")

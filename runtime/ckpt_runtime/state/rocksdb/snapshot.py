@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.database import Moment
 from ckpt_runtime.state.rocksdb.local_files import at_once, is_kept, is_table
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
-from ckpt_runtime.state.rocksdb.stored_form import NewTable, StoredForm, stored_form
+from ckpt_runtime.state.rocksdb.stored_form import StoredForm, stored_form
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.snapshots import SnapshotFile, SnapshotFiles
 
@@ -72,7 +72,7 @@ class RocksDBSnapshot:
 
 
 class CanonicalSnapshot:
-    """A savepoint for every backend. ``tables`` makes the tables of aggregates, by their states' names."""
+    """A savepoint for every backend."""
 
     def __init__(
         self,
@@ -82,7 +82,6 @@ class CanonicalSnapshot:
         key_groups: KeyGroupRange,
         max_parallelism: int,
         memory: StoreMemory,
-        tables: Mapping[str, NewTable],
     ) -> None:
         self._uid = uid
         self._moment = moment
@@ -90,7 +89,6 @@ class CanonicalSnapshot:
         self._key_groups = key_groups
         self._max_parallelism = max_parallelism
         self._memory = memory
-        self._tables = tables
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
         """Goes through the linked files, since what is iterated over shows no moment otherwise."""
@@ -100,7 +98,7 @@ class CanonicalSnapshot:
         with closing(Store(self._moment.directory, self._memory)) as store:
             for name in catalog:
                 entry = catalog[name]
-                form = stored_form(name, entry, self._key_groups, self._max_parallelism, self._tables.get(name))
+                form = stored_form(name, entry, self._key_groups, self._max_parallelism)
                 schema = entry.schemas()[entry.current]
                 writer.write_batches(name, entry.descriptor, schema, self._batches(store, entry.id, form))
         return writer.handles

@@ -31,6 +31,13 @@ from ckpt_runtime.state.errors import CorruptStateError
 BATCH = 10_000
 """Entries of one write: larger batches are no faster, and keep other writers waiting."""
 
+_LEVEL_0_FILES = 20
+"""How many small files wait for each other before they are merged with the large ones.
+
+Each checkpoint leaves one, and a merge writes all large files that have keys in between, which are nearly all of a
+small database: with RocksDB's own 4 files 17 bytes are written, and sent to the storage, for each that has changed.
+"""
+_LEVEL_0_SLOWDOWN, _LEVEL_0_STOP = 3 * _LEVEL_0_FILES, 5 * _LEVEL_0_FILES
 _BLOOM_BITS = 10
 _METADATA_BLOCK = 4096
 
@@ -63,6 +70,9 @@ def _options(memory: StoreMemory) -> Options:
     options.set_block_based_table_factory(table)
     options.set_write_buffer_manager(memory.write_buffers)
     options.set_write_buffer_size(memory.write_buffer_size)
+    options.set_level_zero_file_num_compaction_trigger(_LEVEL_0_FILES)
+    options.set_level_zero_slowdown_writes_trigger(_LEVEL_0_SLOWDOWN)
+    options.set_level_zero_stop_writes_trigger(_LEVEL_0_STOP)
     options.set_max_open_files(-1)
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(1 << 20)
@@ -110,6 +120,11 @@ class Store:
         """
         entries = self._database.items(from_key=max(prefix, start))
         return takewhile(lambda entry: entry[0].startswith(prefix), entries)
+
+    def keys(self, prefix: bytes, start: bytes = b"") -> Iterator[bytes]:
+        """The keys of :meth:`scan`."""
+        keys = self._database.keys(from_key=max(prefix, start))
+        return takewhile(lambda key: key.startswith(prefix), keys)
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
         """Removes the keys from ``begin`` to before ``end`` in constant time; their space comes back bit by bit."""

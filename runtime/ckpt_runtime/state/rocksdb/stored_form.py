@@ -5,20 +5,27 @@ That is how state comes from other backends and goes to them, in canonical form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import values
-from ckpt_runtime.state.errors import StateSchemaError
-from ckpt_runtime.state.memory.aggregate_table import AggregateTable
+from ckpt_runtime.state.memory.aggregate_table import evolved_rows
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
-from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, Row, RowsCodec, Split, TailCodec, number_tail, without_key
+from ckpt_runtime.state.rocksdb.codec import (
+    SPLIT,
+    KeyCodec,
+    Row,
+    RowsCodec,
+    SplitList,
+    TailCodec,
+    number_tail,
+    without_key,
+)
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm
 from ckpt_runtime.state.rocksdb.elements import MOST_ROWS
@@ -28,7 +35,6 @@ from ckpt_runtime.state.states import Key
 from ckpt_runtime.state.stored_rows import USER_KEY_PREFIX, schema_from_json, without_prefix
 
 Entry: TypeAlias = tuple[bytes, bytes]
-NewTable: TypeAlias = Callable[[], AggregateTable]
 
 
 class StoredForm(Protocol):
@@ -41,17 +47,15 @@ class StoredForm(Protocol):
         """Entries of stored rows in the present schema, those of one key standing together."""
 
 
-def stored_form(
-    name: str, entry: StateEntry, owned: KeyGroupRange, max_parallelism: int, new_table: NewTable | None = None
-) -> StoredForm:
-    """``new_table`` makes the table of an aggregate that somebody has asked for."""
+def stored_form(name: str, entry: StateEntry, owned: KeyGroupRange, max_parallelism: int) -> StoredForm:
+    """Of the state ``entry``, whose rows may have been written in several schemas."""
     if entry.kind == "rows":
         chunks = ChunkCodec(name, entry.id, entry.schemas(), entry.current)
         runs = RunCodec(name, entry.id, entry.schemas(), entry.current, owned, max_parallelism)
         return ChunksForm(name, chunks, runs, owned, max_parallelism)
     if entry.kind == "aggregate":
         codec = ColumnarCodec(name, entry.id, entry.schemas(), entry.current, owned, max_parallelism)
-        return _AggregateForm(name, entry, codec, new_table)
+        return _AggregateForm(entry, codec)
     return _RowsForm(entry, KeyCodec(schema_from_json(entry.descriptor.get("key_schema")), owned, max_parallelism))
 
 
@@ -110,7 +114,7 @@ class _RowsForm:
             tail = number_tail(elements) if is_list else self._tails.encode(part[0][: self._user_key])
             yield prefix + tail, self._rows.encode(part)
             elements += 1
-        yield prefix, Split(elements, elements).encode()
+        yield prefix, SplitList(elements, elements).encode()
 
     def _rows_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Row]]:
         """Each row's key, and what lies behind it."""
@@ -128,28 +132,16 @@ def _no_stamp_yet() -> Any:
 class _AggregateForm:
     """One row per key."""
 
-    def __init__(self, name: str, entry: StateEntry, codec: ColumnarCodec, new_table: NewTable | None) -> None:
-        self._name = name
-        self._entry = entry
+    def __init__(self, entry: StateEntry, codec: ColumnarCodec) -> None:
+        self._descriptor = entry.descriptor
+        self._current = entry.current
         self._codec = codec
-        self._new_table = new_table
 
     def batches(self, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
         entries = iter(entries)
         while piece := list(islice(entries, BATCH)):
             for schema_id, rows in self._codec.decode(piece):
-                yield rows if schema_id == self._entry.current else self._evolved(schema_id, rows)
-
-    def _evolved(self, schema_id: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """What has been added since is neutral, which its table knows."""
-        if self._new_table is None:
-            raise StateSchemaError(
-                f"state {self._name!r} has rows of several schemas, and no operator asks for it: it is written in the "
-                "backend's own form only"
-            )
-        table = self._new_table()
-        table.load(self._entry.descriptors[schema_id], rows)
-        return table.rows(np.arange(len(table)))
+                yield rows if schema_id == self._current else evolved_rows(self._descriptor, rows)
 
     def entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Entry]:
         for batch in batches:

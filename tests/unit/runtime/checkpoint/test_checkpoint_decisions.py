@@ -20,8 +20,8 @@ from ckpt_runtime.checkpoint.request_decider import (
     CAPACITY,
     CheckpointRequestDecider,
     Load,
+    RequestVerdict,
     TriggerRequest,
-    Verdict,
 )
 from ckpt_runtime.checkpoint.shared_state_registry import (
     FileGivenUpError,
@@ -58,7 +58,7 @@ class TestRequestDecider:
             assert decider.offer(entry) is None
         order = [decider.next(IDLE, 0)[1].sequence for _ in range(5)]
         assert order == [5, 4, 3, 2, 1]
-        assert decider.next(IDLE, 0) == (Verdict.WAIT, None)
+        assert decider.next(IDLE, 0) == (RequestVerdict.WAIT, None)
 
     @pytest.mark.parametrize(
         "load",
@@ -71,7 +71,7 @@ class TestRequestDecider:
     def test_waits(self, load):
         decider = CheckpointRequestDecider()
         decider.offer(request(1))
-        assert decider.next(load, 0) == (Verdict.WAIT, None)
+        assert decider.next(load, 0) == (RequestVerdict.WAIT, None)
         assert not decider.is_empty
 
     @pytest.mark.row("76.9")
@@ -79,16 +79,16 @@ class TestRequestDecider:
         busy = replace(IDLE, pending=1)
         decider = CheckpointRequestDecider()
         decider.offer(request(1, SAVEPOINT))
-        assert decider.next(replace(busy, savepoints_wait=True), 0) == (Verdict.WAIT, None)
-        assert decider.next(busy, 0)[0] is Verdict.GO
+        assert decider.next(replace(busy, savepoints_wait=True), 0) == (RequestVerdict.WAIT, None)
+        assert decider.next(busy, 0)[0] is RequestVerdict.GO
 
     def test_only_periodic_ones_keep_the_pause(self):
         load = Load(triggering=False, cleaning=0, pending=0, max_concurrent=1, pause_ends_at=10)
         decider = CheckpointRequestDecider()
         decider.offer(request(1, periodic=True))
-        assert decider.next(load, 9)[0] is Verdict.TOO_EARLY
+        assert decider.next(load, 9)[0] is RequestVerdict.TOO_EARLY
         decider.offer(request(2))
-        assert decider.next(load, 9)[0] is Verdict.GO
+        assert decider.next(load, 9)[0] is RequestVerdict.GO
 
     def test_capacity(self):
         decider = CheckpointRequestDecider()

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode, code_of
-from ckpt_runtime.cli.output import Output, duration_text, size_text, time_text
+from ckpt_runtime.cli.output import CommandOutput, duration_text, size_text, time_text
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, Unreachable
 
 
@@ -38,7 +38,7 @@ def test_on_a_terminal_tables_are_rich_and_text_is_not_markup(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    output = Output(as_json=False)
+    output = CommandOutput(as_json=False)
     assert output.decorated
     output.table([], ("NAME",), [("[red]x[/red]",)], empty="")
     assert "[red]x[/red]" in capsys.readouterr().out
@@ -47,7 +47,7 @@ def test_on_a_terminal_tables_are_rich_and_text_is_not_markup(
 
 
 def test_elsewhere_progress_is_a_line_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
-    with Output(as_json=False).progress() as show:
+    with CommandOutput(as_json=False).progress() as show:
         for text in ("CREATED", "CREATED", "RUNNING"):
             show(text)
     assert capsys.readouterr().err == "CREATED\nRUNNING\n"

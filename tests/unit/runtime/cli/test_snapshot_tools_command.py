@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.cli.exit_codes import ExitCode
 from ckpt_runtime.cli.main import main
+from ckpt_runtime.process_mark import own_mark
+from ckpt_runtime.storage.claims import Claim, Claimant, acquire, read_claim
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.metadata import encode
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from tests.support.golden import DIRECTORY
@@ -131,3 +137,52 @@ def test_convert_what_has_no_other_form(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["snapshot", "convert", str(unaligned), str(target), "--format", "canonical"]) == 2
     assert "take a savepoint" in capsys.readouterr().err
     assert not target.exists()
+
+
+def claimed(savepoint: Path, cluster: str, process: str | None = None) -> str:
+    owner = Claimant("1" * 32, cluster, savepoint.parent.as_uri(), process)
+    acquire(resolve(str(savepoint)), Claim(owner, savepoint.as_uri()))
+    return owner.job_id
+
+
+def owner_of(savepoint: Path) -> Claimant:
+    claim = read_claim(resolve(str(savepoint)))
+    assert claim is not None
+    return claim.owner
+
+
+@pytest.mark.row("203.12")
+def test_release_of_what_a_job_elsewhere_has_claimed(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["snapshot", "release", str(savepoint)]) == ExitCode.NOT_FOUND
+    assert "nobody has claimed" in capsys.readouterr().err
+    job = claimed(savepoint, "session a", "another-boot/pid:[1]/7/7")
+    for said in ([], ["--owner-is-dead", "2" * 32]):
+        assert main(["snapshot", "release", str(savepoint), *said]) == ExitCode.CONFLICT
+        assert f"--owner-is-dead {job}" in capsys.readouterr().err
+    assert not owner_of(savepoint).is_over
+    assert main(["snapshot", "release", str(savepoint), "--owner-is-dead", job, "--json"]) == 0
+    assert printed(capsys) == {"place": savepoint.as_uri(), "job": job, "cluster": "session a"}
+    assert owner_of(savepoint).is_over
+    assert main(["snapshot", "release", str(savepoint)]) == 0
+
+
+@pytest.mark.row("203.12")
+def test_release_while_the_owner_lives(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = claimed(savepoint, "session a", own_mark())
+    assert main(["snapshot", "release", str(savepoint), "--owner-is-dead", job]) == ExitCode.CONFLICT
+    assert "its session is a process of this machine" in capsys.readouterr().err
+    assert not owner_of(savepoint).is_over
+
+
+@pytest.mark.row("203.12")
+def test_release_of_what_a_stored_job_has_claimed(
+    savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = HaStore(str(tmp_path / "ha"))
+    job = claimed(savepoint, store.root.url)
+    store.jobs.put(StoredJob(job, {}, {}), b"archive")
+    assert main(["snapshot", "release", str(savepoint), "--owner-is-dead", job]) == ExitCode.CONFLICT
+    assert "whose leader runs it" in capsys.readouterr().err
+    store.jobs.remove(job)
+    assert main(["snapshot", "release", str(savepoint), "--owner-is-dead", job]) == 0
+    assert owner_of(savepoint).is_over

@@ -14,7 +14,7 @@ import pytest
 
 from ckpt_runtime.cli.exit_codes import ExitCode, code_of
 from ckpt_runtime.cli.framework import Cli, Settings
-from ckpt_runtime.cli.output import Output
+from ckpt_runtime.cli.output import CommandOutput
 from ckpt_runtime.cli.snapshot_commands import StartedOperation
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
@@ -191,7 +191,7 @@ class TestOperationsOfJobsThatDoNotRun:
         def answer(request: httpx.Request) -> dict[str, Any]:
             return failed if "/savepoints/" in request.url.path else details
 
-        cli = Cli(Settings(url="http://flink:8081"), Output(as_json=True))
+        cli = Cli(Settings(url="http://flink:8081"), CommandOutput(as_json=True))
         cli._client = answering(answer)
         try:
             StartedOperation(cli, "savepoint", TRIGGER, UNKNOWN).wait("taking a savepoint", False, 30.0)

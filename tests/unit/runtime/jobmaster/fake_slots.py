@@ -49,9 +49,9 @@ from ckpt_runtime.network.control_doors import Door, Message
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     AcknowledgeCheckpoint,
-    Cancel,
+    CancelDeployment,
     Canceled,
-    Deploy,
+    DeploySubtasks,
     TaskFailure,
     TaskStateChanged,
     TriggerCheckpoint,
@@ -163,13 +163,13 @@ class FakeWorker:
 
     def obey(self, message: WorkerCommand) -> None:
         match message:
-            case Deploy():
+            case DeploySubtasks():
                 self.deployments.append(message.deployment)
                 self.state(TaskState.INITIALIZING)
                 self.state(TaskState.RUNNING)
             case TriggerCheckpoint():
                 self.acknowledge(message)
-            case Cancel():
+            case CancelDeployment():
                 self.peer.send(Canceled(self.number, ended=True))
 
     def acknowledge(self, message: TriggerCheckpoint) -> None:

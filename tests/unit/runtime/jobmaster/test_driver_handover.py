@@ -18,7 +18,7 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.jobmaster.gateway import JobStatus, NotReady, SavepointFormat
 from ckpt_runtime.jobmaster.job_record import DurableRecord
-from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.network.control_messages import (
     AcknowledgeCheckpoint,
     NotifyCheckpointComplete,
@@ -81,7 +81,7 @@ class TestFormerLeader:
             await checkpoint(job)
             workers = world.active()
             fence.close_after(monkeypatch, "checkpoints", LOST)
-            with pytest.raises(OperationFailed):
+            with pytest.raises(OperationFailure):
                 await checkpoint(job)
             await world.status(job, JobStatus.SUSPENDED)
             for worker in workers:
@@ -106,7 +106,7 @@ class TestFormerLeader:
             found_by(driver(tmp_path, 2))
             for worker in workers:
                 worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
-            with pytest.raises(OperationFailed):
+            with pytest.raises(OperationFailure):
                 await late
             await world.status(job, JobStatus.SUSPENDED)
             assert (tmp_path / "checkpoints" / JOB / "chk-1" / "_metadata").exists()
@@ -466,7 +466,7 @@ class TestStopWithSavepoint:
             await world.until(lambda: all(len(worker.peer.of(NotifyCheckpointComplete)) == 2 for worker in workers))
             await world.until(lambda: list(store.pointers(JOB).list()) == [2])
             await crash(job)
-            with pytest.raises(OperationFailed):
+            with pytest.raises(OperationFailure):
                 await stopping
 
             found = found_by(driver(tmp_path, 2))

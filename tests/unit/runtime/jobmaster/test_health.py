@@ -20,7 +20,7 @@ from ckpt_runtime.jobmaster.gateway import (
     VertexDetails,
     VertexPressure,
 )
-from ckpt_runtime.jobmaster.health import JobHealth, Verdict, job_health
+from ckpt_runtime.jobmaster.health import HealthVerdict, JobHealth, job_health
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 NOW = 10_000_000
@@ -69,17 +69,17 @@ class Job:
 
 def test_a_job_that_makes_its_checkpoints_is_healthy() -> None:
     found = Job().completed().completed(400).pressed(0.1, 0.2).health()
-    assert (found.verdict, found.reasons) == (Verdict.HEALTHY, ())
+    assert (found.verdict, found.reasons) == (HealthVerdict.HEALTHY, ())
     assert (found.success_rate, found.ended, found.checkpoint_age_ms) == (1.0, 2, 400)
     assert (found.backpressure, found.backpressured_vertex) == (0.2, "Source")
 
 
 def test_some_failures_degrade_and_nothing_but_failures_is_unhealthy() -> None:
     job = Job().completed().failed()
-    assert (job.health().verdict, job.health().success_rate) == (Verdict.DEGRADED, 0.5)
+    assert (job.health().verdict, job.health().success_rate) == (HealthVerdict.DEGRADED, 0.5)
     assert job.health().reasons == ("1 of the last 2 checkpoints have failed",)
     only = Job(running_ms=1_000).failed().failed().health()
-    assert (only.verdict, only.reasons) == (Verdict.UNHEALTHY, ("none of the last 2 checkpoints has completed",))
+    assert (only.verdict, only.reasons) == (HealthVerdict.UNHEALTHY, ("none of the last 2 checkpoints has completed",))
 
 
 @pytest.mark.parametrize("reason", [Reason.CHECKPOINT_SUBSUMED, Reason.CHECKPOINT_COORDINATOR_SUSPEND])
@@ -89,24 +89,24 @@ def test_what_was_given_up_for_something_else_is_no_failure(reason: Reason) -> N
 
 def test_savepoints_tell_nothing_of_the_job() -> None:
     found = Job().completed().failed(kind=CheckpointType.SAVEPOINT).health()
-    assert (found.verdict, found.ended) == (Verdict.HEALTHY, 1)
+    assert (found.verdict, found.ended) == (HealthVerdict.HEALTHY, 1)
 
 
-@pytest.mark.parametrize(("ago_ms", "verdict"), [(LATE, Verdict.HEALTHY), (LATE + 1, Verdict.UNHEALTHY)])
-def test_a_last_checkpoint_may_be_two_intervals_and_a_timeout_old(ago_ms: int, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("ago_ms", "verdict"), [(LATE, HealthVerdict.HEALTHY), (LATE + 1, HealthVerdict.UNHEALTHY)])
+def test_a_last_checkpoint_may_be_two_intervals_and_a_timeout_old(ago_ms: int, verdict: HealthVerdict) -> None:
     assert Job().completed(ago_ms).health().verdict is verdict
 
 
 def test_a_job_has_as_long_for_its_first_one_and_after_each_restart() -> None:
-    assert Job(running_ms=LATE).health().verdict is Verdict.HEALTHY
+    assert Job(running_ms=LATE).health().verdict is HealthVerdict.HEALTHY
     assert Job(running_ms=LATE + 1).health().reasons == ("no checkpoint has completed, with an interval of 10000 ms",)
-    assert Job(running_ms=LATE).completed(10 * LATE).health().verdict is Verdict.HEALTHY
+    assert Job(running_ms=LATE).completed(10 * LATE).health().verdict is HealthVerdict.HEALTHY
 
 
 def test_without_periodic_checkpoints_none_is_missed() -> None:
     job = Job()
     job.settings = replace(SETTINGS, interval_ms=None)
-    assert job.health().verdict is Verdict.HEALTHY
+    assert job.health().verdict is HealthVerdict.HEALTHY
 
 
 def test_a_restart_is_news_for_five_minutes() -> None:
@@ -115,26 +115,26 @@ def test_a_restart_is_news_for_five_minutes() -> None:
     assert job.health().reasons == ("it has restarted 2 times, last 40 s ago",)
     later = Job().completed()
     later.restarts = 2
-    assert (later.health().verdict, later.health().restarts) == (Verdict.HEALTHY, 2)
+    assert (later.health().verdict, later.health().restarts) == (HealthVerdict.HEALTHY, 2)
 
 
 def test_back_pressure_names_the_vertex() -> None:
     found = Job().completed().pressed(0.1, 0.75).health()
-    assert (found.verdict, found.reasons) == (Verdict.DEGRADED, ("Source cannot send for 75% of the time",))
+    assert (found.verdict, found.reasons) == (HealthVerdict.DEGRADED, ("Source cannot send for 75% of the time",))
 
 
 @pytest.mark.parametrize(
     ("status", "verdict"),
     [
-        (JobStatus.CREATED, Verdict.DEGRADED),
-        (JobStatus.RESTARTING, Verdict.DEGRADED),
-        (JobStatus.FAILING, Verdict.UNHEALTHY),
-        (JobStatus.FAILED, Verdict.UNHEALTHY),
-        (JobStatus.FINISHED, Verdict.HEALTHY),
-        (JobStatus.CANCELED, Verdict.HEALTHY),
+        (JobStatus.CREATED, HealthVerdict.DEGRADED),
+        (JobStatus.RESTARTING, HealthVerdict.DEGRADED),
+        (JobStatus.FAILING, HealthVerdict.UNHEALTHY),
+        (JobStatus.FAILED, HealthVerdict.UNHEALTHY),
+        (JobStatus.FINISHED, HealthVerdict.HEALTHY),
+        (JobStatus.CANCELED, HealthVerdict.HEALTHY),
     ],
 )
-def test_what_does_not_run_is_judged_by_its_state(status: JobStatus, verdict: Verdict) -> None:
+def test_what_does_not_run_is_judged_by_its_state(status: JobStatus, verdict: HealthVerdict) -> None:
     found = Job(status).failed().health()
     assert (found.verdict, found.status) == (verdict, status)
-    assert bool(found.reasons) is (verdict is not Verdict.HEALTHY)
+    assert bool(found.reasons) is (verdict is not HealthVerdict.HEALTHY)

@@ -19,18 +19,18 @@ from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway import CheckpointKind, InvalidRequest, JobStatus, SavepointFormat
 from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.job_record import JobRecord
-from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.network.agent_messages import KillWorker, ProcessIdentity, RegisterWorker
 from ckpt_runtime.network.control_doors import encode
 from ckpt_runtime.network.control_messages import (
-    Cancel,
+    CancelDeployment,
     Canceled,
     DeclineCheckpoint,
-    Deploy,
     DeploymentFailed,
-    EndOfDataReached,
+    DeploySubtasks,
+    EndOfDataReport,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     TaskFailure,
@@ -67,7 +67,7 @@ def test_a_job_gets_slots_is_deployed_and_runs(tmp_path: Path) -> None:
         assert world.slots.launched == [2]
         first, second = world.active()
         assert (first.subtasks, second.subtasks) == ([("s", 0), ("k", 0)], [("s", 1), ("k", 1)])
-        assert [len(worker.peer.of(Deploy)) for worker in (first, second)] == [1, 1]
+        assert [len(worker.peer.of(DeploySubtasks)) for worker in (first, second)] == [1, 1]
         assert job.details().state_timestamps_ms[JobStatus.RUNNING] > 0
         assert job.result().status is None
 
@@ -78,7 +78,7 @@ def test_a_cancelled_job_ends_when_its_workers_say_so_and_gives_its_slots_back(t
     async def test(world: World) -> None:
         job = world.start_job()
         await world.running(job)
-        world.ignored = (Cancel,)
+        world.ignored = (CancelDeployment,)
         job.cancel()
         assert job.status is JobStatus.CANCELLING
         for worker in world.active():
@@ -167,7 +167,7 @@ def test_a_worker_that_cannot_end_its_subtasks_is_replaced(tmp_path: Path) -> No
     async def test(world: World) -> None:
         job = world.start_job()
         await world.running(job)
-        world.ignored = (Cancel,)
+        world.ignored = (CancelDeployment,)
         job.cancel()
         for worker in world.active():
             worker.peer.send(Canceled(worker.number, ended=False))
@@ -241,7 +241,7 @@ class TestFailures:
                 assert worker.deployment.attempt == 1
             (entry,) = job.exception_history(10).entries
             assert (entry.failure.message, entry.task_name) == ("boom", "count (1/2)")
-            assert [worker.peer.of(Deploy)[-1].archive for worker in world.active()] == [None, None]
+            assert [worker.peer.of(DeploySubtasks)[-1].archive for worker in world.active()] == [None, None]
 
         run(tmp_path, test)
 
@@ -296,7 +296,7 @@ class TestFailures:
         async def test(world: World) -> None:
             job = world.start_job(**RESTARTING)
             await world.running(job)
-            world.ignored = (Cancel,)
+            world.ignored = (CancelDeployment,)
             first, second = world.active()
             first.fail("first", only="s")
             await world.status(job, JobStatus.RESTARTING)
@@ -343,14 +343,14 @@ class TestFailures:
             await world.running(job)
             assert world.active()[0].peer.registration.worker != known
             assert job.exception_history(1).entries[0].failure.exception == "WorkerLostException"
-            assert world.active()[0].peer.of(Deploy)[0].archive == b"archive"
-            assert world.active()[1].peer.of(Deploy)[-1].archive is None
+            assert world.active()[0].peer.of(DeploySubtasks)[0].archive == b"archive"
+            assert world.active()[1].peer.of(DeploySubtasks)[-1].archive is None
 
         run(tmp_path, test)
 
     def test_a_deployment_that_fails_is_a_failure_of_its_subtasks(self, tmp_path: Path) -> None:
         def fail_once(worker: FakeWorker, message: WorkerCommand) -> bool:
-            if not isinstance(message, Deploy) or message.deployment.attempt or worker.index:
+            if not isinstance(message, DeploySubtasks) or message.deployment.attempt or worker.index:
                 return False
             worker.deployments.append(message.deployment)
             worker.peer.send(DeploymentFailed(worker.number, TaskFailure(FailureInfo("ImportError", "no"))))
@@ -410,8 +410,8 @@ class TestFailures:
                 "a worker sends no message 'RegisterWorker' here",
             ),
             (
-                b"\x82\xa4type\xb0EndOfDataReached\xaadeployment\xa1x",
-                "the message EndOfDataReached of a worker is malformed: Expected `int`, got `str`",
+                b"\x82\xa4type\xafEndOfDataReport\xaadeployment\xa1x",
+                "the message EndOfDataReport of a worker is malformed: Expected `int`, got `str`",
             ),
             (b"\xff\x00 noise", "what a worker sent is no message"),
         ],
@@ -490,7 +490,7 @@ class TestCheckpoints:
             world.on_message = decline
             job = world.start_job(execution__checkpointing__tolerable_failed_checkpoints="9")
             await world.running(job)
-            with pytest.raises(OperationFailed, match="not now"):
+            with pytest.raises(OperationFailure, match="not now"):
                 await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
             await world.until(lambda: all(worker.peer.of(NotifyCheckpointAborted) for worker in world.active()))
             assert job.status is JobStatus.RUNNING
@@ -502,7 +502,7 @@ class TestCheckpoints:
             world.ignored = (TriggerCheckpoint,)
             job = world.start_job(execution__checkpointing__timeout="10 ms")
             await world.running(job)
-            with pytest.raises(OperationFailed, match="expired"):
+            with pytest.raises(OperationFailure, match="expired"):
                 await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
             await world.status(job, JobStatus.FAILED)
             assert "tolerable" in job.exception_history(1).entries[0].failure.message
@@ -511,11 +511,11 @@ class TestCheckpoints:
 
     def test_a_request_before_all_tasks_run_is_refused(self, tmp_path: Path) -> None:
         async def test(world: World) -> None:
-            world.ignored = (Deploy,)
+            world.ignored = (DeploySubtasks,)
             job = world.start_job()
-            with pytest.raises(OperationFailed, match="Not all required tasks"):
+            with pytest.raises(OperationFailure, match="Not all required tasks"):
                 await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
-            with pytest.raises(OperationFailed, match="not running"):
+            with pytest.raises(OperationFailure, match="not running"):
                 await job.stop_with_savepoint(str(tmp_path), SavepointFormat.NATIVE, drain=False)
 
         run(tmp_path, test)
@@ -549,7 +549,7 @@ class TestCheckpoints:
                 for _ in range(2)
             )
             await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
-            with pytest.raises(OperationFailed, match="Another stop is in progress"):
+            with pytest.raises(OperationFailure, match="Another stop is in progress"):
                 await job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=True)
             second.cancel()
             third = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
@@ -569,7 +569,7 @@ class TestCheckpoints:
             stopping = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
             await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
             world.active()[0].fail("commit", only="k")
-            with pytest.raises(OperationFailed, match=r"savepoint: .*savepoint-"):
+            with pytest.raises(OperationFailure, match=r"savepoint: .*savepoint-"):
                 await stopping
             assert job.status is JobStatus.FAILED
 
@@ -577,11 +577,11 @@ class TestCheckpoints:
 
     def test_end_of_data_that_comes_while_others_are_deployed_is_not_lost(self, tmp_path: Path) -> None:
         def ends_early(worker: FakeWorker, message: WorkerCommand) -> bool:
-            if not isinstance(message, Deploy) or worker.index == 1:
+            if not isinstance(message, DeploySubtasks) or worker.index == 1:
                 return False
             worker.obey(message)
             for vertex_id, subtask in worker.subtasks:
-                worker.peer.send(EndOfDataReached(worker.number, vertex_id, subtask))
+                worker.peer.send(EndOfDataReport(worker.number, vertex_id, subtask))
             return True
 
         async def test(world: World) -> None:
@@ -589,7 +589,7 @@ class TestCheckpoints:
             job = world.start_job()
             await world.running(job)
             for vertex_id in ("s", "k"):
-                world.active()[1].peer.send(EndOfDataReached(world.active()[1].number, vertex_id, 1))
+                world.active()[1].peer.send(EndOfDataReport(world.active()[1].number, vertex_id, 1))
             await world.until(lambda: job.checkpoint_statistics().counts.completed == 1)
 
         run(tmp_path, test)
@@ -633,7 +633,7 @@ def test_suspending_tells_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) ->
         await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
         job.suspend()
         assert job.status is JobStatus.SUSPENDED
-        await world.until(lambda: all(worker.peer.of(Cancel) for worker in world.active()))
+        await world.until(lambda: all(worker.peer.of(CancelDeployment) for worker in world.active()))
         assert (world.directory / "checkpoints" / JOB / "chk-1" / "_metadata").exists()
 
     run(tmp_path, test)

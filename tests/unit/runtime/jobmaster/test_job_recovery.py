@@ -39,9 +39,9 @@ from ckpt_runtime.jobmaster.gateway import (
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
-from ckpt_runtime.jobmaster.operations import OperationFailed
+from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.snapshot_claims import claim_snapshot
-from ckpt_runtime.network.control_messages import Cancel, NotifyCheckpointComplete, TriggerCheckpoint
+from ckpt_runtime.network.control_messages import CancelDeployment, NotifyCheckpointComplete, TriggerCheckpoint
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
@@ -447,7 +447,7 @@ class TestCrashAtEveryWrite:
                 await world.until(
                     lambda: JOB not in store.jobs.list_ids() and not store.results.list_ids(dirty_only=True)
                 )
-        except (TimeoutError, NotReady, OperationFailed):
+        except (TimeoutError, NotReady, OperationFailure):
             pass
         for job in world.jobs:
             await crash(job)
@@ -703,13 +703,13 @@ class TestZombie:
             assert [entry.checkpoint.id for entry in submission.history.checkpoints] == [first]
             for worker in world.active():
                 worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
-            with pytest.raises(OperationFailed, match="shutdown"):
+            with pytest.raises(OperationFailure, match="shutdown"):
                 await late
             with pytest.raises(NotReady, match="another driver leads"):
                 await job.patch_checkpoint_config(PATCH)
             for worker in world.active():
                 assert [message.checkpoint_id for message in worker.peer.of(NotifyCheckpointComplete)] == [first]
-            with pytest.raises(OperationFailed, match="shutdown"):
+            with pytest.raises(OperationFailure, match="shutdown"):
                 await checkpoint(job)
 
         run(tmp_path, test)
@@ -745,8 +745,8 @@ class TestZombie:
             await checkpoint(job)
             leads.clear()
             job.cancel()
-            await world.until(lambda: all(worker.peer.of(Cancel) for worker in world.active()))
-            with pytest.raises(OperationFailed):
+            await world.until(lambda: all(worker.peer.of(CancelDeployment) for worker in world.active()))
+            with pytest.raises(OperationFailure):
                 await checkpoint(job)
             assert names(tmp_path) == ["chk-1"]
             found = found_by(driver(tmp_path, 2))
@@ -776,7 +776,7 @@ class TestStop:
                 lambda: all(len(worker.peer.of(NotifyCheckpointComplete)) == 2 for worker in world.active())
             )
             await crash(job)
-            with pytest.raises(OperationFailed):
+            with pytest.raises(OperationFailure):
                 await stopping
             (savepoint,) = (tmp_path / "savepoints").iterdir()
             recovered = await taken_over(world, driver(tmp_path, 2))
@@ -797,7 +797,7 @@ class TestStop:
             find_jobs(driver(tmp_path, 2), Configuration())
             for worker in world.active():
                 worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
-            with pytest.raises(OperationFailed, match="shutdown"):
+            with pytest.raises(OperationFailure, match="shutdown"):
                 await stopping
             assert all(len(worker.peer.of(NotifyCheckpointComplete)) == 1 for worker in world.active())
 

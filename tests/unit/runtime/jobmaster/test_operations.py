@@ -11,7 +11,7 @@ import pytest
 
 from ckpt_runtime.jobmaster import operations
 from ckpt_runtime.jobmaster.gateway import OperationKind, OperationNotFound, OperationStatus
-from ckpt_runtime.jobmaster.operations import OperationFailed, OperationStore
+from ckpt_runtime.jobmaster.operations import OperationFailure, OperationStore
 
 SAVEPOINT = OperationKind.SAVEPOINT
 DONE = OperationStatus(True, location="file:///sp")
@@ -79,7 +79,7 @@ def test_a_known_trigger_starts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "traced"), [(OperationFailed("it expired"), False), (ValueError("it expired"), True)]
+    ("error", "traced"), [(OperationFailure("it expired"), False), (ValueError("it expired"), True)]
 )
 def test_a_failure_is_an_outcome_with_its_cause(error: Exception, traced: bool) -> None:
     """The trace of an expected failure leads through nothing that a client knows."""

@@ -21,21 +21,21 @@ from ckpt_runtime.network.agent_messages import (
     ProcessIdentity,
     RegisterAgent,
     RegisterWorker,
-    Shutdown,
+    ShutdownAgent,
     SpawnWorker,
     WorkerExited,
 )
 from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     DeploymentMessage,
-    EndOfDataReached,
+    EndOfDataReport,
     FollowAgent,
     Following,
     WorkerHeartbeat,
 )
 
 LONG_AGO = -1e9
-ENDED = EndOfDataReached(1, "v", 0)
+ENDED = EndOfDataReport(1, "v", 0)
 M = TypeVar("M")
 TIMEOUT_S = 60
 
@@ -134,7 +134,7 @@ class World:
         loop = asyncio.get_running_loop()
         if isinstance(message, SpawnWorker):
             loop.call_soon(self.worker, agent.slot, message.worker)
-        elif isinstance(message, Shutdown):
+        elif isinstance(message, ShutdownAgent):
             stage = agent.registration.stage
             loop.call_soon(self.ended[stage], stage, None)
 
@@ -505,7 +505,7 @@ class TestWorkers:
             assert slot.worker is not None
             assert slot.spare is not None
             for worker in slot.workers:
-                with pytest.raises(MalformedMessageError, match="EndOfDataReached came from a worker that was"):
+                with pytest.raises(MalformedMessageError, match="EndOfDataReport came from a worker that was"):
                     world.pool.peer_message(worker.peer, ENDED)
                 with pytest.raises(MalformedMessageError, match="follows an agent, and was not asked to"):
                     world.pool.peer_message(worker.peer, Following())
@@ -552,7 +552,7 @@ class TestWorkers:
             first = world.agents["0-0"]
             second = world.agent(0)
             assert second.closed
-            assert second.sent == [Shutdown()]
+            assert second.sent == [ShutdownAgent()]
             assert world.pool.all() == (slot,)
             assert slot.agent is first
             assert owner.events == []
@@ -615,7 +615,7 @@ class TestLosses:
             assert len(owner.events) == 2
             assert "its slot agent was lost: reset" in str(owner.events)
             assert "its barrier stage lost a task" in str(owner.events)
-            assert world.agents["0-1"].of(Shutdown)
+            assert world.agents["0-1"].of(ShutdownAgent)
             assert world.pool.all() == (elsewhere,)
             assert other.events == []
             assert all(peer.closed for worker, peer in world.workers.items() if worker.startswith("0-"))
@@ -646,7 +646,7 @@ class TestLosses:
             world.lose(world.agent(0, 0))
             late = world.agent(0, 1)
             assert late.closed
-            assert late.sent == [Shutdown()]
+            assert late.sent == [ShutdownAgent()]
             assert world.pool.total == 0
             request.cancel()
 
@@ -760,7 +760,7 @@ class TestAdoption:
                 slot.worker.used = True
             used = [slot.worker.worker_id for slot in held if slot.worker is not None]
             world.lose(world.agents["0-0"])
-            (shutdown,) = world.agents["0-1"].of(Shutdown)
+            (shutdown,) = world.agents["0-1"].of(ShutdownAgent)
             assert len(shutdown.keep) == 1
             assert set(shutdown.keep) < spares
             slots = await world.pool.acquire(owner, 2, held)
@@ -852,7 +852,7 @@ class TestAdoption:
             first = world.agent(0)
             world.lose(first)
             worker_id = first.of(SpawnWorker)[0].worker
-            assert first.of(Shutdown) == [Shutdown((worker_id,))]
+            assert first.of(ShutdownAgent) == [ShutdownAgent((worker_id,))]
             worker = world.worker("0-0", worker_id)
             worker.send = lambda message: world.work(worker, message)  # type: ignore[method-assign]
             world.automatic = True
@@ -882,7 +882,7 @@ class TestAdoption:
             world.pool.release(slot)
             clock.now += 100
             world.pool.check()
-            assert world.agents["0-0"].of(Shutdown) == [Shutdown()]
+            assert world.agents["0-0"].of(ShutdownAgent) == [ShutdownAgent()]
             assert all(worker.closed for worker in world.workers.values())
 
         run_idle(test, machine="m")
@@ -959,7 +959,7 @@ class TestIdle:
             clock.now += 41
             world.pool.check()
             assert world.pool.total == 0
-            assert all(world.agents[f"0-{index}"].of(Shutdown) for index in range(2))
+            assert all(world.agents[f"0-{index}"].of(ShutdownAgent) for index in range(2))
 
         run_idle(test)
         assert "ending barrier stage 0, which has 2 slots left: no job has used its slots for 50 s" in caplog.text
@@ -991,7 +991,7 @@ class TestIdle:
             clock.now += 100
             world.pool.check()
             assert world.pool.total == 0
-            assert agent.of(Shutdown)
+            assert agent.of(ShutdownAgent)
 
         run_idle(test, automatic=False)
 
@@ -1012,7 +1012,7 @@ def test_stopping_tells_the_agents_and_waits_for_their_stages() -> None:
     async def test(world: World) -> None:
         await world.pool.acquire(Owner(), 2, [])
         await world.pool.stop()
-        assert all(agent.of(Shutdown) for agent in world.agents.values())
+        assert all(agent.of(ShutdownAgent) for agent in world.agents.values())
         assert world.cancelled == []
 
     run(test)

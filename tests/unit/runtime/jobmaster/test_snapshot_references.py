@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ckpt_runtime.jobmaster.gateway import NoSnapshot, SnapshotInUse
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
-from ckpt_runtime.storage.claims import Claim, Claimant, acquire
+from ckpt_runtime.storage.claims import Claim, Claimant, acquire, read_claim
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import resolve
+from tests.support.snapshots import write_snapshot
 
 
 def snapshot(directory: Path) -> Path:
@@ -116,8 +122,71 @@ def test_a_snapshot_that_a_job_has_claimed_is_refused_with_what_is_known_of_it(
     owner = Claimant("1" * 32, cluster, "file:///checkpoints/x")
     acquire(resolve(str(savepoint)), Claim(owner, savepoint.as_uri()))
     living = [References(owner.job_id, "RUNNING")] if "RUNNING" in known else []
-    with pytest.raises(SnapshotInUse, match=f"{known}.*it has claimed the snapshot; .*delete .*savepoint-1/claim"):
+    with pytest.raises(SnapshotInUse, match=f"{known}.*it has claimed the snapshot; .*snapshot release .*savepoint-1"):
         dispose(str(savepoint), *living)
+
+
+CLAIMS = """
+import sys
+from ckpt_runtime.process_mark import own_mark
+from ckpt_runtime.storage.claims import Claim, Claimant, acquire
+from ckpt_runtime.storage.filesystem import resolve
+
+owner = Claimant("1" * 32, "session a", "file:///checkpoints/x", own_mark())
+acquire(resolve(sys.argv[1]), Claim(owner, sys.argv[1]))
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.row("203.12")
+def test_a_claim_goes_to_the_next_job_when_the_session_of_its_owner_is_dead(savepoint: Path) -> None:
+    savepoint.joinpath("_metadata").unlink()
+    snapshot = write_snapshot(resolve(str(savepoint)))
+
+    def claim(job_id: str, cluster: str) -> JobClaims:
+
+        async def inside() -> JobClaims:
+            with ThreadPoolExecutor(1) as pool:
+                references = SnapshotReferences(lambda: (), pool)
+                return await references.claim(snapshot, job_id, savepoint.parent.as_uri(), cluster)
+
+        return asyncio.run(inside())
+
+    session = subprocess.Popen(
+        [sys.executable, "-c", CLAIMS, savepoint.as_uri()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert session.stdout is not None
+        assert session.stdout.readline() == b"claimed\n"
+        with pytest.raises(SnapshotInUse, match="a job of session a, of which nothing is known here"):
+            claim("2" * 32, "session b")
+        os.kill(session.pid, signal.SIGSTOP)
+        with pytest.raises(SnapshotInUse):
+            claim("2" * 32, "session b")
+    finally:
+        session.kill()
+        session.communicate()
+    assert claim("2" * 32, "session b").places == (savepoint.as_uri(),)
+    with pytest.raises(SnapshotInUse, match="a job of session b"):
+        claim("3" * 32, "file:///ha/default")
+    found = read_claim(resolve(str(savepoint)))
+    assert found is not None
+    assert (found.owner.job_id, [job.job_id for job in found.earlier]) == ("2" * 32, ["1" * 32])
+    assert [path.name for path in savepoint.iterdir() if path.name.startswith("claim")] == ["claim"]
+
+
+@pytest.mark.row("203.12")
+def test_with_high_availability_the_end_of_a_process_proves_nothing(savepoint: Path) -> None:
+    savepoint.joinpath("_metadata").unlink()
+    snapshot = write_snapshot(resolve(str(savepoint)))
+
+    async def inside() -> JobClaims:
+        with ThreadPoolExecutor(1) as pool:
+            references = SnapshotReferences(lambda: (), pool)
+            return await references.claim(snapshot, "1" * 32, savepoint.parent.as_uri(), "file:///ha/default")
+
+    assert asyncio.run(inside()).claimant.process is None
 
 
 @pytest.mark.row("203.12")

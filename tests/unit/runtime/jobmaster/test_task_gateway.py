@@ -18,8 +18,8 @@ from ckpt_runtime.network.connections import message_length
 from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
-    Cancel,
-    EndOfDataReached,
+    CancelDeployment,
+    EndOfDataReport,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     SnapshotProgress,
@@ -125,7 +125,7 @@ def test_a_worker_that_was_replaced_gets_nothing_of_the_old_deployment(
     assert not gateway.cancel(0)
     assert gateway.cancel(1)
     assert fresh.messages() == []
-    assert [type(message) for message in both[1][1].messages()[1:]] == [TriggerCheckpoint, Cancel]
+    assert [type(message) for message in both[1][1].messages()[1:]] == [TriggerCheckpoint, CancelDeployment]
 
 
 def test_a_lost_slot_hosts_nothing_that_lives(gateway: TaskGateway, both: list[tuple[Slot, Wire]]) -> None:
@@ -149,13 +149,13 @@ def test_a_worker_is_heard_for_its_own_subtasks_of_the_present_deployment(
 ) -> None:
     (first, _), (second, _) = both
     measures = SubtaskMeasures("s", 0, *[0] * 6, *[0.0] * 3)
-    assert gateway.sender_of(first, EndOfDataReached(7, "s", 0)) == 0
+    assert gateway.sender_of(first, EndOfDataReport(7, "s", 0)) == 0
     assert gateway.sender_of(second, WorkerHeartbeat(7)) == 1
     assert gateway.sender_of(first, WorkerHeartbeat(7, (measures,))) == 0
-    assert gateway.sender_of(first, EndOfDataReached(6, "gone", 9)) is None
-    assert gateway.sender_of(slot(3)[0], EndOfDataReached(7, "s", 0)) is None
-    with pytest.raises(MalformedMessageError, match="EndOfDataReached of a worker names subtask 0 of vertex 's'"):
-        gateway.sender_of(second, EndOfDataReached(7, "s", 0))
+    assert gateway.sender_of(first, EndOfDataReport(6, "gone", 9)) is None
+    assert gateway.sender_of(slot(3)[0], EndOfDataReport(7, "s", 0)) is None
+    with pytest.raises(MalformedMessageError, match="EndOfDataReport of a worker names subtask 0 of vertex 's'"):
+        gateway.sender_of(second, EndOfDataReport(7, "s", 0))
     with pytest.raises(MalformedMessageError, match="WorkerHeartbeat of a worker names subtask 0 of vertex 's'"):
         gateway.sender_of(second, WorkerHeartbeat(7, (measures,)))
     progress = SnapshotProgress("s", 0, 1, 2, 3)

@@ -193,6 +193,15 @@ class TestCancelWithSavepoint:
         assert not self.ticks(job)
         assert job.one(out.InitializeLocation).properties.is_synchronous
 
+    @pytest.mark.row("147.7")
+    def test_a_stop_that_fails_behind_the_savepoint_starts_no_checkpoints_again(self):
+        job = Job().run()
+        job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
+        self.taken(job)
+        job.step(job_on.StopRequested("stop", False, "dir"))
+        assert job.one(job_out.StopFailed).request_id == "stop"
+        assert not self.ticks(job)
+
     def test_a_job_that_does_not_run_takes_none(self):
         job = Job().deploy()
         job.step(core.SavepointBeforeCancel(self.SAVEPOINT))

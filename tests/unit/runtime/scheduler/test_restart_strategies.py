@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpt_runtime.scheduler.restart_strategies import (
-    Backoff,
+    BackoffSettings,
     ExponentialDelay,
     FailureRate,
     FixedDelay,
@@ -31,7 +31,7 @@ def test_failure_rate():
 
 
 def test_a_growing_pause():
-    backoff = Backoff(10, 50, 2.0)
+    backoff = BackoffSettings(10, 50, 2.0)
     assert [backoff.pause_ms(failures) for failures in (0, 1, 2, 3, 4, 5_000)] == [0, 10, 20, 40, 50, 50]
 
 

@@ -24,7 +24,7 @@ from ckpt_runtime.storage.filesystem import Location, exists, resolve
 from pyspark_ckpt.columns import TableError
 from pyspark_ckpt.options import OptionError
 from pyspark_ckpt.reading import StateListReader, StateReader, reader_of
-from pyspark_ckpt.writing import StateWriter, writer_of
+from pyspark_ckpt.writing import StateDataWriter, writer_of
 from tests.support.golden import DIRECTORY, SOURCES
 from tests.support.snapshots import write_keyed_state
 
@@ -44,7 +44,7 @@ def rows(reader: StateReader) -> list[dict[str, Any]]:
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
-def writing(target: Location, columns: str = KEYED, **options: str) -> StateWriter:
+def writing(target: Location, columns: str = KEYED, **options: str) -> StateDataWriter:
     given: Mapping[str, str] = {"path": target.url, "operator": "op", "state": "s", **options}
     return writer_of(given, from_arrow_schema(parse_ddl(columns)), overwrite=False)
 

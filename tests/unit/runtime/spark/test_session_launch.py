@@ -13,7 +13,7 @@ import pytest
 
 from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.spark import launch
+from ckpt_runtime.spark import launch, session
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError, start_session, stop_session
 from ckpt_runtime.spark.session import TOKEN_VARIABLE, parse_arguments
 
@@ -273,3 +273,16 @@ def test_options_come_from_a_file_that_is_read_once(tmp_path: Path) -> None:
     options = parse_arguments(["--configuration-file", str(file), "-D", "env.log.max=4", "--work-dir", str(tmp_path)])
     assert options.configuration.to_dict() == {"parallelism.default": "2", "env.log.max": "4"}
     assert not file.exists()
+
+
+def test_of_a_temporary_work_directory_what_jobs_have_retained_stays(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name / "uploads").mkdir(parents=True)
+        (tmp_path / name / "uploads" / "program").touch()
+        (tmp_path / name / "checkpoints").mkdir()
+    (tmp_path / "second" / "checkpoints" / "job").mkdir()
+    for name in ("first", "second"):
+        session._keep_snapshots(tmp_path / name)
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "second", "second/checkpoints", "second/checkpoints/job",
+    ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from ckpt_runtime.network.agent_messages import (
     KillWorker,
     ProcessIdentity,
     RegisterAgent,
-    Shutdown,
+    ShutdownAgent,
     SpawnWorker,
     WorkerExited,
 )
@@ -43,6 +44,15 @@ os.rename(os.path.join(os.path.dirname(__file__), "started.partial"), os.path.di
 sys.stdin.read()
 """
 FAILING = "sys.exit(7)"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the workers' temporary files lie: a script that is kept as a worker would leave them."""
+    directory = tmp_path / "tmp"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    return directory
 
 
 @pytest.fixture
@@ -66,7 +76,7 @@ def run(test: Callable[[SlotListener], Coroutine[Any, Any, None]], *, shut_down:
         async with running_agent(driver, Spawner()) as agent:
             await test(driver)
             if shut_down:
-                driver.send(Shutdown())
+                driver.send(ShutdownAgent())
         for worker in list(agent._workers.values()):
             await asyncio.wait_for(asyncio.to_thread(worker.wait), TIMEOUT_S)
 
@@ -177,14 +187,23 @@ sys.stdin.read()
 """
 
 
-class TestTemporaryFiles:
-    @pytest.fixture(autouse=True)
-    def elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        directory = tmp_path / "tmp"
-        directory.mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(directory))
-        return directory
+ROOT = Path(__file__).parents[4]
+KILLED_AGENT = """
+import os, signal, sys, tempfile
+sys.path[:0] = [".", "runtime"]
+tempfile.tempdir = sys.argv[1]
+from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
+from ckpt_runtime.network.agent_messages import SpawnWorker
 
+class Starter:
+    def start(self, start):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+SlotAgent(AgentParameters("127.0.0.1", 1, "secret", 3), 0, Starter())._obey(SpawnWorker("w0"))
+"""
+
+
+class TestTemporaryFiles:
     @pytest.mark.parametrize("by", ["kill", "shutdown"])
     def test_they_go_with_their_worker(self, use_worker: Callable[[str], Path], elsewhere: Path, by: str) -> None:
         started = use_worker(WRITING)
@@ -202,13 +221,28 @@ class TestTemporaryFiles:
         run(test)
         assert list(elsewhere.iterdir()) == []
 
+    def test_those_of_an_agent_that_was_killed_go_with_the_next_worker_of_any(
+        self, use_worker: Callable[[str], Path], elsewhere: Path
+    ) -> None:
+        started = use_worker(WRITING)
+        killed = subprocess.run([sys.executable, "-c", KILLED_AGENT, str(elsewhere)], cwd=ROOT, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert len(os.listdir(elsewhere)) == 1
+
+        async def test(driver: SlotListener) -> None:
+            driver.send(SpawnWorker("w1"))
+            await until(started.exists)
+            assert [Path(json.loads(started.read_text())["directory"]).name] == os.listdir(elsewhere)
+
+        run(test)
+
     def test_those_of_a_worker_that_is_kept_stay(self, use_worker: Callable[[str], Path], elsewhere: Path) -> None:
         started = use_worker(WRITING + "open(os.path.dirname(__file__) + '/free', 'w').close()")
 
         async def test(driver: SlotListener) -> None:
             driver.send(SpawnWorker("w1"))
             await until(started.exists)
-            driver.send(Shutdown(("w1",)))
+            driver.send(ShutdownAgent(("w1",)))
             await until((started.parent / "free").exists)
 
         run(test, shut_down=False)
@@ -236,12 +270,11 @@ class TestTemporaryFiles:
 
 @pytest.mark.parametrize("lacking", ["space", "processes"])
 def test_a_worker_that_cannot_be_started_is_reported_and_the_agent_lives_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
     def fail(*arguments: Any, **settings: Any) -> Any:
         raise BlockingIOError("no more")
 
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if lacking == "space":
         monkeypatch.setattr(tempfile, "mkdtemp", fail)
     else:
@@ -253,7 +286,7 @@ def test_a_worker_that_cannot_be_started_is_reported_and_the_agent_lives_on(
         assert await driver.answers()
 
     run(test)
-    assert list(tmp_path.iterdir()) == []
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_a_worker_does_not_inherit_the_token_of_the_rest_api(
@@ -303,7 +336,7 @@ class TestAdoption:
             driver.send(SpawnWorker("w1"))
             await until(started.exists)
             driver.send(
-                Shutdown(
+                ShutdownAgent(
                     (
                         "w1",
                         "unknown",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.network.agent_messages import KillWorker, Shutdown, SpawnWorker
+from ckpt_runtime.network.agent_messages import KillWorker, ShutdownAgent, SpawnWorker
 from ckpt_runtime.spark import processes
 from tests.support.processes import children, command_name, living
 from tests.support.slot_agents import SlotListener, running_agent, until
@@ -46,7 +46,7 @@ def run(test: Callable[[Driver], Coroutine[Any, Any, None]], *, shut_down: bool 
         async with running_agent(driver):
             await test(driver)
             if shut_down:
-                driver.send(Shutdown())
+                driver.send(ShutdownAgent())
 
     before = set(children(os.getpid()))
     asyncio.run(inside())
@@ -139,7 +139,7 @@ def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
 
     async def test(driver: Driver) -> None:
         kept.extend(await driver.started("w1", "w2"))
-        driver.send(Shutdown(("w1",)))
+        driver.send(ShutdownAgent(("w1",)))
         await until(lambda: driver.workers["w2"] in driver.lost)
         await until(lambda: living(kept) == kept[:1])
         assert driver.workers["w1"] not in driver.lost

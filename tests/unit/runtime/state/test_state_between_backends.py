@@ -27,6 +27,12 @@ ROWS = RowBufferSpec(
     "r", pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms")), ("v", pa.list_(pa.int64()))]), ("k",), "t"
 )
 AVG = AggregateColumn("avg", "k", "a", pa.int64(), pa.float64())
+EVERY_NEUTRAL = [
+    AggregateColumn("sum", "k", "s", pa.int64(), pa.int64()),
+    AggregateColumn("min", "k", "lo", pa.int64(), pa.int64()),
+    AggregateColumn("max", "k", "hi", pa.int64(), pa.int64()),
+]
+SUM_IN_PLACE_OF_AVG = AggregateColumn("sum", "k", "a", pa.int64(), pa.int64())
 TTL = TimeToLive(10**12, lambda: 5)
 BACKENDS = ["hashmap", "rocksdb"]
 
@@ -145,6 +151,87 @@ def test_aggregates_that_were_added_are_neutral_in_rows_that_nobody_has_read(
     table.update(batch(range(10)))
     for target in BACKENDS:
         moved = made(target).restored(handles_of([now], CANONICAL)).aggregate_table("a", KEY, [COUNT, AVG])
+        counts, averages = moved.update(batch(range(20)))
+        assert counts.to_pylist() == [3] * 10 + [2] * 10
+        assert averages.to_pylist() == [float(key) for key in range(20)]
+
+
+@pytest.mark.row("203.5")
+@pytest.mark.parametrize("target", BACKENDS)
+def test_aggregates_of_several_schemas_that_nobody_asks_for_are_passed_on(
+    made: Callable[[str], Snapshots], target: str
+) -> None:
+    every = [COUNT, AVG, *EVERY_NEUTRAL]
+    rocksdb = made("rocksdb")
+    before = rocksdb.backend()
+    before.aggregate_table("a", KEY, [COUNT]).update(batch(KEYS))
+    added = rocksdb.restored(rocksdb.of(before))
+    added.aggregate_table("a", KEY, every).update(batch(range(10)))
+    unclaimed = rocksdb.restored(rocksdb.of(added))
+    handles = handles_of([unclaimed], CANONICAL)
+    moved = made(target).restored(handles)
+    again = made(target).restored(handles_of([moved], CANONICAL))
+    counts, averages, *others = again.aggregate_table("a", KEY, every).update(batch(KEYS))
+    assert counts.to_pylist() == [3] * 10 + [2] * 290
+    assert averages.to_pylist() == [float(key) for key in KEYS]
+    assert [column.to_pylist() for column in others] == [
+        [*(2 * key for key in range(10)), *range(10, 300)],
+        list(KEYS),
+        list(KEYS),
+    ]
+
+
+@pytest.mark.parametrize("target", BACKENDS)
+def test_rows_of_several_schemas_that_nobody_asks_for_are_passed_on(
+    made: Callable[[str], Snapshots], target: str
+) -> None:
+    wider = pa.schema([*ONE, ("note", pa.string())])
+    buffered = RowBufferSpec("r", pa.schema([*ROWS.schema, ("note", pa.string())]), ("k",), "t")
+    rocksdb = made("rocksdb")
+    before = rocksdb.backend()
+    fill_rows(before, ONE, ROWS, range(10))
+    added = rocksdb.restored(rocksdb.of(before))
+    fill_rows(added, wider, buffered, range(5, 15), "new")
+    unclaimed = rocksdb.restored(rocksdb.of(added))
+    moved = made(target).restored(handles_of([unclaimed], CANONICAL))
+    values, maps = moved.value_state("v", KEY, wider), moved.map_state("m", KEY, NAME, wider)
+    side = moved.row_buffers([buffered]).sides[0]
+    expected = {key: (key, "new" if key >= 5 else None) for key in range(15)}
+    assert {key: values.get((key,)) for key in range(15)} == expected
+    assert {key: dict(maps.get((key,)))[("a",)] for key in range(15)} == expected
+    notes = [(row["k"], row["note"]) for found, _ in side.living() for row in found.to_pylist()]
+    assert sorted(notes, key=str) == sorted(
+        [*((key, None) for key in range(10)), *((key, "new") for key in range(5, 15))], key=str
+    )
+
+
+def fill_rows(backend: Any, schema: pa.Schema, spec: RowBufferSpec, keys: range, *more: str) -> None:
+    values, maps = backend.value_state("v", KEY, schema), backend.map_state("m", KEY, NAME, schema)
+    for key in keys:
+        values.put((key,), (key, *more))
+        maps.put((key,), ("a",), (key, *more))
+    columns = rows(0).slice(keys.start, len(keys)).to_pydict() | ({"note": [*more] * len(keys)} if more else {})
+    came = pa.record_batch(columns, schema=spec.schema)
+    buffers = backend.row_buffers([spec])
+    buffers.sides[0].append(came, buffers.slots_of([came["k"]]), read_only(np.zeros(len(keys), dtype=np.uint8)))
+
+
+def test_an_aggregate_that_was_removed_and_comes_back_begins_anew(made: Callable[[str], Snapshots]) -> None:
+    rocksdb = made("rocksdb")
+    before = rocksdb.backend()
+    before.aggregate_table("a", KEY, [COUNT, AVG]).update(batch(KEYS))
+    without = rocksdb.restored(rocksdb.of(before))
+    without.aggregate_table("a", KEY, [COUNT])
+    handles = rocksdb.of(without)
+    assert rocksdb.restored(handles).aggregate_table("a", KEY, [COUNT, SUM_IN_PLACE_OF_AVG]).update(batch(range(2)))[
+        1
+    ].to_pylist() == [0, 1]
+    back = rocksdb.restored(handles)
+    counts, averages = back.aggregate_table("a", KEY, [COUNT, AVG]).update(batch(range(10)))
+    assert counts.to_pylist() == [2] * 10
+    assert averages.to_pylist() == [float(key) for key in range(10)]
+    for target in BACKENDS:
+        moved = made(target).restored(handles_of([back], CANONICAL)).aggregate_table("a", KEY, [COUNT, AVG])
         counts, averages = moved.update(batch(range(20)))
         assert counts.to_pylist() == [3] * 10 + [2] * 10
         assert averages.to_pylist() == [float(key) for key in range(20)]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from ckpt_runtime.storage import claims
 from ckpt_runtime.storage.claims import Claim, Claimant, ClaimedError
-from ckpt_runtime.storage.errors import AmbiguousWriteError, CorruptFileError
+from ckpt_runtime.storage.errors import AmbiguousWriteError, CorruptFileError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, resolve
 
 FIRST = Claimant("1" * 32, "file:///ha/a", "file:///checkpoints/first")
+SEEDS = 150
 SECOND = Claimant("2" * 32, "file:///ha/b", "file:///checkpoints/second")
 
 
@@ -50,7 +57,7 @@ def test_a_job_of_the_same_id_in_another_cluster_is_another_job(place: Location)
 def test_its_own_job_renews_a_claim_and_forgets_no_file(place: Location) -> None:
     claims.acquire(place, Claim(FIRST, "file:///old", ("a", "b")))
     claims.acquire(place, Claim(FIRST, "file:///new", ("b", "c")))
-    assert claims.read_claim(place) == Claim(FIRST, "file:///new", ("a", "b", "c"))
+    assert claims.read_claim(place) == Claim(FIRST, "file:///new", ("a", "b", "c"), number=1)
 
 
 def test_an_heir_takes_over_what_the_job_had_that_it_goes_on_from(place: Location) -> None:
@@ -58,7 +65,8 @@ def test_an_heir_takes_over_what_the_job_had_that_it_goes_on_from(place: Locatio
     with pytest.raises(ClaimedError):
         claims.acquire(place, Claim(SECOND, "file:///new"), heir_of=["file:///checkpoints/somebody"])
     claims.acquire(place, Claim(SECOND, "file:///new"), heir_of=[FIRST.directory])
-    assert claims.read_claim(place) == Claim(SECOND, "file:///new", ("a",), (FIRST,))
+    assert claims.read_claim(place) == Claim(SECOND, "file:///new", ("a",), (FIRST,), 1)
+    assert [path.name for path in Path(place.path).iterdir()] == ["claim"]
 
 
 @pytest.mark.parametrize("arrived", [True, False])
@@ -73,7 +81,9 @@ def test_a_lost_answer_is_settled_by_reading(place: Location, monkeypatch: pytes
     monkeypatch.setattr(claims, "publish", loses_the_answer)
     if arrived:
         claims.acquire(place, Claim(FIRST, place.url))
-        assert claims.read_claim(place) == Claim(FIRST, place.url)
+        found = claims.read_claim(place)
+        assert found is not None
+        assert found.owner == FIRST
     else:
         with pytest.raises(AmbiguousWriteError):
             claims.acquire(place, Claim(FIRST, place.url))
@@ -102,3 +112,156 @@ def test_checkpoints_where_a_job_wrote_them_are_claimed_together(path: str, plac
 def test_shared_files_lie_in_the_place_of_their_job_and_others_in_their_directory() -> None:
     assert claims.place_of_file(resolve(f"/c/{'a' * 32}/shared/chk-1-x")).path == f"/c/{'a' * 32}"
     assert claims.place_of_file(resolve("/s/savepoint-1/x")).path == "/s/savepoint-1"
+
+
+def test_who_was_let_go_of_has_a_successor_and_is_nobody_itself(place: Location) -> None:
+    claims.acquire(place, Claim(FIRST, "file:///old", ("a",)))
+    claim = claims.read_claim(place)
+    assert claim is not None
+    claims.let_go(place, claim)
+    with pytest.raises(ClaimedError):
+        claims.let_go(place, claim)
+    over = claims.read_claim(place)
+    assert over is not None
+    assert not over.owner.is_same_job(FIRST)
+    with pytest.raises(ClaimedError):
+        claims.acquire(place, Claim(FIRST, "file:///old"))
+    claims.acquire(place, Claim(SECOND, "file:///new", ("b",)), is_dead=lambda owner: owner.is_over)
+    found = claims.read_claim(place)
+    assert found is not None
+    assert (found.owner, found.files, found.earlier) == (SECOND, ("a", "b"), (over.owner,))
+
+
+# --- of several that succeed a dead owner one does, wherever each of them stops
+
+
+class Died(BaseException):
+    """The process of a claimant ends here; nothing that it would do then is done."""
+
+
+class Turns:
+    """Threads take turns, a call of the storage at a time; any of them may die at any call."""
+
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._random = Random(seed)
+        self._waiting: dict[str, threading.Event] = {}
+        self._changed = threading.Condition()
+        self._running = 0
+        self.dead: set[str] = set()
+        for name in ("publish", "replace", "read_bytes", "delete_file", "list_names"):
+            monkeypatch.setattr(claims, name, partial(self._call, getattr(claims, name)))
+
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        name = threading.current_thread().name
+        if name in self.dead:
+            raise Died
+        self._wait(name)
+        if self._random.random() < 0.08:
+            self.dead.add(name)
+            raise Died
+        result = call(*arguments)
+        if self._random.random() < 0.08:
+            self.dead.add(name)
+            raise Died
+        return result
+
+    def _wait(self, name: str) -> None:
+        event = threading.Event()
+        with self._changed:
+            self._waiting[name] = event
+            self._running -= 1
+            self._changed.notify()
+        assert event.wait(300)
+
+    def run(self, calls: dict[str, Callable[[], None]]) -> None:
+        threads = [threading.Thread(target=self._thread, args=(call,), name=name) for name, call in calls.items()]
+        self._running = len(threads)
+        for thread in threads:
+            thread.start()
+        with self._changed:
+            while self._running or self._waiting:
+                assert self._changed.wait_for(lambda: not self._running, 300)
+                if self._waiting:
+                    name = self._random.choice(sorted(self._waiting))
+                    self._running += 1
+                    self._waiting.pop(name).set()
+        for thread in threads:
+            thread.join()
+
+    def _thread(self, call: Callable[[], None]) -> None:
+        try:
+            with suppress(Died):
+                call()
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify()
+
+
+def crowd(place: Location, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], int]:
+    """Who has the place in the end and lives, and how many died. Jobs come in two waves, a dead owner before them."""
+    claims.acquire(place, Claim(FIRST, "file:///old", ("a",)))
+    with monkeypatch.context() as patched:
+        turns = Turns(seed, patched)
+        turns.dead.add(FIRST.job_id)
+        winners: list[str] = []
+
+        def claim(job_id: str) -> None:
+            owner = Claimant(job_id, "session", f"file:///{job_id}")
+            while True:
+                try:
+                    claims.acquire(place, Claim(owner, "file:///new"), is_dead=lambda other: other.job_id in turns.dead)
+                except ClaimedError:
+                    return
+                except NotFoundError:
+                    continue
+                winners.append(job_id)
+                return
+
+        for wave in range(2):
+            turns.run({job_id: partial(claim, job_id) for job_id in (f"{wave}{n}" for n in range(4))})
+    return [job_id for job_id in winners if job_id not in turns.dead], len(turns.dead) - 1
+
+
+@pytest.mark.row("203.12")
+def test_no_two_living_jobs_ever_have_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    won = died = 0
+    for seed in range(SEEDS):
+        (directory := tmp_path / str(seed)).mkdir()
+        place = resolve(str(directory))
+        living, dead = crowd(place, seed, monkeypatch)
+        assert len(living) <= 1, f"seed {seed}"
+        if living:
+            found = claims.read_claim(place)
+            assert found is not None
+            assert found.owner.job_id == living[0], f"seed {seed}"
+            assert FIRST in found.earlier
+        won, died = won + len(living), died + dead
+    assert won > SEEDS / 2
+    assert died > SEEDS
+
+
+@pytest.mark.parametrize("bug", ["without a file", "without looking again", "whoever is late deletes the file"])
+def test_the_crowd_finds_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    if bug == "without a file":
+        monkeypatch.setattr(claims, "_is_next", lambda *_: True)
+    elif bug == "without looking again":
+        read = claims.read_claim
+        seen: dict[str, Claim | None] = {}
+        monkeypatch.setattr(claims, "read_claim", lambda place: seen.setdefault(
+            f"{place.url} {threading.current_thread().name}", read(place))
+        )  # fmt: skip
+    else:
+        is_next = claims._is_next
+
+        def deletes(place: Location, name: str, *rest: Any) -> bool:
+            claims.delete_file(place.child(name))
+            return is_next(place, name, *rest)
+
+        monkeypatch.setattr(claims, "_is_next", deletes)
+    for seed in range(20 * SEEDS):
+        (directory := tmp_path / str(seed)).mkdir()
+        living, _ = crowd(resolve(str(directory)), seed, monkeypatch)
+        if len(living) > 1:
+            return
+    pytest.fail("nobody has found it")

@@ -32,7 +32,7 @@ from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.output import BufferLimits, ResultPartition, Subpartition
 from ckpt_runtime.task.restored_input import RestoredInput
 from ckpt_runtime.task.subtask import Subtask
-from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 
 
 def rows(*values: int) -> pa.RecordBatch:
@@ -237,7 +237,7 @@ class Host:
         self.waits: bool | None = None
         self.declined: list[tuple[int, str]] = []
         self.snapshots: list[tuple[int, list[OperatorSnapshot], SnapshotMeasures]] = []
-        self.written: list[Snapshot] = []
+        self.written: list[SubtaskSnapshot] = []
 
     def now_ms(self) -> int:
         return self.wall_ms
@@ -257,7 +257,7 @@ class Host:
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         self.declined.append((checkpoint_id, reason))
 
-    def write_snapshot(self, subtask: Subtask, snapshot: Snapshot) -> None:
+    def write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         self.snapshots.append((snapshot.barrier.checkpoint_id, list(snapshot.operators), snapshot.measures))
         self.written.append(snapshot)
 

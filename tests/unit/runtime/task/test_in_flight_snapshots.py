@@ -20,7 +20,7 @@ from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task import snapshot_writer
 from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
-from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from tests.unit.runtime.task.conftest import TaskKit
 
 ALL = KeyGroupRange(0, 127)
@@ -67,7 +67,7 @@ class Storage:
             CheckpointProperties(full=full), str(self.root / f"chk-{number}"), unaligned=True,
             shared_directory=str(self.root / "shared"),
         )  # fmt: skip
-        snapshot = Snapshot(
+        snapshot = SubtaskSnapshot(
             CheckpointBarrier(number, 0, options),
             tuple(OperatorSnapshot(f"op{i}", (), frozen) for i, frozen in enumerate(operators)),
             InFlight(tuple(inputs), tuple(outputs)),

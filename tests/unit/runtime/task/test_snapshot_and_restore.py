@@ -33,7 +33,7 @@ from ckpt_runtime.task.restore import (
     naming_operator,
 )
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
-from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from ckpt_runtime.task.worker import describe_error
 
 ALL = KeyGroupRange(0, 127)
@@ -74,7 +74,7 @@ class Frozen:
 def write(directory: Path | str, operators: list[OperatorSnapshot], threshold: int) -> WrittenSnapshot:
     options = CheckpointOptions(CheckpointProperties(), str(directory))
     measures = SnapshotMeasures(0, 0, 0, 0.0)
-    snapshot = Snapshot(CheckpointBarrier(1, 0, options), tuple(operators), InFlight(), measures)
+    snapshot = SubtaskSnapshot(CheckpointBarrier(1, 0, options), tuple(operators), InFlight(), measures)
     return write_snapshot(snapshot, threshold, PersistedBuffers())
 
 
@@ -270,7 +270,9 @@ def test_a_backend_without_a_canonical_form_gives_no_canonical_savepoint(tmp_pat
     properties = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL)
     options = CheckpointOptions(properties, str(tmp_path))
     operator = OperatorSnapshot("op", (), Frozen(b"x" * 100))
-    snapshot = Snapshot(CheckpointBarrier(1, 0, options), (operator,), InFlight(), SnapshotMeasures(0, 0, 0, 0.0))
+    snapshot = SubtaskSnapshot(
+        CheckpointBarrier(1, 0, options), (operator,), InFlight(), SnapshotMeasures(0, 0, 0, 0.0)
+    )
     with pytest.raises(UnsupportedBackendError, match="operator 'op'.*does not write canonical savepoints"):
         write_snapshot(snapshot, 0, PersistedBuffers())
     assert list(tmp_path.iterdir()) == []

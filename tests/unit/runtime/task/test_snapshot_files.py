@@ -25,7 +25,7 @@ from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import StateRestoreError, StateUnavailableError, create_keyed_backend
 from ckpt_runtime.task.snapshot_files import NewFiles
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
-from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from tests.support.pipelines.file_backend import FileKeyedStateBackend
 
 ALL = KeyGroupRange(0, 31)
@@ -58,7 +58,7 @@ class Job:
 
     def write(self, number: int, properties: CheckpointProperties, keyed: object = None) -> WrittenSnapshot:
         keyed = keyed or self.backend.snapshot(number, properties)
-        snapshot = Snapshot(
+        snapshot = SubtaskSnapshot(
             CheckpointBarrier(number, 0, self.options(number, properties)),
             (OperatorSnapshot("op", (), keyed),),  # type: ignore[arg-type]
             InFlight(),

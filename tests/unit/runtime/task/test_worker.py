@@ -26,12 +26,12 @@ from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
-    Cancel,
+    CancelDeployment,
     Canceled,
     DeclineCheckpoint,
-    Deploy,
     DeploymentFailed,
-    EndOfDataReached,
+    DeploySubtasks,
+    EndOfDataReport,
     FollowAgent,
     Following,
     SnapshotProgress,
@@ -47,7 +47,7 @@ from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.duplication import Means
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.snapshot_files import NewFiles
-from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from ckpt_runtime.task.worker import TaskWorker, describe_error
 
 VERTEX = "a" * 32
@@ -153,7 +153,10 @@ def test_it_ends_with_the_drivers_connection(driver: Driver) -> None:
     ("body", "told"),
     [
         (b"\x81\xa4type\xa8nonsense", "the driver sends no message 'nonsense' here"),
-        (b"\x82\xa4type\xa6Cancel\xaadeployment\xa1x", "the message Cancel of the driver is malformed"),
+        (
+            b"\x82\xa4type\xb0CancelDeployment\xaadeployment\xa1x",
+            "the message CancelDeployment of the driver is malformed",
+        ),
         (b"\xff", "what the driver sent is no message"),
         (struct.pack("<I", 1 << 31), "of 2147483648 bytes was announced"),
     ],
@@ -173,7 +176,7 @@ def test_it_follows_the_agent_that_adopts_it(driver: Driver) -> None:
 
 
 def test_a_deployment_binds_it_to_its_agent_before_anything_runs(driver: Driver) -> None:
-    driver.worker._handle(Deploy(deployment()))
+    driver.worker._handle(DeploySubtasks(deployment()))
     assert driver.tether.calls == ["work"]
     driver.receive(DeploymentFailed)
 
@@ -230,11 +233,11 @@ class TestPrograms:
 class TestDeployment:
     def test_a_program_that_cannot_be_loaded_fails_the_deployment_and_not_the_worker(self, driver: Driver) -> None:
         thread = driver.start()
-        driver.connection.send(Deploy(deployment(), archive(mdotpy="")))
+        driver.connection.send(DeploySubtasks(deployment(), archive(mdotpy="")))
         answer = driver.receive(DeploymentFailed)
         assert answer.deployment == 1
         assert "entry" in answer.failure.cause.message
-        driver.connection.send(Cancel(1))
+        driver.connection.send(CancelDeployment(1))
         assert driver.receive(Canceled) == Canceled(1, ended=True)
         driver.hang_up(thread)
 
@@ -255,7 +258,7 @@ class TestDeployment:
             driver.worker.end_of_data(present, True)  # type: ignore[arg-type]
         finally:
             driver.worker._job = None
-        assert driver.receive(EndOfDataReached) == EndOfDataReached(2, VERTEX, 0)
+        assert driver.receive(EndOfDataReport) == EndOfDataReport(2, VERTEX, 0)
 
 
 class _Ending:
@@ -287,14 +290,16 @@ def test_a_subtask_that_has_ended_leaves_no_snapshot_behind(
 ) -> None:
     subtask: Any = _Ending(ends_while_writing=ends_while_writing)
     barrier = CheckpointBarrier(5, 0, CheckpointOptions(CheckpointProperties(), str(tmp_path)))
-    snapshot = Snapshot(barrier, (OperatorSnapshot("s", (), subtask),), InFlight(), SnapshotMeasures(0, 0, 0, 0.0))
+    snapshot = SubtaskSnapshot(
+        barrier, (OperatorSnapshot("s", (), subtask),), InFlight(), SnapshotMeasures(0, 0, 0, 0.0)
+    )
     driver.worker._job = subtask
     try:
         driver.worker._write_snapshot(subtask, snapshot)
         driver.worker.end_of_data(subtask, waits=True)
     finally:
         driver.worker._job = None
-    driver.receive(EndOfDataReached)
+    driver.receive(EndOfDataReport)
     assert subtask.released == 1
     assert (subtask.written > 0) is ends_while_writing
     assert list(tmp_path.iterdir()) == []
@@ -399,7 +404,9 @@ def _snapshot_answer(
     subtask.write = write
     subtask.deployment.graph.configuration.update(configuration or {})
     barrier = CheckpointBarrier(5, 0, CheckpointOptions(CheckpointProperties(), str(directory)))
-    snapshot = Snapshot(barrier, (OperatorSnapshot("s", (), subtask),), InFlight(), SnapshotMeasures(0, 0, 0, 0.0))
+    snapshot = SubtaskSnapshot(
+        barrier, (OperatorSnapshot("s", (), subtask),), InFlight(), SnapshotMeasures(0, 0, 0, 0.0)
+    )
     driver.worker._job = subtask
     try:
         driver.worker._write_snapshot(subtask, snapshot)

@@ -33,7 +33,7 @@ def use_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 
 def launch(slots: int) -> tuple[LocalSlotProvider, Ended]:
-    provider = LocalSlotProvider()
+    provider = LocalSlotProvider(start_agent=local_slots.spawned_agent)
     ended: Ended = queue.Queue()
     provider.launch(5, slots, 1234, "secret", lambda stage, error: ended.put((stage, error)))
     return provider, ended
@@ -48,6 +48,7 @@ def test_each_agent_gets_its_parameters_and_a_good_end_is_no_error(
     for index in range(2):
         assert json.loads((tmp_path / f"{index}.json").read_text()) == {
             "driver_host": "127.0.0.1", "driver_port": 1234, "secret": "secret", "stage_id": 5,
+            "log": {"format": "text", "session": ""},
         }  # fmt: skip
     assert provider.agent_pids() == []
 

@@ -12,7 +12,7 @@ import pytest
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.rocksdb import keyed_collections
-from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, RowsCodec, Split, number_tail
+from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, RowsCodec, SplitList, number_tail
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.elements import ElementTable
 from ckpt_runtime.state.states import TimeToLive
@@ -69,7 +69,7 @@ def test_long_entries_of_earlier_versions_are_split_when_they_change(
     entries.put((1,), NUMBERS[1], (-1,))
     again = rocksdb.restored(rocksdb.of(backend))
     values, entries = again.list_state("l", KEY, ONE), again.map_state("m", KEY, ONE, ONE)
-    assert type(values._entries.get((1,))) is type(entries._entries.get((1,))) is Split
+    assert type(values._entries.get((1,))) is type(entries._entries.get((1,))) is SplitList
     assert values.get((1,)) == [*NUMBERS, (-1,)]
     assert entries.get((1,)) == {name: (-1,) if name == (1,) else name for name in NUMBERS[1:]}
 
@@ -114,11 +114,11 @@ def test_damaged_elements_are_errors() -> None:
         SPLIT + b"\x92\x01",
         SPLIT + b"\x92\x01\xff",
         SPLIT + b"\x91\x01",
-        Split(1, 1 << 62).encode(),
+        SplitList(1, 1 << 62).encode(),
     ):
         with pytest.raises(CorruptStateError):
-            Split.decode(encoded)
-    assert Split.decode(Split(3, 4).encode()) == (3, 4)
+            SplitList.decode(encoded)
+    assert SplitList.decode(SplitList(3, 4).encode()) == (3, 4)
     keys = KeyCodec(KEY, KeyGroupRange(0, 127), 128)
     (key,) = keys.encode(7, [(5,)])
     assert keys.decode_element(key) == ((5,), b"")

@@ -20,6 +20,18 @@ KEY = pa.schema([("k", pa.int64())])
 COLUMNS = [AggregateColumn("sum", "v", "sum", pa.int64(), pa.int64())]
 
 
+def test_a_state_without_keys_has_none_to_learn(tmp_path: Path) -> None:
+    empty: Any = create_backend("rocksdb", parameters(tmp_path))
+    add(empty, 0, 0)
+    again: Any = create_backend("rocksdb", parameters(tmp_path))
+    restore(again, written(empty.snapshot(1, CHECKPOINT)))
+    assert add(again, 0, 90) == [1] * 90
+    assert add(again, 90, 400) == [1] * 310
+    assert again.aggregate_table("a", KEY, COLUMNS)._unknown is None
+    for made in (empty, again):
+        made.close()
+
+
 @pytest.fixture
 def backend(tmp_path: Path) -> Any:
     made = create_backend("rocksdb", parameters(tmp_path))
@@ -86,6 +98,47 @@ def test_no_batch_writes_more_than_its_new_keys_call_for(
         add(backend, first, first + 10)
     assert sum(written) == 900
     assert max(written) == 20
+
+
+def test_new_keys_are_not_read_for_ever_after_a_restore(
+    backend: KeyedStateBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(backend, 0, 3000)
+    again: Any = create_backend("rocksdb", parameters(tmp_path))
+    restore(again, written(backend.snapshot(1, CHECKPOINT)))
+    table: Any = again.aggregate_table("a", KEY, COLUMNS)
+    reads: list[int] = []
+    original = table._database.multi_get
+    monkeypatch.setattr(table._database, "multi_get", lambda keys: (reads.append(len(keys)), original(keys))[1])
+    for first in range(0, 3000, 100):
+        assert add(again, first, first + 100) == [2] * 100
+    assert table._unknown is not None
+    assert sum(reads) == 3000  # without new keys there is nothing to learn
+    reads.clear()
+    for first in range(5000, 9000, 100):
+        assert add(again, first, first + 100) == [1] * 100
+    assert table._unknown is None
+    assert 1500 <= sum(reads) < 2200
+    reads.clear()
+    for first in range(0, 9000, 100):
+        before = 2 if first < 3000 else 0 if first < 5000 else 1
+        assert add(again, first, first + 100) == [before + 1] * 100
+    assert 6900 <= sum(reads) < 7200
+    again.close()
+
+
+def test_a_key_that_leaves_the_cache_while_a_snapshot_s_keys_are_learned_is_not_taken_for_new(
+    backend: KeyedStateBackend, tmp_path: Path
+) -> None:
+    add(backend, 0, 2000)
+    again: Any = create_backend("rocksdb", parameters(tmp_path))
+    restore(again, written(backend.snapshot(1, CHECKPOINT)))
+    for first in (*range(5000, 7000, 50), *range(0, 2000, 50)):
+        assert set(add(again, first, first + 50)) == {1 if first >= 5000 else 2}
+    assert again.aggregate_table("a", KEY, COLUMNS)._unknown is None
+    for first in (*range(5000, 7000, 50), *range(0, 2000, 50)):
+        assert set(add(again, first, first + 50)) == {2 if first >= 5000 else 3}
+    again.close()
 
 
 def test_a_snapshot_of_nothing_new_has_nothing_to_write(backend: KeyedStateBackend) -> None:

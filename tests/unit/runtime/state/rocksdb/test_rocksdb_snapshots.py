@@ -20,10 +20,11 @@ from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.rocksdb.backend import RocksDBKeyedStateBackend
 from ckpt_runtime.state.rocksdb.store import Store
+from ckpt_runtime.task import snapshot_files
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import StateRestoreError, create_keyed_backend
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
-from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, Snapshot, SnapshotMeasures
+from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 
 GROUPS = 32
 ALL = KeyGroupRange(0, GROUPS - 1)
@@ -52,14 +53,16 @@ class Job:
         for key in keys:
             state.put((key,), (f"{value}-{key * 2654435761 % 2**32:x}",))
 
-    def take(self, number: int, properties: CheckpointProperties = CHECKPOINT) -> Snapshot:
+    def take(self, number: int, properties: CheckpointProperties = CHECKPOINT) -> SubtaskSnapshot:
         directory = self.root / f"chk-{number}"
         directory.mkdir()
         shared = "" if properties.is_savepoint else str(self.shared)
         options = CheckpointOptions(properties, str(directory), shared_directory=shared)
         keyed = self.backend.snapshot(number, properties)
         operators = (OperatorSnapshot("op", (), keyed),)
-        return Snapshot(CheckpointBarrier(number, 0, options), operators, InFlight(), SnapshotMeasures(0, 0, 0, 0.0))
+        return SubtaskSnapshot(
+            CheckpointBarrier(number, 0, options), operators, InFlight(), SnapshotMeasures(0, 0, 0, 0.0)
+        )
 
     def write(self, number: int, properties: CheckpointProperties = CHECKPOINT) -> WrittenSnapshot:
         return written(self.take(number, properties))
@@ -70,7 +73,7 @@ class Job:
         return self.opened[-1]
 
 
-def written(snapshot: Snapshot) -> WrittenSnapshot:
+def written(snapshot: SubtaskSnapshot) -> WrittenSnapshot:
     return write_snapshot(snapshot, 0, PersistedBuffers())
 
 
@@ -117,6 +120,26 @@ def test_an_increment_and_a_savepoint_write_what_has_changed(job: Job) -> None:
     assert {value_of(found, key) for key in KEYS[30:]} == {"a"}
 
 
+def test_names_of_files_are_durable_before_anybody_hears_of_them(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    durable: list[tuple[Path, set[str]]] = []
+
+    def settled(path: str) -> None:
+        durable.append((Path(path), {entry.name for entry in Path(path).iterdir()}))
+
+    monkeypatch.setattr(snapshot_files, "fsync_directory", settled)
+    for number, properties in ((1, CHECKPOINT), (2, CHECKPOINT), (3, SAVEPOINT)):
+        job.put(KEYS, f"{number}")
+        written = job.write(number, properties)
+        job.backend.notify_complete(number)
+        places = {Path(location.path).parent for location in written.files.locations}
+        assert len(places) == (1 if properties.is_savepoint else 2)
+        assert {path for path, _ in durable} == places
+        assert len(durable) == len(places), "once each"
+        for path, names in durable:
+            assert names == {entry.name for entry in path.iterdir()}
+        durable.clear()
+
+
 def test_a_restored_job_goes_on_from_the_files_that_it_was_restored_from(job: Job) -> None:
     job.put(KEYS, "a")
     first = job.write(1)
@@ -126,6 +149,24 @@ def test_a_restored_job_goes_on_from_the_files_that_it_was_restored_from(job: Jo
     second = job.write(2)
     assert len(set(job.shared.iterdir()) - before) == 1
     assert before <= {Path(file.path.removeprefix("file://")) for file in second.state.files() if "://" in file.path}
+
+
+def test_a_snapshot_whose_tables_are_linked_stays_as_it_is_whatever_the_job_does(job: Job) -> None:
+    job.put(KEYS, "a")
+    handle = handle_of(job.write(1))
+    linked = [Path(file.path.removeprefix("file://")) for file in handle.files.values() if "://" in file.path]
+    before = {path: path.read_bytes() for path in linked}
+    job.backend = job.restored([handle], 1, KeyGroupRange(0, GROUPS // 2))
+    assert linked
+    assert [path.stat().st_nlink for path in linked] == [2] * len(linked)
+    own = [key for key in KEYS if value_of(job.backend, key) is not None]
+    for number in range(2, 32):  # more than wait for a compaction
+        job.put(own, "b")
+        written(job.take(number))
+    job.backend.close()
+    assert {path: path.read_bytes() for path in linked} == before
+    assert [path.stat().st_nlink for path in linked] == [1] * len(linked)
+    assert value_of(job.restored([handle], 1), KEYS[-1]) == "a"
 
 
 @pytest.mark.parametrize("own_first", [True, False])

@@ -95,6 +95,22 @@ def test_threads_share_a_store(store: Store) -> None:
     assert sum(1 for _ in store.scan(b"")) == 4000
 
 
+def test_small_changes_do_not_have_all_the_others_written_again(store: Store, tmp_path: Path) -> None:
+    """Each of a dozen snapshots, with keys from everywhere, adds a small file to the large ones before it."""
+    store.write(((number(n), bytes(500)) for n in range(20_000)), [])
+    store.flush()
+    store.checkpoint(tmp_path / "first")
+    before = {path.name for path in (tmp_path / "first").glob("*.sst")}
+    for taken in range(12):
+        store.write(((number(n), b"changed") for n in range(taken, 20_000, 100)), [])
+        store.flush()
+        store.checkpoint(tmp_path / f"later-{taken}")
+        after = {path.name for path in (tmp_path / f"later-{taken}").glob("*.sst")}
+        assert before <= after
+        before = after
+    assert (store.figure("compaction-pending"), store.figure("num-running-compactions")) == (0, 0)
+
+
 def test_calls_after_the_end_raise(tmp_path: Path) -> None:
     store = Store(tmp_path / "db", MEMORY)
     store.write([(number(n), b"") for n in range(10)], [])

@@ -13,6 +13,7 @@ from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, S
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.rocksdb.local_files import at_once, fetch
+from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.task.snapshot_files import NewFiles
 from tests.support.inline_snapshots import CHECKPOINT
 
@@ -42,6 +43,57 @@ def test_files_come_back_as_they_were(tmp_path: Path, threads: int) -> None:
     handle = IncrementalKeyedStateHandle(KeyGroupRange(0, 1), "rocksdb", written, {})
     fetch(handle, StoredFiles(str(tmp_path)), tmp_path / "db", threads)
     assert {name: (tmp_path / "db" / name).read_text() for name in names} == {name: name * 200 for name in names}
+
+
+def inodes(directory: Path, names: Collection[str]) -> dict[str, int]:
+    return {name: (directory / name).stat().st_ino for name in names}
+
+
+@pytest.mark.parametrize("copies_only", [False, True])
+def test_tables_that_the_file_system_can_link_are_not_copied_unless_nothing_may_be_shared(
+    tmp_path: Path, copies_only: bool
+) -> None:
+    names = [*NAMES, "MANIFEST-000001"]
+    _, written = stored(tmp_path, names, 4)
+    handle = IncrementalKeyedStateHandle(KeyGroupRange(0, 1), "rocksdb", written, {})
+    fetch(handle, StoredFiles(str(tmp_path), copies_only=copies_only), tmp_path / "db", 4)
+    there = {name: (tmp_path / written[name].path).stat().st_ino for name in names}
+    shared = {name for name, inode in inodes(tmp_path / "db", names).items() if there[name] == inode}
+    # RocksDB writes to a manifest.
+    assert shared == (set() if copies_only else set(NAMES))
+
+
+@pytest.mark.parametrize("copies_only", [False, True])
+@pytest.mark.parametrize("damage", ["flipped", "shorter", "longer", "another"])
+def test_a_damaged_table_is_refused_and_not_left_behind(tmp_path: Path, damage: str, copies_only: bool) -> None:
+    _, written = stored(tmp_path, NAMES[:2], 1)
+    file, other = (written[name] for name in NAMES[:2])
+    content = bytearray((tmp_path / file.path).read_bytes())
+    content[len(content) // 2] ^= 1
+    flipped = bytes(content)
+    damaged = {"flipped": flipped, "shorter": flipped[:-1], "longer": flipped + b"x"}
+    (tmp_path / file.path).write_bytes(damaged.get(damage) or (tmp_path / other.path).read_bytes())
+    reader = StoredFiles(str(tmp_path), copies_only=copies_only)
+    with pytest.raises(CorruptFileError, match=file.path):
+        reader.fetch(file, str(tmp_path / "local"), may_link=True)
+    assert not (tmp_path / "local").exists()
+
+
+def test_a_stored_symbolic_link_is_followed_and_copied(tmp_path: Path) -> None:
+    _, written = stored(tmp_path, NAMES[:1], 1)
+    file = tmp_path / written[NAMES[0]].path
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to("elsewhere")
+    StoredFiles(str(tmp_path)).fetch(written[NAMES[0]], str(tmp_path / "local"), may_link=True)
+    assert not (tmp_path / "local").is_symlink()
+    assert (tmp_path / "local").stat().st_ino != (tmp_path / "elsewhere").stat().st_ino
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    _, written = stored(tmp_path, NAMES[:1], 1)
+    (tmp_path / written[NAMES[0]].path).unlink()
+    with pytest.raises(FileNotFoundError, match=written[NAMES[0]].path):
+        StoredFiles(str(tmp_path)).fetch(written[NAMES[0]], str(tmp_path / "local"), may_link=True)
 
 
 def test_as_many_as_there_are_threads_go_at_the_same_time() -> None:

@@ -1,0 +1,66 @@
+"""What a person can do about an error: said behind the error itself, in the log of the task. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ckpt_runtime.client.errors import CkptClientError, NotFound, Unauthorized, Unreachable
+
+REFUSED_TOKEN = "refused_token"
+"""The field of a verdict's result that says why a wait was refused."""
+TROUBLE, UNREACHABLE = "trouble", "unreachable"
+"""The fields of a verdict's result that say why the last look of a wait saw nothing, and whether nobody listened."""
+_NO_SAVEPOINT = "no good savepoint"
+_ID = re.compile(r"\b[0-9a-f]{32}\b")
+_IO_PROBLEM = "IO-problem detected"
+"""In Flink's words, which the engine shares, for files that could not be written."""
+
+
+def on_error(error: CkptClientError, conn_id: str) -> str:
+    """An error of a request, with the field of the connection to look at."""
+    text = str(error)
+    if isinstance(error, Unauthorized) and error.status == 401:
+        return on_refused_token(text, conn_id)
+    if isinstance(error, Unreachable):
+        return on_unreachable(text, conn_id)
+    return on_missing(text, conn_id) if isinstance(error, NotFound) else text
+
+
+def on_refused_token(text: str, conn_id: str) -> str:
+    """Nobody is let in without the right one."""
+    ways = f"Set the field Bearer token (password) of the connection {conn_id!r} to the token of the session"
+    return _with(text, ways)
+
+
+def on_unreachable(text: str, conn_id: str) -> str:
+    """Nobody listens there."""
+    return _with(text, f"Check host, port and scheme of the connection {conn_id!r}, and whether its session runs")
+
+
+def on_missing(text: str, conn_id: str) -> str:
+    """What was named is not in this session: a job, a program or an operation, by its id; or has no savepoint."""
+    if _NO_SAVEPOINT in text:
+        return _with(text, "Check the name and the directory, or take a savepoint first")
+    if _ID.search(text) is None:
+        return text
+    return _with(text, f"Check the id, and that the connection {conn_id!r} leads to the session that has it")
+
+
+def on_verdict(event: dict[str, Any], conn_id: str) -> str:
+    """The message of a wait that was refused, or came to nothing."""
+    text, facts = str(event["message"]), event.get("result") or {}
+    if facts.get(REFUSED_TOKEN):
+        return on_refused_token(text, conn_id)
+    return on_unreachable(text, conn_id) if facts.get(UNREACHABLE) else text
+
+
+def on_failure(cause: str) -> str:
+    """Why an operation has failed."""
+    if _IO_PROBLEM not in cause:
+        return cause
+    return _with(cause, "The session must be able to write there: give another directory, or repair this one")
+
+
+def _with(text: str, ways: str) -> str:
+    return f"{text.rstrip('. ')}. {ways}"

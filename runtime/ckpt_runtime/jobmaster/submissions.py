@@ -1,0 +1,117 @@
+"""What was asked to be started under which job id: the same request twice starts one job, and a burnt id starts none.
+
+A request to start a job may be on its way for long. Who has given it up, and is about to start something in its place,
+burns its id first: from then on nothing is started with that id, by this driver or, with high availability, by a later
+one. An id is burnt only while no job lives under it, so that a burnt id never belongs to a job that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from functools import partial
+
+from ckpt_runtime.jobmaster.gateway import Conflict, JobAlreadyExists, NotReady, RunRequest
+from ckpt_runtime.storage.burnt_ids import BurntIdStore
+from ckpt_runtime.storage.errors import StorageError
+
+
+class JobIdBurnt(Conflict):
+    """Somebody has given up what this request was to start."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"The job id {job_id} is burnt: nothing is started with it any more; choose another one")
+
+
+class JobLives(Conflict):
+    """The id of a job that has not ended is not burnt."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Job {job_id} has not ended, so that its id cannot be burnt; cancel it first")
+
+
+class Submissions:
+    """Every method belongs to the driver's event loop."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, RunRequest] = {}
+        self._submitting: dict[str, asyncio.Future[None]] = {}
+        self._burnt: dict[str, int] = {}
+        self._store: BurntIdStore | None = None
+
+    async def take_over(self, store: BurntIdStore) -> None:
+        """Goes on with what earlier drivers burnt. Raises StorageError for a directory that cannot be read."""
+        self._burnt |= await asyncio.to_thread(store.adopt)
+        self._store = store
+
+    def known(self, job_id: str) -> RunRequest | None:
+        """How a job was submitted, or is being submitted."""
+        return self._requests.get(job_id)
+
+    def remember(self, job_id: str, request: RunRequest) -> None:
+        """Of a job that an earlier driver has accepted."""
+        self._requests[job_id] = request
+
+    def forget(self, job_id: str) -> None:
+        """Of a job that ended long ago."""
+        self._requests.pop(job_id, None)
+
+    def in_progress(self) -> Iterator[tuple[str, RunRequest]]:
+        """What has no job yet."""
+        return ((job_id, self._requests[job_id]) for job_id in self._submitting)
+
+    def check_unburnt(self, job_id: str) -> None:
+        """Raises JobIdBurnt."""
+        if job_id in self._burnt:
+            raise JobIdBurnt(job_id)
+
+    async def once(
+        self, job_id: str, request: RunRequest, submit: Callable[[str, RunRequest], Awaitable[None]]
+    ) -> None:
+        """Submits it, or waits for who does so already. Raises JobAlreadyExists, JobIdBurnt, and what submit raises."""
+        self.check_unburnt(job_id)
+        known = self._requests.get(job_id)
+        if known is not None:
+            if known != request:
+                raise JobAlreadyExists(job_id)
+            submitting = self._submitting.get(job_id)
+            if submitting is not None:
+                await asyncio.shield(submitting)
+            return
+        self._requests[job_id] = request
+        done = self._submitting[job_id] = asyncio.get_running_loop().create_future()
+        try:
+            await submit(job_id, request)
+        except BaseException as error:
+            del self._requests[job_id]
+            done.set_exception(error)
+            done.exception()
+            raise
+        finally:
+            del self._submitting[job_id]
+            if not done.done():
+                done.set_result(None)
+
+    # --- burnt ids
+
+    def burnt(self) -> Mapping[str, int]:
+        """The ids, with since when."""
+        return dict(self._burnt)
+
+    async def burn(self, job_id: str, lives: Callable[[str], bool], now_ms: int, storage: Executor) -> None:
+        """What is being submitted under the id is waited for. Again is fine.
+
+        Raises JobLives, and NotReady when it is not sure that a later driver will know.
+        """
+        while (submitting := self._submitting.get(job_id)) is not None:
+            await asyncio.wait((submitting,))
+        if lives(job_id):
+            raise JobLives(job_id)
+        self._burnt.setdefault(job_id, now_ms)  # from now on this driver starts nothing with it
+        if self._store is None:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(storage, partial(self._store.burn, job_id, now_ms))
+        except StorageError as error:
+            raise NotReady(f"that job id {job_id} is burnt could not be stored: {error}") from error

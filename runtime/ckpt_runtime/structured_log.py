@@ -1,0 +1,111 @@
+"""Log lines as people read them, or one JSON object each, with the ids of what they are about.
+
+An id is a field of a line, whoever logs it, when it was said for the process (:func:`log_of_process`), for what a
+thread or a task of the loop is doing (:func:`about`), or with the line itself (:func:`fields`). The last one said wins.
+Plain lines show the message alone.
+
+It lies outside the rooms: all of them log. It changes the logging of a process that asks for it, and of no other one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ckpt_runtime.configuration.logging_options import LogFormat
+
+_FORMAT_VARIABLE, _SESSION_VARIABLE = "CKPT_LOG_FORMAT", "CKPT_LOG_SESSION"
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_FIELDS = "ckpt_fields"
+
+_process: dict[str, Any] = {}
+_present: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default={})  # noqa: B039 -- it is never changed
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What all processes of a session have in common. ``session`` is the id of its Spark application."""
+
+    format: LogFormat = LogFormat.TEXT
+    session: str = ""
+
+    @classmethod
+    def of_environment(cls) -> LogSettings:
+        """What the process that started this one has said with :meth:`for_children`."""
+        known = os.environ.get(_FORMAT_VARIABLE)
+        chosen = LogFormat(known) if known in tuple(LogFormat) else LogFormat.TEXT
+        return cls(chosen, os.environ.get(_SESSION_VARIABLE, ""))
+
+    def for_children(self) -> None:
+        """Processes that this one starts from now on log in the same way."""
+        os.environ[_FORMAT_VARIABLE] = self.format.value
+        os.environ[_SESSION_VARIABLE] = self.session
+
+
+PLAIN = LogSettings()
+"""Lines as people read them, of no session."""
+
+
+def start_logging(settings: LogSettings, process: str, **known: Any) -> None:
+    """Lines go to standard error from now on; ``process`` says of which kind this one is. May be called again."""
+    log_of_process(process=process, session=settings.session or None, **known)
+    logging.basicConfig(level=logging.INFO, format=_TEXT)
+    if settings.format is LogFormat.JSON:
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
+
+
+def log_of_process(**known: Any) -> None:
+    """Fields of every line of this process from now on; None removes one."""
+    _process.update(known)
+    for name in [name for name, value in _process.items() if value is None]:
+        del _process[name]
+
+
+@contextmanager
+def about(**known: Any) -> Generator[None]:
+    """Fields of every line meanwhile, in this thread or task; tasks and callbacks that it begins keep them."""
+    token = _present.set({**_present.get(), **known})
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
+def fields(**known: Any) -> dict[str, Any]:
+    """Fields of one line: ``logger.warning(..., extra=fields(checkpoint_id=7))``."""
+    return {_FIELDS: known}
+
+
+class JsonLines(logging.Formatter):
+    """A line is one JSON object; what user code has said is text in it, whatever it holds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _message(record),
+            "pid": record.process,
+            **_process,
+            **_present.get(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # arguments that do not fit, of user code: the line is not to be lost
+        return f"{record.msg} {record.args}"

@@ -1,0 +1,86 @@
+"""The generated reference is up to date, and leaves nothing unsaid."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_ckpt import exceptions
+from airflow_provider_ckpt.get_provider_info import get_provider_info
+from ckpt_runtime import api
+from tests.support.docstrings import PACKAGES, all_parameters, docstring_of, meaning_of, parameters_of
+from tests.support.reference_pages import api_classes, classes_of, errors_of
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+_ENDINGS = {"triggers": "Trigger", "hooks": "Hook"}
+
+
+def classes(*kinds: str) -> list[Any]:
+    info = get_provider_info()
+    return [cls for kind in kinds for cls in classes_of(info[kind][0]["python-modules"], _ENDINGS.get(kind, ""))]
+
+
+def api_functions() -> Iterator[Callable[..., Any]]:
+    things = [getattr(api, name) for name in api.__all__]
+    yield from (thing for thing in things if not inspect.isclass(thing))
+    for cls in api_classes():
+        for base in cls.__mro__:
+            if base.__module__.partition(".")[0] in PACKAGES:
+                members = (member for name, member in vars(base).items() if not name.startswith("_"))
+                yield from (member for member in members if inspect.isfunction(member))
+
+
+def test_the_reference_is_up_to_date(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "runtime"), str(ROOT)))}
+    command = [sys.executable, "-m", "tests.support.reference_pages", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=120)
+    written = {page.name: page.read_text() for page in tmp_path.iterdir()}
+    kept = {page.name: page.read_text() for page in REFERENCE.iterdir()}
+    assert written.keys() == kept.keys()
+    for name, text in written.items():
+        assert kept[name] == text, f"{name} is out of date; run: make docs"
+
+
+@pytest.mark.parametrize("cls", classes("operators", "sensors", "triggers", "hooks"), ids=lambda cls: cls.__name__)
+def test_every_parameter_is_explained(cls: Any) -> None:
+    assert [name for name in all_parameters(cls) if not meaning_of(cls, name)] == []
+
+
+@pytest.mark.parametrize("cls", classes("operators", "sensors"), ids=lambda cls: cls.__name__)
+def test_every_task_says_what_it_returns_raises_and_renders(cls: Any) -> None:
+    assert docstring_of(cls).returns
+    errors = errors_of(cls)
+    assert [name for name in errors if not hasattr(exceptions, name)] == []
+    assert "CkptArgumentInvalid" in errors
+    assert ("CkptUnavailable" in errors) == ("ckpt_conn_id" in all_parameters(cls))
+    says = {name for name in all_parameters(cls) if "(templated)" in meaning_of(cls, name)}
+    assert says == set(cls.template_fields) & all_parameters(cls).keys()
+
+
+@pytest.mark.parametrize("function", dict.fromkeys(api_functions()), ids=lambda found: found.__qualname__)
+def test_every_argument_of_the_pipeline_api_is_explained(function: Callable[..., Any]) -> None:
+    said = docstring_of(function)
+    assert said.text
+    names = [each.name.lstrip("*") for each in parameters_of(function)]
+    assert [name for name in names if name not in said.parameters] == []
+    assert [name for name in said.parameters if name not in names] == []
+
+
+def test_a_line_behind_the_parameters_is_refused() -> None:
+    def wrong(name: str) -> None:
+        """Does something.
+
+        :param name: of it.
+        And more.
+        """
+
+    with pytest.raises(ValueError, match="And more. comes behind|'And more.' comes behind"):
+        docstring_of(wrong)

@@ -1,0 +1,171 @@
+"""Planted bugs of leases, of lost writes, of what a takeover brings back, and of cancelling with a savepoint."""
+
+from __future__ import annotations
+
+from ckpt_runtime.jobmaster.lease_rules import Claim, Watch
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler.job_core import JobCore
+from tests.simulation.planted.registry import bug
+from tests.simulation.protocols import driver as simulated_driver
+from tests.simulation.protocols.driver_storage import Outcome, StorageShell
+from tests.simulation.protocols.leases import LeaseHolder
+from tests.simulation.protocols.plan_endpoint import PlanEndpoint
+from tests.simulation.protocols.world import World
+
+# --- leases
+
+
+@bug("a deposed driver writes by its own clock, which stood still", "invariant 3")
+def _():
+    fence = simulated_driver.Driver.fence
+
+    def by_the_clock(self):
+        return fence(self) if self.lease is None else self.lease.holds or None
+
+    return [(simulated_driver.Driver, "fence", by_the_clock)]
+
+
+@bug("a sign of life that was lost is taken for given", "invariant 11")
+def _():
+    return [(LeaseHolder, "believes", staticmethod(lambda how: how == "is lost"))]
+
+
+@bug("a leader counts on its lease for as long as a challenger waits", "invariant 11")
+def _():
+    init = Claim.__init__
+    return [(Claim, "__init__", lambda self, lease_time: init(self, lease_time * 3 / 2))]
+
+
+@bug("a challenger does not look at signs of life", "invariant 11")
+def _():
+    saw = Watch.saw
+
+    def once(self, epoch, sequence, *, released, begun):
+        saw(self, epoch, 0, released=released, begun=begun)
+
+    return [(Watch, "saw", once)]
+
+
+# --- writes that are lost
+
+
+def _lost_is_done(kind):
+    original = StorageShell._answered
+
+    def answered(self, what, answer, told, refused, fenced):
+        if what.startswith(kind) and told is Outcome.UNKNOWN:
+            told = Outcome.DONE
+        original(self, what, answer, told, refused, fenced)
+
+    return [(StorageShell, "_answered", answered)]
+
+
+@bug("a lost removal of a pointer is taken for done", "K13")
+def _():
+    return _lost_is_done("removal")
+
+
+@bug("lost overrides are taken for stored", "571.6, K13")
+def _():
+    return _lost_is_done("overrides")
+
+
+@bug("a lost configuration or graph is taken for stored", "530.5, K13")
+def _():
+    original = PlanEndpoint._written
+
+    def written(self, order, outcome):
+        if outcome is Outcome.UNKNOWN:
+            self._driver.tell(core.PlanStored(order.request_id))
+        else:
+            original(self, order, outcome)
+
+    return [(PlanEndpoint, "_written", written)]
+
+
+@bug("a lost result is taken for stored", "K13")
+def _():
+    return _lost_is_done("result")
+
+
+# --- changes of the configuration
+
+
+@bug("a configuration is answered before it is stored", "530.5")
+def _():
+    original = JobCore._on_change_requested
+
+    def requested(self, event):
+        if isinstance(event, core.ConfigurationRequested):
+            self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
+        original(self, event)
+
+    return [(JobCore, "_on_change_requested", requested)]
+
+
+@bug("overrides come back from the copy that a standby read before it led", "530.9, after a takeover")
+def _():
+    claim, take_up = World.claim, World.take_up
+
+    def early(self):
+        self.read_early = self.ha.overrides
+        claim(self)
+
+    def stale(self, epoch, lease=None):
+        self.ha.overrides, stored = self.read_early, self.ha.overrides
+        try:
+            take_up(self, epoch, lease)
+        finally:
+            self.ha.overrides = stored
+
+    return [(World, "claim", early), (World, "take_up", stale)]
+
+
+# --- cancelling with a savepoint
+
+
+@bug("the periodic trigger goes on until the job is cancelled", "147.7")
+def _():
+    return [(JobCore, "_on_savepoint_before_cancel", lambda self, event: self._on_trigger_requested(event.trigger))]
+
+
+@bug("users' checkpoints go on until the job is cancelled", "147.7")
+def _():
+    original = JobCore._on_trigger_requested
+
+    def requested(self, event):
+        present, self._cancel_request = self._cancel_request, None
+        try:
+            original(self, event)
+        finally:
+            self._cancel_request = present
+
+    return [(JobCore, "_on_trigger_requested", requested)]
+
+
+@bug("a restart before the cancellation starts the periodic trigger", "147.7")
+def _():
+    original = JobCore._all_tasks_running
+
+    def running(self, effect):
+        present, self._cancel_request = self._cancel_request, None
+        try:
+            original(self, effect)
+        finally:
+            self._cancel_request = present
+
+    return [(JobCore, "_all_tasks_running", running)]
+
+
+@bug("the periodic trigger stays off when the savepoint of a cancellation fails", "147.7")
+def _():
+    original = JobCore._request_failed
+
+    def failed(self, effect):
+        start, self._start_periodic_trigger = self._start_periodic_trigger, lambda effect: None
+        try:
+            original(self, effect)
+        finally:
+            self._start_periodic_trigger = start
+
+    return [(JobCore, "_request_failed", failed)]

@@ -1,0 +1,85 @@
+"""Airflow's own triggerer with very many waits: what a session hears of them, and that each ends for its own event."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.triggerer import Described, Triggerer, triggerer
+from ckpt_runtime.client.clients import CkptClient
+from tests.support.jobs import SequenceJob, fast
+from tests.system.conftest import TOKEN, Session
+
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
+
+WAIT: dict[str, Any] = {"ckpt_conn_id": "ckpt_default", "deadline": None, "poll_interval": 1.0, "memo": {}}
+CHECKPOINTS = 3
+STREAM = "GET /events"
+
+
+def checkpoint(job: SequenceJob, number: int) -> Described:
+    goal = {"job_id": job.job_id, "goal": {"checkpoint_id": number}}
+    return "airflow_provider_ckpt.triggers.checkpoint.CkptCheckpointTrigger", {**WAIT, **goal}
+
+
+class Uncounted:
+    """The same session, asked in a way that is not counted."""
+
+    def __init__(self, client: CkptClient, job_id: str) -> None:
+        self._client = client
+        self._job_id = job_id
+
+    def newest(self) -> int:
+        return max((item.id for item in self._client.checkpoint_statistics(self._job_id).history), default=0)
+
+    def checkpoint(self) -> None:
+        trigger = self._client.trigger_checkpoint(self._job_id)
+        self._client.wait_for_operation("checkpoint", trigger, self._job_id, timeout_s=120, poll_interval_s=0.05)
+
+
+def requests_of(session: Session, job: SequenceJob, unseen: Uncounted, airflow: Triggerer, waiting: int) -> int:
+    """How many requests so many waits make while checkpoints complete, one of which each of them waits for."""
+    run_id, first = f"{waiting}-waits", unseen.newest() + 1
+    wanted = [first + index % CHECKPOINTS for index in range(waiting)]
+    streams = session.requests[STREAM]
+    airflow.defer(run_id, [checkpoint(job, number) for number in wanted])
+    airflow.until("all tasks to wait", lambda: airflow.waiting(run_id) == waiting)
+    assert airflow.resumed(run_id) == {}
+    before = session.requests.total()
+    for number in range(first, first + CHECKPOINTS):
+        unseen.checkpoint()
+        ending = {index for index, of in enumerate(wanted) if of <= number}
+        airflow.until("the end of waits", partial(has_resumed, airflow, run_id, ending))
+    made = session.requests.total() - before
+    events = {index: resumed.event for index, resumed in airflow.resumed(run_id).items()}
+    assert {event["status"] for event in events.values()} == {"done"}
+    assert [events[index]["result"]["checkpoint_id"] for index in range(waiting)] == wanted
+    assert session.requests[STREAM] == streams + 1
+    return made
+
+
+def has_resumed(airflow: Triggerer, run_id: str, expected: set[int]) -> bool:
+    """Whether these were resumed; nobody else may have been."""
+    found = set(airflow.resumed(run_id))
+    assert found <= expected
+    return found == expected
+
+
+@pytest.mark.row("air.11")
+def test_the_waits_of_a_triggerer_are_one_stream_and_ask_as_much_as_a_few(
+    session: Session, job: SequenceJob, tmp_path: Path
+) -> None:
+    job.start(rate=100, configuration=fast(execution__checkpointing__interval="1d"))
+    job.running()
+    with (
+        CkptClient(f"http://127.0.0.1:{session.guarded_port}", token=TOKEN) as client,
+        triggerer(tmp_path / "airflow", f"http://127.0.0.1:{session.port}", print) as airflow,
+    ):
+        unseen = Uncounted(client, job.job_id)
+        few = requests_of(session, job, unseen, airflow, 4)
+        many = requests_of(session, job, unseen, airflow, 200)
+    # Two for each look: without sharing them it would be hundreds.
+    assert many <= few + 8 * CHECKPOINTS, (few, many)

@@ -1,0 +1,148 @@
+"""Job ids: one job for each, and none for a burnt one, whenever the request for it arrives and whoever leads then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.jobmaster.gateway import JobAlreadyExists, NotReady, RunRequest
+from ckpt_runtime.jobmaster.submissions import JobIdBurnt, JobLives, Submissions
+from ckpt_runtime.storage.burnt_ids import KEPT_MS
+from ckpt_runtime.storage.ha_store import HaStore
+
+JOB, OTHER = "ab" * 16, "cd" * 16
+REQUEST = RunRequest("program", job_id=JOB)
+
+
+class Driver:
+    """What one driver knows of ids, and what it has started."""
+
+    def __init__(self, directory: Path, epoch: int) -> None:
+        self.submissions = Submissions()
+        self.store = HaStore(str(directory / "ha"), epoch=epoch).burnt
+        self.pool = ThreadPoolExecutor(2)
+        self.started: list[str] = []
+        self.may_submit = asyncio.Event()
+        self.may_submit.set()
+
+    async def run(self, request: RunRequest = REQUEST) -> None:
+        await self.submissions.once(request.job_id or "", request, self._submit)
+
+    async def _submit(self, job_id: str, request: RunRequest) -> None:
+        await self.may_submit.wait()
+        if request.arguments == ("refused",):
+            raise NotReady("no")
+        self.started.append(job_id)
+
+    async def burn(self, job_id: str = JOB, now_ms: int = 7) -> None:
+        await self.submissions.burn(job_id, self.started.__contains__, now_ms, self.pool)
+
+
+def run(directory: Path, test: Callable[[Driver, Driver], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        first, second = Driver(directory, 1), Driver(directory, 2)
+        await test(first, second)
+        first.pool.shutdown()
+        second.pool.shutdown()
+
+    asyncio.run(inside())
+
+
+@pytest.mark.row("air.4")
+def test_a_request_that_comes_after_its_id_was_burnt_starts_nothing(tmp_path: Path) -> None:
+    async def test(driver: Driver, _: Driver) -> None:
+        await driver.burn()
+        await driver.burn()
+        with pytest.raises(JobIdBurnt, match=f"The job id {JOB} is burnt"):
+            await driver.run()
+        await driver.run(replace(REQUEST, job_id=OTHER))
+        assert driver.started == [OTHER]
+        assert driver.submissions.burnt() == {JOB: 7}
+
+    run(tmp_path, test)
+
+
+@pytest.mark.row("air.4")
+def test_the_next_driver_knows_what_is_burnt(tmp_path: Path) -> None:
+    async def test(first: Driver, second: Driver) -> None:
+        await first.submissions.take_over(first.store)
+        await first.burn()
+        await second.submissions.take_over(second.store)
+        with pytest.raises(JobIdBurnt):
+            await second.run()
+        with pytest.raises(NotReady, match="belongs to the leader of epoch 2"):
+            await first.burn(OTHER)
+        assert second.submissions.burnt() == {JOB: 7}
+
+    run(tmp_path, test)
+
+
+def test_the_id_of_a_job_that_lives_is_not_burnt(tmp_path: Path) -> None:
+    async def test(driver: Driver, _: Driver) -> None:
+        await driver.run()
+        with pytest.raises(JobLives, match="has not ended"):
+            await driver.burn()
+        await driver.run()
+        driver.started.clear()  # it has ended
+        await driver.burn()
+        with pytest.raises(JobIdBurnt):
+            await driver.run()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_is_being_submitted_is_waited_for(tmp_path: Path, refused: bool) -> None:
+    async def test(driver: Driver, _: Driver) -> None:
+        driver.may_submit.clear()
+        request = replace(REQUEST, arguments=("refused",)) if refused else REQUEST
+        running = [asyncio.create_task(driver.run(request)) for _ in range(2)]
+        burning = asyncio.create_task(driver.burn())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not burning.done()
+        with pytest.raises(JobAlreadyExists):
+            await driver.run(replace(REQUEST, parallelism=7))
+        driver.may_submit.set()
+        found = await asyncio.gather(burning, *running, return_exceptions=True)
+        if refused:
+            assert [type(each) for each in found] == [type(None), NotReady, NotReady]
+            with pytest.raises(JobIdBurnt):
+                await driver.run()
+        else:
+            assert [type(each) for each in found] == [JobLives, type(None), type(None)]
+            assert driver.started == [JOB]
+
+    run(tmp_path, test)
+
+
+def test_ids_are_forgotten_after_a_month(tmp_path: Path) -> None:
+    async def test(first: Driver, second: Driver) -> None:
+        await first.submissions.take_over(first.store)
+        await first.burn(now_ms=0)
+        await first.burn(OTHER, now_ms=KEPT_MS)
+        await second.submissions.take_over(second.store)
+        assert second.submissions.burnt() == {OTHER: KEPT_MS}
+
+    run(tmp_path, test)
+
+
+def test_what_cannot_be_stored_is_not_burnt_for_good(tmp_path: Path) -> None:
+    async def test(driver: Driver, _: Driver) -> None:
+        await driver.submissions.take_over(driver.store)
+        (tmp_path / "ha/default/burnt").rename(tmp_path / "away")
+        (tmp_path / "ha/default/burnt").write_text("no directory")
+        with pytest.raises(NotReady, match="could not be stored"):
+            await driver.burn()
+        (tmp_path / "ha/default/burnt").unlink()
+        (tmp_path / "away").rename(tmp_path / "ha/default/burnt")
+        await driver.burn()
+        assert driver.store.read() == {JOB: 7}
+
+    run(tmp_path, test)

@@ -1,0 +1,123 @@
+"""What a line of the log holds when it is a JSON object."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ckpt_runtime import structured_log
+from ckpt_runtime.configuration.logging_options import LogFormat
+from ckpt_runtime.structured_log import JsonLines, LogSettings, about, fields, log_of_process, start_logging
+
+
+class Log:
+    """A logger of its own whose lines can be read."""
+
+    def __init__(self) -> None:
+        self._text = io.StringIO()
+        handler = logging.StreamHandler(self._text)
+        handler.setFormatter(JsonLines())
+        self.logger = logging.RootLogger(logging.INFO)
+        self.logger.addHandler(handler)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._text.getvalue().splitlines()]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    monkeypatch.setattr(structured_log, "_process", {})
+    return Log()
+
+
+def test_a_line_has_time_level_logger_message_and_process(log: Log) -> None:
+    log.logger.warning("%d of %s", 3, "four")
+    (line,) = log.lines()
+    assert line.pop("time").endswith("Z")
+    assert isinstance(line.pop("pid"), int)
+    assert line == {"level": "WARNING", "logger": "root", "message": "3 of four"}
+
+
+def test_ids_come_from_the_process_from_what_is_being_done_and_from_the_line(log: Log) -> None:
+    log_of_process(process="worker", job_id="a", attempt=1)
+    with about(subtask=2, attempt=2):
+        log.logger.info("x", extra=fields(checkpoint_id=7, attempt=3))
+        log.logger.info("y")
+    log_of_process(job_id=None)
+    log.logger.info("z")
+    first, second, third = log.lines()
+    assert {"process": "worker", "job_id": "a", "subtask": 2, "checkpoint_id": 7, "attempt": 3}.items() <= first.items()
+    assert second["attempt"] == 2
+    assert "checkpoint_id" not in second
+    assert third["attempt"] == 1
+    assert not {"subtask", "job_id"} & third.keys()
+
+
+def test_a_thread_does_not_have_the_ids_of_another_one(log: Log) -> None:
+    with about(subtask=1):
+        thread = threading.Thread(target=log.logger.info, args=("x",))
+        thread.start()
+        thread.join()
+    assert "subtask" not in log.lines()[0]
+
+
+def test_what_a_task_of_the_loop_begins_keeps_its_ids(log: Log) -> None:
+    async def main() -> None:
+        done = asyncio.Event()
+        with about(job_id="a"):
+            asyncio.get_running_loop().call_later(0, lambda: (log.logger.info("x"), done.set()))
+        log.logger.info("y")
+        await done.wait()
+
+    asyncio.run(main())
+    outside, inside = log.lines()
+    assert "job_id" not in outside
+    assert inside["job_id"] == "a"
+
+
+def test_whatever_user_code_says_is_one_line_of_json(log: Log) -> None:
+    log.logger.info('two\nlines "quoted" \ud800 \x00')
+    log.logger.info("arguments %d that do not fit", "x")
+    log.logger.info("x", extra=fields(odd=object))
+    try:
+        raise ValueError("no")
+    except ValueError:
+        log.logger.exception("failed")
+    lines = log.lines()
+    assert lines[0]["message"] == 'two\nlines "quoted" \ud800 \x00'
+    assert "arguments %d that do not fit" in lines[1]["message"]
+    assert "object" in lines[2]["odd"]
+    assert "ValueError: no" in lines[3]["exception"]
+
+
+def test_children_log_as_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPT_LOG_FORMAT", "nonsense")
+    assert LogSettings.of_environment().format is LogFormat.TEXT
+    settings = LogSettings(LogFormat.JSON, "app-1")
+    monkeypatch.setattr("os.environ", {})
+    settings.for_children()
+    assert LogSettings.of_environment() == settings
+
+
+@pytest.mark.parametrize("chosen", LogFormat)
+def test_a_process_logs_as_it_was_told(log: Log, chosen: LogFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.RootLogger(logging.WARNING)
+    monkeypatch.setattr(logging, "root", root)
+    text = io.StringIO()
+    monkeypatch.setattr("sys.stderr", text)
+    start_logging(LogSettings(LogFormat.TEXT), "driver")
+    start_logging(LogSettings(chosen, "app-1"), "driver")
+    root.info("said")
+    (line,) = text.getvalue().splitlines()
+    if chosen is LogFormat.JSON:
+        found = json.loads(line)
+        assert (found["message"], found["process"], found["session"]) == ("said", "driver", "app-1")
+    else:
+        assert line.endswith("INFO root: said")

@@ -1,0 +1,175 @@
+"""Real agents, forked from a real template; the driver's side is the test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.client.session_command import TOKEN_VARIABLE
+from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer, ControlEndpoint
+from ckpt_runtime.network.agent_messages import ShutdownAgent, SpawnWorker
+from ckpt_runtime.spark import processes
+from ckpt_runtime.testing.agent_template import AGENT
+from ckpt_runtime.testing.local_slots import LocalSlotProvider
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.processes import children, command_name, living, parent
+from tests.support.slot_agents import SlotListener, until
+
+pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+TIMEOUT_S = 60
+
+
+class Driver(SlotListener):
+    """Agents of several slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.agents: list[AgentPeer] = []
+
+    def peer_registered(self, peer: AnyPeer) -> None:
+        super().peer_registered(peer)
+        if isinstance(peer, AgentPeer):
+            self.agents.append(peer)
+
+
+def started(slots: int, test: Callable[[Driver, list[int]], None] | None = None, *, shut_down: bool = True) -> object:
+    """Runs agents at an endpoint; gives what their stage ended with."""
+    ended: queue.Queue[object] = queue.Queue()
+
+    async def inside() -> None:
+        driver = Driver()
+        endpoint = ControlEndpoint("127.0.0.1", "secret", driver)
+        provider = LocalSlotProvider()
+        try:
+            provider.launch(3, slots, await endpoint.start(), "secret", lambda _, error: ended.put(error))
+            await until(lambda: len(driver.agents) == slots)
+            agents = provider.agent_pids()
+            for number, agent in enumerate(driver.agents):
+                agent.send(SpawnWorker(f"w{number}"))
+            await until(lambda: len(driver.workers) == slots)
+            if test is not None:
+                await asyncio.to_thread(test, driver, agents)
+            for agent in driver.agents if shut_down else ():
+                agent.send(ShutdownAgent())
+            await asyncio.to_thread(ended.put, await asyncio.to_thread(ended.get, True, TIMEOUT_S))
+        finally:
+            await endpoint.stop()
+            provider.cancel(3)
+
+    asyncio.run(inside())
+    return ended.get_nowait()
+
+
+def test_agents_of_one_template_are_processes_with_a_template_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "hidden")
+    seen: list[int] = []
+
+    def test(driver: Driver, agents: list[int]) -> None:
+        assert [command_name(agent) for agent in agents] == [AGENT, AGENT]
+        assert len({parent(agent) for agent in agents}) == 1
+        workers = {peer.registration.process.pid for peer in driver.workers.values()}
+        assert len(workers) == 2
+        for agent in agents:
+            below = children(agent)
+            assert [command_name(pid) for pid in below].count(processes.TEMPLATE) == 1
+            assert len(workers & set(below)) == 1
+        seen.extend(pid for agent in agents for pid in [agent, *children(agent)])
+        for pid in [parent(agents[0]), *seen]:
+            assert b"hidden" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+    assert started(2, test) is None
+    MiniCluster.wait_until(lambda: not living(seen), "the keepers to end behind the workers", TIMEOUT_S)
+
+
+def test_an_agent_that_is_killed_ends_its_stage() -> None:
+    seen: list[int] = []
+
+    def test(driver: Driver, agents: list[int]) -> None:
+        seen.extend(pid for agent in agents for pid in [agent, *children(agent)])
+        os.kill(agents[1], signal.SIGKILL)
+
+    error = started(2, test, shut_down=False)
+    assert str([-signal.SIGKILL, -signal.SIGKILL]) in str(error)
+    MiniCluster.wait_until(lambda: not living(seen), "the workers to end", TIMEOUT_S)
+
+
+def test_a_killed_template_leaves_its_agents_to_nobody_and_the_next_ones_get_another() -> None:
+    templates: list[int] = []
+    seen: list[int] = []
+
+    def test(driver: Driver, agents: list[int]) -> None:
+        templates.append(parent(agents[0]))
+        seen.extend(agents)
+        os.kill(templates[0], signal.SIGKILL)
+
+    error = started(2, test, shut_down=False)
+    assert str([-signal.SIGKILL, -signal.SIGKILL]) in str(error)
+    MiniCluster.wait_until(lambda: not living(seen), "the agents to end", TIMEOUT_S)
+    assert started(1, lambda driver, agents: templates.append(parent(agents[0]))) is None
+    assert templates[0] != templates[1]
+
+
+def test_what_processes_inherit_is_that_of_the_moment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    templates: list[int] = []
+
+    def test(driver: Driver, agents: list[int]) -> None:
+        templates.append(parent(agents[0]))
+        for pid in [agents[0], *(peer.registration.process.pid for peer in driver.workers.values())]:
+            assert Path(f"/proc/{pid}/cwd").readlink() == Path.cwd()
+            assert os.environ.get("OF_THE_TEST", "").encode() in Path(f"/proc/{pid}/environ").read_bytes()
+
+    assert started(1, test) is None
+    monkeypatch.setenv("OF_THE_TEST", "seen by workers")
+    assert started(1, test) is None
+    monkeypatch.chdir(tmp_path)
+    assert started(1, test) is None
+    assert len(set(templates)) == 3
+
+
+@pytest.fixture
+def other_session(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from ckpt_runtime.testing.mini_cluster import MiniCluster\n"
+        "from tests.support.jobs import SequenceJob\n"
+        "with MiniCluster() as cluster:\n"
+        "    job = SequenceJob(cluster, Path(sys.argv[1]))\n"
+        "    job.start()\n"
+        "    job.running()\n"
+        "    print('runs', flush=True)\n"
+        "    sys.stdin.read()\n"
+        "    job.end()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "runs\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "ends"])
+def test_all_end_with_the_process_that_has_asked_for_them(killed: bool, other_session: subprocess.Popen[str]) -> None:
+    started = children(other_session.pid)
+    assert {AGENT, processes.TEMPLATE, processes.WORKER} <= {command_name(pid) for pid in started}
+    if killed:
+        other_session.kill()
+    else:
+        assert other_session.stdin is not None
+        other_session.stdin.close()
+    MiniCluster.wait_until(lambda: not living(started), "all processes to end", TIMEOUT_S)
+    assert other_session.wait(TIMEOUT_S) == (-signal.SIGKILL if killed else 0)
