@@ -52,7 +52,7 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
 BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
 EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
-PROGRESS_S = 300.0
+PROGRESS_S = 600.0
 """How long a job may take after a fault is over until it has completed two more checkpoints."""
 
 

@@ -18,6 +18,8 @@ from tests.support.processes import command_name, living
 from tests.support.spark_sessions import wait_until
 
 MARK = "CKPT_CHAOS_RUN"
+START_S = 600.0
+"""How long a driver may take to start on a busy machine: Spark's takes a minute of one."""
 _GIVEN_UP = "this driver has lost its leadership"
 
 
@@ -45,13 +47,14 @@ class Session:
         """Starts a second driver, which waits to lead. What becomes of the first one is the caller's to say."""
         self.former = self.driver
         self._launch()
-        wait_until(lambda: "waiting to lead" in self.log(self.number).read_text(errors="replace"), "the standby")
+        log = self.log(self.number)
+        wait_until(lambda: "waiting to lead" in log.read_text(errors="replace"), "the standby", START_S)
 
     def lead(self) -> CkptClient:
         """Waits until the youngest driver leads; returns its client."""
         driver, ready = self.driver, self.directory / f"ready-{self.number}"
         assert driver is not None
-        wait_until(lambda: ready.exists() or driver.poll() is not None, "the session to lead")
+        wait_until(lambda: ready.exists() or driver.poll() is not None, "the session to lead", START_S)
         assert ready.exists(), f"the session ended with {driver.returncode}: see {self.log(self.number)}"
         return self.connect(ready.read_text())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from ckpt_runtime.spark.protection import AUTHENTICATION_SECRET
-from tests.chaos.session import MARK, Session, kill
+from tests.chaos.session import MARK, START_S, Session, kill
 from tests.support.processes import agent_of, children, command_line
 from tests.support.spark_sessions import SparkCluster, standalone_cluster, wait_until
 
@@ -68,7 +68,13 @@ class SparkSession(Session):
         log_file = self.log(self.number)
         log_file.touch()
         self._starting = self._threads.submit(
-            start_session, self.cluster.url, SLOTS, log_file=log_file, conf=self.options, spark_conf=spark_conf
+            start_session,
+            self.cluster.url,
+            SLOTS,
+            log_file=log_file,
+            conf=self.options,
+            spark_conf=spark_conf,
+            ready_timeout_s=START_S,
         )
 
     def kill_driver(self) -> CkptClient:
