@@ -2,9 +2,8 @@
 
 One door, :meth:`JobCore.handle`. The two machines never see each other: what one says to the other passes an inner
 queue, and each takes one event to its end before the next one begins. Only I/O leaves. What a job runs, its graph,
-configuration, settings of checkpoints and restart strategy, is state of the core and replaced by events.
-
-Sources: Flink's adaptive scheduler and CheckpointCoordinator; FLIP-147, FLIP-530, FLIP-571.
+configuration, settings of checkpoints and restart strategy, is state of the core and replaced by events. Sources:
+Flink's adaptive scheduler and CheckpointCoordinator; FLIP-147, FLIP-530, FLIP-571.
 """
 
 from __future__ import annotations
