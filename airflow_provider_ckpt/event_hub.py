@@ -13,10 +13,10 @@ import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from airflow_provider_ckpt.conditions import progress
-from airflow_provider_ckpt.conditions.base import POLL, Condition
+from airflow_provider_ckpt.conditions.base import POLL, Absence
 from airflow_provider_ckpt.shared_answers import SharedAnswers
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCkptClient, run_steps
@@ -36,6 +36,8 @@ SELDOM_SECONDS = 300.0
 """Between two looks of a wait that hears of everything: a stream that loses an event must not hang a task."""
 SELDOM_FOR = 128
 """So many waits are looked for as often; twice as many half as often, so that what they ask has a limit."""
+ANY_JOB: Final = "*"
+"""In the place of a job's id: of those who wait for what happens at whichever job."""
 LINES_PER_SECOND = 4.0
 """That all waits of the process say the same again: Airflow's triggerer takes 4 kB of its triggers' logs at a time,
 between queries to its database. Who logs more than that waits, and every trigger with him."""
@@ -50,10 +52,19 @@ STREAM_AGAIN_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 5.0
 
 
+class Interest(Protocol):
+    """What a wait is for, such as a condition."""
+
+    absence: Absence
+
+    def concerns(self, event: StreamedEvent) -> bool:
+        """Whether an event is a reason for another look."""
+
+
 class Member:
     """One wait. ``called`` once an event has come since its last look."""
 
-    def __init__(self, hub: EventHub, condition: Condition, job_id: str, interval: float) -> None:
+    def __init__(self, hub: EventHub, condition: Interest, job_id: str, interval: float) -> None:
         self._hub = hub
         self.condition = condition
         self.job_id = job_id
@@ -75,7 +86,8 @@ class Member:
 
     def pace(self) -> float:
         """Seconds until the next look, unless it is called."""
-        if self.condition.absence.in_doubt or not self._hub.tells:
+        tells = self._hub.streams if self.job_id == ANY_JOB else self._hub.tells
+        if self.condition.absence.in_doubt or not tells:
             return self.interval * random.uniform(0.8, 1.2)
         return self._hub.until_all_look(self.job_id)
 
@@ -87,6 +99,10 @@ class Member:
         """Carry out the steps of its wait."""
         await self._hub.settled(SETTLING_SECONDS)
         return await run_steps(steps, self._carry_out)
+
+    async def rest(self, seconds: float) -> None:
+        """Until it is called, or so many seconds have passed."""
+        await self._carry_out(Pause(seconds))
 
     async def _carry_out(self, step: Call[Any] | Pause) -> Any:
         if isinstance(step, Call):
@@ -109,14 +125,14 @@ class EventHub:
         self._answers = SharedAnswers(client.execute)
         self._away: CkptClientError | None = None
         self._settled = asyncio.Event()
-        self.tells = False
+        self.tells = self.streams = False
         # Not in the context of the trigger that comes first: what is logged here is in no task's log.
         loop = asyncio.get_running_loop()
         self._watching = loop.create_task(self._watch(), name="ckpt-event-hub", context=contextvars.Context())
 
     # --- for waits
 
-    def join(self, condition: Condition, job_id: str, interval: float) -> Member:
+    def join(self, condition: Interest, job_id: str, interval: float) -> Member:
         member = Member(self, condition, job_id, interval)
         if job_id not in self._members:
             self._members[job_id] = set()
@@ -158,6 +174,7 @@ class EventHub:
 
     def _take(self, event: StreamedEvent) -> None:
         if event.type == START:
+            self.streams = True
             self._begins_to_tell()
         elif event.type == RESET:
             self._call_all()
@@ -165,12 +182,13 @@ class EventHub:
             self._tell(event)
 
     def _tell(self, event: StreamedEvent) -> None:
-        members = self._members.get(event.job_id or "", ())
-        if members:
-            self._answers.changed(event.job_id)
-        for member in members:
-            if member.condition.concerns(event):
-                member.call()
+        for job_id in (event.job_id or "", ANY_JOB):
+            members = self._members.get(job_id, ())
+            if members:
+                self._answers.changed(job_id)
+            for member in members:
+                if member.condition.concerns(event):
+                    member.call()
 
     def _begins_to_tell(self) -> None:
         """What happens from now on is told; what happened before a break follows, or is reset."""
@@ -203,7 +221,7 @@ class EventHub:
                     await self._tell_by_stream_or_poll()
                 except Exception:  # a mistake here must cost time, and no task
                     logger.exception("the waits at %s look by themselves for a while", self._client.url)
-                    self.tells, self._away = False, None
+                    self.tells, self.streams, self._away = False, False, None
                     self._settled.set()
                     self._call_all()
                     await asyncio.sleep(STREAM_AGAIN_SECONDS)
@@ -251,7 +269,7 @@ class EventHub:
     async def _poll(self, seconds: float) -> None:
         """One request tells of all jobs; what cannot be seen by it is looked at as often."""
         end, known = _now() + seconds, dict[str, JobLine]()
-        self.tells = False
+        self.tells = self.streams = False
         while _now() < end:
             try:
                 jobs = await self._client.execute(requests.list_jobs(), patience_s=0)
@@ -313,7 +331,7 @@ _hubs: Final[dict[tuple[object, ...], EventHub]] = {}
 
 
 @asynccontextmanager
-async def joined(hook: CkptHook, condition: Condition, job_id: str, interval: float) -> AsyncIterator[Member]:
+async def joined(hook: CkptHook, condition: Interest, job_id: str, interval: float) -> AsyncIterator[Member]:
     """A place at this process's hub for the job manager that the connection names. The last one to go closes it."""
     key = (asyncio.get_running_loop(), await hook.aendpoint())
     if key not in _hubs:

@@ -1,4 +1,4 @@
-"""Which savepoints are kept. Pure: from what lies in a directory to what goes, and why the rest stays."""
+"""Which savepoints are kept. Pure: from what lies in a directory, or is in the catalogue, to what goes and why."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ckpt_runtime.client.savepoint_models import Savepoint
+
 SAVEPOINT_KINDS = ("SAVEPOINT", "SYNC_SAVEPOINT")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSavepoint:
-    """A savepoint that can be read; ``completed_ms`` is when it was completed."""
+    """A savepoint that can be read; ``completed_ms`` is when it was completed.
+
+    ``problem`` is what the catalogue has against it, ``proof`` what it has for it.
+    """
 
     path: str
     completed_ms: int
+    problem: str | None = None
+    proof: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +32,34 @@ class Decision:
     deleted: Sequence[str]
 
 
-def savepoints_of(documents: Sequence[Mapping[str, Any]]) -> list[StoredSavepoint]:
+def savepoints_of(documents: Sequence[Mapping[str, Any]], job_id: str | None = None) -> list[StoredSavepoint]:
     """The readable savepoints of ``ckpt snapshot list``, the newest first. Checkpoints belong to their job."""
     found = [
         StoredSavepoint(str(item["location"]), int(item["completion_timestamp"]))
         for item in documents
-        if item.get("kind") in SAVEPOINT_KINDS
+        if item.get("kind") in SAVEPOINT_KINDS and job_id in (None, item.get("job_id"))
     ]
+    return _newest_first(found)
+
+
+def catalogued(savepoints: Sequence[Savepoint]) -> list[StoredSavepoint]:
+    """Those of the catalogue that can be read, the newest first."""
+    found = [
+        StoredSavepoint(item.location, item.completion_timestamp, item.problem, _proof_of(item))
+        for item in savepoints
+        if item.completion_timestamp is not None
+    ]
+    return _newest_first(found)
+
+
+def _proof_of(item: Savepoint) -> str | None:
+    for what, mark in (("drilled", item.drilled), ("verified", item.verified)):
+        if mark is not None and mark.passed and item.good:
+            return f"it was {what} by {mark.by}" if mark.by else f"it was {what}"
+    return None
+
+
+def _newest_first(found: list[StoredSavepoint]) -> list[StoredSavepoint]:
     return sorted(found, key=lambda item: (-item.completed_ms, item.path))
 
 

@@ -1,52 +1,78 @@
-"""Deletes savepoints that are too many or too old."""
+"""Deletes savepoints that are too many or too old; the session's catalogue tells which there are."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Json
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptOperationFailed
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptOperationFailed, CkptSnapshotDamaged
+from airflow_provider_ckpt.job_names import is_id
 from airflow_provider_ckpt.operators.base import CkptOperator
-from airflow_provider_ckpt.retention import Decision, decide, savepoints_of, spared
+from airflow_provider_ckpt.retention import Decision, StoredSavepoint, catalogued, decide, savepoints_of, spared
 from airflow_provider_ckpt.snapshot_process import SnapshotProcess
 from ckpt_runtime.client import requests, waiting
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import Conflict, OperationFailed
+from ckpt_runtime.client.errors import CkptClientError, Conflict, NotServed, OperationFailed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The arguments, checked."""
+
+    directory: str | None
+    job: str | None
+    keep: int | None
+    keep_for_ms: int | None
+
+
 class CleanUpSavepointsOperator(CkptOperator):
-    """Keeps the newest savepoints of a directory and the young ones, and has the session delete the others.
+    """Keeps the newest savepoints of a job or a directory and the young ones, and has the session delete the others.
 
-    The newest savepoint that is intact is never deleted; that is read and proven before anything is. Checkpoints are
-    left to their jobs, and what cannot be read is left to people. What a living job needs is refused by the session
-    and stays. Repeating it is harmless.
+    The newest savepoint that is intact is never deleted; that is read and proven before anything is, and noted in the
+    catalogue. Checkpoints are left to their jobs, and what cannot be read is left to people. What a living job needs is
+    refused by the session and stays. Repeating it is harmless.
 
-    The directory is read by ``ckpt snapshot list`` on the worker, which needs the extra ``runtime``. Give each job a
-    directory of its own: all savepoints below it are counted together.
+    What there is tells the session's savepoint catalogue. A worker that cannot read a savepoint itself, for want of the
+    extra ``runtime`` or of access to the storage, believes a verification or a drill that the catalogue knows of. A
+    server without a catalogue leaves all of it to ``ckpt snapshot list`` on the worker, which needs both.
 
     Returns ``{"directory", "kept", "deleted", "refused", "unreadable", "dry_run"}``: lists of paths, and for ``kept``
     and ``refused`` the reasons by path.
 
-    :param directory: where the savepoints lie, up to four levels below. (templated)
+    :param directory: where the savepoints lie, up to four levels below; without one the session's default directory,
+        and a job has to be named. (templated)
+    :param job: only savepoints of this job, by id or name; without one all savepoints below the directory are counted
+        together. (templated)
     :param keep: so many of the newest. (templated)
     :param keep_for: all that are younger than that: seconds, a text such as ``"7 d"`` or a timedelta. (templated)
     :param preview: a dry run: only say what would be deleted. (templated)
     :raises CkptOperationFailed: no savepoint is intact: nothing is deleted then; or a deletion failed
     """
 
-    template_fields: Collection[str] = (*CkptOperator.template_fields, "directory", "keep", "keep_for", "preview")
+    template_fields: Collection[str] = (
+        *CkptOperator.template_fields,
+        "directory",
+        "job",
+        "keep",
+        "keep_for",
+        "preview",
+    )
 
     def __init__(
         self,
         *,
-        directory: Templated[str],
+        directory: Templated[str] | None = None,
+        job: Templated[str] | None = None,
         keep: Templated[int | str] | None = None,
         keep_for: Templated[Duration] | None = None,
         preview: Templated[bool | str] = False,
@@ -54,6 +80,7 @@ class CleanUpSavepointsOperator(CkptOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.directory = directory
+        self.job = job
         self.keep = keep
         self.keep_for = keep_for
         self.preview = preview
@@ -61,26 +88,26 @@ class CleanUpSavepointsOperator(CkptOperator):
         self._deleting = ""
 
     def execute(self, context: Context) -> Any:
-        directory, keep, keep_for_ms = self.limits()
+        limits = self.limits()
         preview = arguments.boolean("preview", self.preview)
-        self._process = SnapshotProcess(self.log)
-        documents = self._process.run("list", directory)
-        unreadable = [str(item["location"]) for item in documents if "error" in item]
-        for path in unreadable:
-            self.log.warning("%s cannot be read; it stays", path)
-        found = savepoints_of(documents)
-        decision = decide(found, keep=keep, keep_for_ms=keep_for_ms, now_ms=round(time.time() * 1000))
-        if decision.deleted:
-            decision = self._spare_the_last_good(self._process, decision, [item.path for item in found])
-        for path, reason in decision.kept.items():
-            self.log.info("Kept: %s, %s", path, reason)
-        result: Json = {"directory": directory, "kept": dict(decision.kept), "unreadable": unreadable}
-        deleted, refused = self._delete(decision, preview=preview)
+        deadline = self.deadline()
+        with self.connected(deadline) as client:
+            found, unreadable = self._found(client, limits)
+            for path in unreadable:
+                self.log.warning("%s cannot be read; it stays", path)
+            now_ms = round(time.time() * 1000)
+            decision = decide(found, keep=limits.keep, keep_for_ms=limits.keep_for_ms, now_ms=now_ms)
+            if decision.deleted:
+                decision = self._spare_the_last_good(client, decision, found, notes=not preview)
+            for path, reason in decision.kept.items():
+                self.log.info("Kept: %s, %s", path, reason)
+            deleted, refused = self._delete(client, decision, deadline, preview=preview)
         self.tell_lineage(deletes=() if preview else deleted)
+        result: Json = {"directory": limits.directory, "kept": dict(decision.kept), "unreadable": unreadable}
         return result | {"deleted": deleted, "refused": refused, "dry_run": preview}
 
-    def limits(self) -> tuple[str, int | None, int | None]:
-        """The directory, how many and for how long, checked.
+    def limits(self) -> Limits:
+        """Where, of what, how many and for how long.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
@@ -88,33 +115,88 @@ class CleanUpSavepointsOperator(CkptOperator):
         given = arguments.optional_seconds("keep_for", self.keep_for)
         if keep is None and given is None:
             raise CkptArgumentInvalid("keep", self.keep, "give keep, keep_for or both")
-        return arguments.text("directory", self.directory), keep, None if given is None else round(given * 1000)
+        # Empty is a mistake, such as a template without a value: it must not widen what is deleted.
+        job = None if self.job is None else arguments.job(self.job)
+        directory = None if self.directory is None else arguments.text("directory", self.directory)
+        if directory is None and job is None:
+            raise CkptArgumentInvalid("directory", self.directory, "give directory, job or both")
+        return Limits(directory, job, keep, None if given is None else round(given * 1000))
 
-    def _spare_the_last_good(self, process: SnapshotProcess, decision: Decision, newest_first: list[str]) -> Decision:
+    @property
+    def process(self) -> SnapshotProcess:
+        """What reads savepoints on the worker."""
+        if self._process is None:
+            self._process = SnapshotProcess(self.log)
+        return self._process
+
+    def _found(self, client: CkptClient, limits: Limits) -> tuple[list[StoredSavepoint], list[str]]:
+        """The savepoints, the newest first, and what cannot be read."""
+        try:
+            savepoints = self.ask(client, requests.list_savepoints(limits.directory, job=limits.job))
+        except NotServed:
+            self.log.info("The job manager has no savepoint catalogue: the directory is read here")
+        else:
+            found = catalogued(savepoints)
+            readable = {item.path for item in found}
+            return found, [item.location for item in savepoints if item.location not in readable]
+        if limits.directory is None:
+            raise CkptArgumentInvalid("directory", None, "a job manager without a catalogue needs one")
+        if limits.job is not None and not is_id(limits.job):
+            raise CkptArgumentInvalid("job", limits.job, "a job manager without a catalogue needs its id")
+        documents = self.process.run("list", limits.directory)
+        unreadable = [str(item["location"]) for item in documents if "error" in item]
+        return savepoints_of(documents, limits.job), unreadable
+
+    def _spare_the_last_good(
+        self, client: CkptClient, decision: Decision, newest_first: list[StoredSavepoint], *, notes: bool
+    ) -> Decision:
         """Whatever the limits say, one savepoint stays that is known to be intact."""
-        for path in newest_first:
-            if process.run("verify", path, accepted=(0, 1))["intact"]:
-                return spared(decision, path, "the newest that is intact")
-            self.log.warning("%s is damaged: it does not count as the last good one", path)
+        for item in newest_first:
+            if item.problem is not None:
+                self.log.warning("%s does not count as the last good one: %s", item.path, item.problem)
+            elif self._is_intact(client, item, notes=notes):
+                return spared(decision, item.path, "the newest that is intact")
+            else:
+                self.log.warning("%s is damaged: it does not count as the last good one", item.path)
         raise CkptOperationFailed("no savepoint is intact, so nothing is deleted; take another one first")
 
-    def _delete(self, decision: Decision, *, preview: bool) -> tuple[list[str], dict[str, str]]:
+    def _is_intact(self, client: CkptClient, item: StoredSavepoint, *, notes: bool) -> bool:
+        try:
+            found = self.process.run("verify", item.path, accepted=(0, 1))
+        except CkptSnapshotDamaged:
+            found = {"intact": False}
+        except AirflowException as error:
+            if item.proof is None:
+                raise
+            self.log.warning("This worker cannot read %s (%s), but %s", item.path, error, item.proof)
+            return True
+        intact = bool(found["intact"])
+        if notes:
+            self._note(client, item.path, intact=intact)
+        return intact
+
+    def _note(self, client: CkptClient, path: str, *, intact: bool) -> None:
+        """In the catalogue, where there is one; what cannot be noted changes nothing."""
+        by = f"airflow: {self.dag_id}/{self.task_id}"
+        detail = "complete and intact" if intact else "damaged"
+        try:
+            client.execute(requests.mark_savepoint(path, "VERIFICATION", passed=intact, by=by, detail=detail))
+        except CkptClientError as error:
+            self.log.info("The verification of %s is not in the catalogue: %s", path, error)
+
+    def _delete(
+        self, client: CkptClient, decision: Decision, deadline: float | None, *, preview: bool
+    ) -> tuple[list[str], dict[str, str]]:
         deleted: list[str] = []
         refused: dict[str, str] = {}
-        deadline = self.deadline()
-        with self.connected(deadline) as client:
-            for path in decision.deleted:
-                if preview:
-                    self.log.info("Would delete: %s", path)
-                    deleted.append(path)
-                    continue
-                reason = self._dispose(client, path, deadline)
-                if reason is None:
-                    self.log.info("Deleted: %s", path)
-                    deleted.append(path)
-                else:
-                    self.log.warning("Not deleted: %s", reason)
-                    refused[path] = reason
+        for path in decision.deleted:
+            reason = None if preview else self._dispose(client, path, deadline)
+            if reason is None:
+                self.log.info("Would delete: %s" if preview else "Deleted: %s", path)
+                deleted.append(path)
+            else:
+                self.log.warning("Not deleted: %s", reason)
+                refused[path] = reason
         self._deleting = ""
         return deleted, refused
 

@@ -12,24 +12,28 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.conditions.snapshot_watch import SnapshotWatch
+from airflow_provider_ckpt.event_hub import ANY_JOB, Member, joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from ckpt_runtime.client.errors import CkptClientError
 
 _RECORD = "ckpt_watch"
 _LONGEST_PAUSE_SECONDS = 60.0
+_GAP_SECONDS = 1.0
+"""Between two looks at least, however fast checkpoints come."""
 
 
 class CkptSnapshotsTrigger(BaseEventTrigger):
     """Gives an event for each snapshot that completes, at least once, for as long as a DAG wants them.
 
     It never ends by itself and never raises: a session that is away, a name that no job has, one that several have, a
-    connection that cannot be used are said in the triggerer's log, and looked at again with growing pauses. How far it
-    has come lies in the asset's state store, so that another triggerer goes on from there.
+    connection that cannot be used are said in the triggerer's log, and looked at again with growing pauses. Events of
+    the session, of which all that wait there share a stream, say when to look; without them it polls. How far it has
+    come lies in the asset's state store, so that another triggerer goes on from there.
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param job: the job, by name or id.
     :param snapshots: ``savepoints`` or ``checkpoints``.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two looks, where no stream of events says when to look.
     """
 
     def __init__(self, *, ckpt_conn_id: str, job: str, snapshots: str, poll_interval: float) -> None:
@@ -51,22 +55,35 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Events without an end."""
-        watch, pause = SnapshotWatch(self.job, self.snapshots, await self._stored()), self.poll_interval
+        watch, pause = SnapshotWatch(self.job, self.snapshots, await self._stored()), 0.0
         stored = watch.mark
         while True:
-            found: list[Json] = []
             try:
-                async with await CkptHook(self.ckpt_conn_id).aget_conn() as client:
-                    found = await client.run(watch.look())
-                pause = self.poll_interval
+                async with joined(CkptHook(self.ckpt_conn_id), watch, ANY_JOB, self.poll_interval) as member:
+                    while True:
+                        found, pause = await self._look(watch, member, pause)
+                        for facts in found:
+                            yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
+                        if watch.mark != stored:
+                            stored = await self._store(watch.mark)
+                        await asyncio.sleep(min(self.poll_interval, _GAP_SECONDS))
+                        await member.rest(pause or member.pace())
             except (CkptClientError, AirflowException) as error:
-                pause = min(max(pause, 1.0) * 2, _LONGEST_PAUSE_SECONDS)
-                self.log.warning("%s of job %r cannot be looked at: %s", self.snapshots, self.job, error)
-            for facts in found:
-                yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
-            if watch.mark != stored:
-                stored = await self._store(watch.mark)
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+                pause = self._tell(error, pause)
+            await asyncio.sleep(pause)
+
+    async def _look(self, watch: SnapshotWatch, member: Member, pause: float) -> tuple[list[Json], float]:
+        """What is new, and the pause until the next look; 0 when the hub is to say that."""
+        member.looking()
+        try:
+            return await member.run(watch.look()), 0.0
+        except (CkptClientError, AirflowException) as error:
+            return [], self._tell(error, pause)
+
+    def _tell(self, error: Exception, pause: float) -> float:
+        """What keeps it from looking; the pause for that, after the one before."""
+        self.log.warning("%s of job %r cannot be looked at: %s", self.snapshots, self.job, error)
+        return min(max(pause, self.poll_interval, 1.0) * 2, _LONGEST_PAUSE_SECONDS) * random.uniform(0.8, 1.0)
 
     async def _stored(self) -> Json | None:
         if self.asset_state_store is None:

@@ -81,6 +81,7 @@ def test_a_running_job_gets_another_configuration_and_parallelism_by_name(named:
 @pytest.mark.row("air.2")
 def test_savepoints_are_verified_copied_kept_and_deleted(named: SequenceJob) -> None:
     from airflow_provider_ckpt.exceptions import CkptSnapshotDamaged
+    from airflow_provider_ckpt.hooks.ckpt import CkptHook
     from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
     from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
     from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
@@ -101,6 +102,9 @@ def test_savepoints_are_verified_copied_kept_and_deleted(named: SequenceJob) -> 
     assert cleaned["deleted"] == [paths[0]]
     assert cleaned["kept"] == {paths[1]: "the newest that is intact", paths[2]: "one of the newest 1"}
     assert [local(path).exists() for path in paths] == [False, True, True]
+    noted = {item.location: item.verified for item in CkptHook().savepoints(directory)}
+    assert [mark is not None and mark.passed for mark in map(noted.get, paths[1:])] == [True, False]
+    assert run(CleanUpSavepointsOperator(task_id="t", directory=directory, job="another", keep=1, **FAST))["kept"] == {}
     run(DisposeSavepointOperator(task_id="t", savepoint_path=copied, **FAST))
     assert not local(copied["savepoint_path"]).exists()
 

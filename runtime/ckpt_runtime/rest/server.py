@@ -21,6 +21,7 @@ from ckpt_runtime.rest.event_stream import end_streams
 from ckpt_runtime.rest.http_protocol import BoundedHttpProtocol
 
 _GRACE_S = 5
+_LATE_S = 0.05
 
 
 class EmbeddedServer(uvicorn.Server):
@@ -32,6 +33,24 @@ class EmbeddedServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals alone: the host process owns them."""
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends every connection, also one that is accepted while it begins; its requests would be served for ever."""
+        known = set(self.server_state.connections)
+        late = asyncio.create_task(self._end_late_ones(known), name="late-connections")
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
+            for connection in self.server_state.connections:
+                cast(BoundedHttpProtocol, connection).transport.abort()
+
+    async def _end_late_ones(self, known: set[Any]) -> None:
+        while True:
+            await asyncio.sleep(_LATE_S)
+            for connection in self.server_state.connections - known:
+                connection.shutdown()
+                known.add(connection)
 
 
 async def start(

@@ -47,6 +47,7 @@ class Fault:
     status: int
     times: int = 1
     carried_out: bool = False
+    says: str = "a fault of the test"
 
 
 async def _nobody(_: Message) -> None:
@@ -94,7 +95,7 @@ class JobManager:
         if fault.carried_out:
             await self._app(scope, receive, _nobody)
         await send({"type": "http.response.start", "status": fault.status, "headers": []})
-        await send({"type": "http.response.body", "body": b'{"errors": ["a fault of the test"]}'})
+        await send({"type": "http.response.body", "body": json.dumps({"errors": [fault.says]}).encode()})
 
     def start(self) -> None:
         if self._server is None:
@@ -240,3 +241,24 @@ def run_to_end(operator: BaseOperator, context: dict[str, Any], *, start: Callab
 
         def step(event: dict[str, Any] = event, method: str = method) -> Any:
             return operator.resume_execution(method, {"event": event}, context)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait on the loop; a minute at most."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def run_at_hubs(work: Coroutine[Any, Any, None]) -> None:
+    """Nothing is left behind: no hub, no task, and the loop has closed the sockets."""
+    from airflow_provider_ckpt import event_hub
+
+    async def whole() -> None:
+        await work
+        assert event_hub._hubs == {}
+        await asyncio.sleep(0)
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(whole())

@@ -14,8 +14,11 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow_provider_ckpt.assets import checkpoints_of, create_asset, sanitize_uri, savepoints_of
 from airflow_provider_ckpt.triggers.snapshots import CkptSnapshotsTrigger
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.jobmaster.event_log import EventType
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from tests.unit.provider.conftest import JOB, Fault, JobManager
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
+from ckpt_runtime.storage.savepoint_entry import SavepointEntry
+from tests.unit.provider.conftest import JOB, Fault, JobManager, run_at_hubs, until
 
 NAME = "contract-job"
 OTHER = "1" * 32
@@ -99,7 +102,7 @@ def test_each_new_savepoint_is_an_event_that_says_all_of_it(job_manager: JobMana
         ]  # fmt: skip
         await second.end()
 
-    asyncio.run(run())
+    run_at_hubs(run())
 
 
 def test_checkpoints_are_no_savepoints(job_manager: JobManager) -> None:
@@ -112,7 +115,76 @@ def test_checkpoints_are_no_savepoints(job_manager: JobManager) -> None:
         assert (await waiting)["id"] == number
         await watching.end()
 
-    asyncio.run(run())
+    run_at_hubs(run())
+
+
+@pytest.mark.row("air.5", "air.11")
+def test_where_there_is_a_stream_of_events_nothing_is_polled(job_manager: JobManager) -> None:
+    """Watchers and waits share it; a look follows an event that concerns the job, and no other."""
+    job_manager.streams = True
+
+    async def run() -> None:
+        stores = [AssetStore() for _ in range(20)]
+        watching = [Triggerer(store) for store in stores]
+        waiting = [await one.has_looked(store) for one, store in zip(watching, stores, strict=True)]
+        await until(lambda: job_manager.gateway.events.listeners == 1)
+        job_manager.gateway.add_job(OTHER, "another")
+        looks = job_manager.count("GET /jobs/overview")
+        for _ in range(2):
+            job_manager.happens(EventType.SAVEPOINT_COMPLETED, OTHER)
+            job_manager.happens(EventType.CHECKPOINT_COMPLETED)
+        number, path = take(job_manager)
+        job_manager.happens(EventType.SAVEPOINT_COMPLETED)
+        assert {((event := await one)["id"], event["path"]) for one in waiting} == {(number, path)}
+        assert job_manager.count("GET /events") == 1
+        assert job_manager.count("GET /jobs/overview") - looks <= 3
+        # The next job of the name is seen as soon as it is told.
+        later = [asyncio.create_task(one.next()) for one in watching]
+        await until(lambda: all(store.values["ckpt_watch"]["id"] == number for store in stores))
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+        job_manager.gateway.add_job("2" * 32, NAME)
+        resumed = take(job_manager, "2" * 32)
+        job_manager.happens(EventType.JOB_STATUS, "2" * 32)
+        assert {((event := await one)["id"], event["path"]) for one in later} == {resumed}
+        for one in watching:
+            await one.end()
+
+    run_at_hubs(run())
+
+
+@pytest.mark.row("air.5", "air.10")
+def test_savepoints_that_nobody_saw_are_found_in_the_catalogue(job_manager: JobManager) -> None:
+    """More than the history shows, and of a job that has gone."""
+
+    def kept(job_id: str, number: int, at_ms: int, problem: str | None = None) -> CataloguedSavepoint:
+        entry = SavepointEntry(job_id, number, at_ms - 5, at_ms, "NATIVE", "hashmap", 7, 1, job_name=NAME)
+        return CataloguedSavepoint(f"file:///sp/{job_id[:4]}-{number}", entry, problem)
+
+    async def run() -> None:
+        store, late = AssetStore(), job_manager.gateway.now + 10_000
+        store.values["ckpt_watch"] = {"job_id": JOB, "id": 4, "at_ms": late}
+        known = [(JOB, 3, late - 10), (JOB, 4, late), (OTHER, 1, late - 5)]
+        missed = [(JOB, 5, late + 10), (OTHER, 2, late + 20)]
+        found = [kept(*which) for which in (*missed, *known)]
+        job_manager.gateway.catalogue = [*found, kept(OTHER, 3, late + 30, "it is being deleted")]
+        watching = Triggerer(store)
+        events = [await watching.next() for _ in missed]
+        assert [(event["job_id"], event["id"]) for event in events] == [which[:2] for which in missed]
+        assert events[0] == {
+            "job": NAME,
+            "job_id": JOB,
+            "id": 5,
+            "path": f"file:///sp/{JOB[:4]}-5",
+            "kind": "SAVEPOINT",
+            "format": "NATIVE",
+            "size": 7,
+            "checkpointed_size": 7,
+            "triggered_at_ms": late + 5,
+            "duration_ms": 5,
+        }
+        await watching.end()
+
+    run_at_hubs(run())
 
 
 def test_a_name_that_several_jobs_have_is_no_end(job_manager: JobManager, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,9 +192,10 @@ def test_a_name_that_several_jobs_have_is_no_end(job_manager: JobManager, capsys
         store = AssetStore()
         job_manager.gateway.add_job(OTHER, NAME)
         watching = Triggerer(store)
-        waiting = asyncio.create_task(watching.next())
-        while not job_manager.count("GET /jobs/overview"):
+        waiting, said = asyncio.create_task(watching.next()), ""
+        while "2 living jobs" not in said:
             await asyncio.sleep(0.01)
+            said += capsys.readouterr().out
         job_manager.gateway.move(OTHER, JobStatus.CANCELED)
         while not store.values:
             await asyncio.sleep(0.01)
@@ -130,8 +203,7 @@ def test_a_name_that_several_jobs_have_is_no_end(job_manager: JobManager, capsys
         assert (await waiting)["id"] == number
         await watching.end()
 
-    asyncio.run(run())
-    assert "2 living jobs" in capsys.readouterr().out
+    run_at_hubs(run())
 
 
 @pytest.mark.row("air.5")

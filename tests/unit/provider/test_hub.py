@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from ckpt_runtime.client.errors import CkptApiError
 from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.jobmaster.event_log import EventLog, EventType
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, JobManager
+from tests.unit.provider.conftest import JOB, JobManager, run_at_hubs, until
 
 TIMEOUT_S = 60.0
 STREAM = "GET /events"
@@ -48,25 +48,6 @@ def waits(triggers: list[CkptTrigger]) -> list[asyncio.Task[str]]:
     return [asyncio.create_task(status(trigger)) for trigger in triggers]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """Nothing is left behind: no hub, no task, and the loop has closed the sockets."""
-
-    async def whole() -> None:
-        await work
-        assert hub._hubs == {}
-        await asyncio.sleep(0)
-        await until(lambda: len(asyncio.all_tasks()) == 1)
-        await asyncio.sleep(0.01)
-
-    asyncio.run(whole())
-
-
 def streaming(manager: JobManager) -> bool:
     return manager.gateway.events.listeners == 1
 
@@ -83,7 +64,7 @@ def requests_for(manager: JobManager, triggers: list[CkptTrigger], end: Callable
         await until(lambda: manager.gateway.events.listeners == 0)
 
     manager.received.clear()
-    run(wait())
+    run_at_hubs(wait())
     assert manager.count(STREAM) == 1
     return len(manager.received)
 
@@ -135,7 +116,7 @@ def test_a_wait_looks_only_when_an_event_concerns_it(job_manager: JobManager) ->
         job_manager.happens(EventType.JOB_STATUS)
         assert await task == "done"
 
-    run(wait())
+    run_at_hubs(wait())
 
 
 def test_without_streams_one_poll_serves_everybody(job_manager: JobManager) -> None:
@@ -161,7 +142,7 @@ def test_without_streams_one_poll_serves_everybody(job_manager: JobManager) -> N
         async with asyncio.timeout(TIMEOUT_S):
             assert set(await asyncio.gather(*tasks[:100])) == {"done"}
 
-    run(wait())
+    run_at_hubs(wait())
     assert job_manager.count(STREAM) == 1
 
 
@@ -184,7 +165,7 @@ def test_waits_go_on_behind_another_driver(
         async with asyncio.timeout(TIMEOUT_S):
             assert set(await asyncio.gather(*tasks)) == {"done"}
 
-    run(wait())
+    run_at_hubs(wait())
 
 
 def test_a_driver_that_does_not_lead_is_waited_for(job_manager: JobManager) -> None:
@@ -198,7 +179,7 @@ def test_a_driver_that_does_not_lead_is_waited_for(job_manager: JobManager) -> N
         job_manager.gateway.move(JOB, JobStatus.FINISHED)
         assert await task == "done"
 
-    run(wait())
+    run_at_hubs(wait())
 
 
 def test_a_stream_that_something_on_the_way_holds_back_is_done_without(
@@ -224,7 +205,7 @@ def test_a_stream_that_something_on_the_way_holds_back_is_done_without(
         job_manager.gateway.move(JOB, JobStatus.FINISHED)
         assert await task == "done"
 
-    run(wait())
+    run_at_hubs(wait())
     monkeypatch.undo()
     job_manager.stop()
 
@@ -260,7 +241,7 @@ def test_cancelled_waits_leave_nothing_behind(job_manager: JobManager) -> None:
         await asyncio.wait(tasks)
         await until(lambda: job_manager.gateway.events.listeners == 0)
 
-    run(wait())
+    run_at_hubs(wait())
 
 
 @pytest.mark.parametrize(("waiting", "periods"), [(1, 1), (hub.SELDOM_FOR, 1), (hub.SELDOM_FOR + 1, 2), (500, 4)])
@@ -293,7 +274,7 @@ def test_many_waits_say_the_same_again_less_often(
         async with asyncio.timeout(TIMEOUT_S):
             assert set(await asyncio.gather(*tasks)) == {"done"}
 
-    run(wait())
+    run_at_hubs(wait())
 
 
 def test_which_events_are_a_reason_to_look() -> None:

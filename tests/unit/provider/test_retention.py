@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptNotFound
 from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
 from airflow_provider_ckpt.retention import StoredSavepoint, decide, savepoints_of, spared
+from tests.support.golden import DIRECTORY
+from tests.support.rest_examples import RUNNING, SNAPSHOT, catalogue
+from tests.unit.provider.conftest import Fault, JobManager, Task
 
 HOUR = 3_600_000
+FAST: dict[str, Any] = {"poll_interval": 0.01, "wait_timeout": 30}
 
 
 def stored(*ages: int) -> list[StoredSavepoint]:
@@ -69,9 +76,61 @@ def test_checkpoints_and_what_cannot_be_read_are_not_counted() -> None:
         ({"keep": 0}, "keep"),
         ({"keep_for": "soon"}, "keep_for"),
         ({"keep": 1, "directory": ""}, "directory"),
+        ({"keep": 1, "directory": None}, "directory"),
+        ({"keep": 1, "job": ""}, "job"),
+        ({"keep": 1, "job": "None"}, "job"),
     ],
 )
 def test_bad_limits_are_named(arguments: dict[str, Any], name: str) -> None:
     operator = CleanUpSavepointsOperator(task_id="t", **{"directory": "/data"} | arguments)
     with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
         operator.limits()
+
+
+@pytest.fixture
+def savepoints(job_manager: JobManager) -> JobManager:
+    """A proven one, one that failed, an old one, and one that cannot be read."""
+    job_manager.gateway.catalogue = catalogue(job_manager.gateway.now)
+    return job_manager
+
+
+def clean(**arguments: Any) -> Any:
+    return CleanUpSavepointsOperator(**{"task_id": "t", **FAST, **arguments}).execute(Task().context())  # type: ignore[arg-type]
+
+
+@pytest.mark.row("air.2", "air.10")
+def test_the_catalogue_says_what_there_is_and_vouches_for_what_the_worker_cannot_read(savepoints: JobManager) -> None:
+    result = clean(directory="/data/savepoints", keep=1)
+    assert result["kept"] == {SNAPSHOT: "the newest that is intact"}
+    assert result["deleted"] == [f"{SNAPSHOT}-old", f"{SNAPSHOT}-failed"]
+    assert result["unreadable"] == [f"{SNAPSHOT}-damaged"]
+    assert savepoints.count("POST /savepoint-disposal") == 2
+
+
+def test_only_savepoints_of_the_job_go(savepoints: JobManager) -> None:
+    """The old one has no name in its entry."""
+    assert clean(job="flights", keep=1)["deleted"] == [f"{SNAPSHOT}-failed"]
+    assert clean(job=RUNNING, keep=1, preview=True)["deleted"] == [f"{SNAPSHOT}-old", f"{SNAPSHOT}-failed"]
+    assert clean(job="another", keep=1)["deleted"] == []
+
+
+def test_without_a_proof_nothing_goes(savepoints: JobManager) -> None:
+    found = savepoints.gateway.catalogue
+    assert found[0].entry is not None
+    found[0] = replace(found[0], entry=replace(found[0].entry, verifications=(), drills=()))
+    with pytest.raises(CkptNotFound, match=SNAPSHOT.removeprefix("file:")):
+        clean(directory="/data/savepoints", keep=1)
+    assert savepoints.count("POST /savepoint-disposal") == 0
+
+
+def test_without_a_catalogue_the_worker_reads_the_directory(job_manager: JobManager, tmp_path: Path) -> None:
+    """As against Flink."""
+    for name in ("one", "two"):
+        shutil.copytree(DIRECTORY / "format-2" / "rocksdb", tmp_path / name)
+    job_manager.faults = [Fault("/savepoints", 404, times=100, says="Not found: /savepoints")]
+    result = clean(directory=str(tmp_path), keep=1, preview=True)
+    assert [Path(path).name for path in (*result["kept"], *result["deleted"])] == ["one", "two"]
+    for wrong, name in (({"job": "flights"}, "directory"), ({"job": "a", "directory": str(tmp_path)}, "job")):
+        with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
+            clean(**wrong, keep=1)
+    assert clean(job="0" * 32, directory=str(tmp_path), keep=1, preview=True)["kept"] == {}

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
+from typing import Any
 
 import httpx
 import pytest
@@ -37,6 +39,35 @@ def test_start_on_a_free_port_serve_and_stop() -> None:
         await server.stop(running)
         with pytest.raises(OSError, match=r"(?i)connect"):
             await raw(port, b"GET / HTTP/1.1\r\n\r\n")
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_is_made_while_the_server_ends_is_ended_too() -> None:
+    """It is no longer among those that are asked to close; its requests are not answered for ever."""
+
+    async def run() -> None:
+        running, _ = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
+        stopping = asyncio.create_task(server.stop(running))
+        while running.servers[0].is_serving():
+            await asyncio.sleep(0)
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+
+        def accepted() -> asyncio.Protocol:
+            factory: Any = running.config.http_protocol_class
+            made: asyncio.Protocol = factory(config=running.config, server_state=running.server_state, app_state={})
+            return made
+
+        await asyncio.get_running_loop().connect_accepted_socket(accepted, theirs)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        await stopping
+        assert running.server_state.connections == set()
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"GET /v1/overview HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await writer.drain()
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
 
     asyncio.run(run())
 
