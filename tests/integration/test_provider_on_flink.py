@@ -252,8 +252,8 @@ def test_an_assets_watcher_sees_savepoints_and_checkpoints_of_whichever_job_has_
     job.submit(WITHOUT_END, 500, configuration=RUNNING | {"pipeline.name": name}, savepoint_path=stopped)
     again = job.run(TakeSavepointOperator, target_directory=target)["savepoint_path"]
     asyncio.run(savepoints.until(name, lambda events: events[-1]["path"] == again))
-    found = [(event["job_id"], event["path"]) for event in savepoints.events]
-    assert len(found) == len(set(found))
+    # At least once: a triggerer that ends behind an event has not written it down.
+    found = list(dict.fromkeys((event["job_id"], event["path"]) for event in savepoints.events))
     wanted = [(first, taken), (first, stopped), (job.job_id, again)]  # a slow one may have been taken twice
     assert [each for each in found if each in wanted] == wanted
 
