@@ -286,6 +286,9 @@ class StartSessionOperator(CkptOperator):
 class StopSessionOperator(CkptOperator):
     """Ends the session that the connection points to; jobs that still run are suspended. Repeating it is harmless.
 
+    Standbys of a session with high availability that wait for it end with it, so that nobody goes on with its jobs. A
+    session that is started later does. A connection that points to a standby ends that alone.
+
     Returns ``{"base_url", "was_running"}``.
 
     :param session: what :class:`StartSessionOperator` returned, to end the process itself if it does not end by

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,77 @@ def test_a_named_job_is_rescaled_goes_on_from_its_latest_and_its_savepoint_is_di
     dispose = DisposeSavepointOperator(task_id="t", savepoint_path=taken["savepoint_path"], poll_interval=0.1)
     run_to_end(dispose, Task().context())
     assert not Path(taken["savepoint_path"].removeprefix("file:")).exists()
+
+
+class Store:
+    """What Airflow keeps of an asset."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    async def aget(self, key: str) -> Any:
+        return self.values.get(key)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.values[key] = value
+
+
+@dataclass
+class Watched:
+    """An asset's watcher, and the events that it has given so far."""
+
+    snapshots: str
+    store: Store = field(default_factory=Store)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    async def until(self, job: str, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """As in a triggerer that lives for so long."""
+        from airflow_provider_ckpt.triggers.snapshots import CkptSnapshotsTrigger
+
+        trigger = CkptSnapshotsTrigger(
+            ckpt_conn_id="ckpt_default", job=job, snapshots=self.snapshots, poll_interval=0.1
+        )
+        trigger.asset_state_store = self.store  # type: ignore[assignment]
+        events = trigger.run()
+        async with asyncio.timeout(90):
+            while not enough(self.events):
+                self.events.append((await anext(events)).payload)
+
+    async def begins(self, job: str) -> None:
+        """Its first look, which gives nothing: what is there already is not new."""
+        looking = asyncio.create_task(self.until(job, bool))
+        async with asyncio.timeout(90):
+            while not self.store.values:
+                await asyncio.sleep(0.05)
+        looking.cancel()
+
+
+@pytest.mark.row("air.5")
+def test_an_assets_watcher_sees_savepoints_and_checkpoints_of_whichever_job_has_the_name(job: Job) -> None:
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+
+    name, target = "watched", str(job.directory / "savepoints")
+    job.submit(WITHOUT_END, 500, configuration=RUNNING | {"pipeline.name": name})
+    savepoints, checkpoints = Watched("savepoints"), Watched("checkpoints")
+    asyncio.run(savepoints.begins(name))
+    asyncio.run(checkpoints.until(name, lambda events: len(events) >= 2))
+    assert [event["id"] for event in checkpoints.events] == sorted({event["id"] for event in checkpoints.events})
+    assert {event["job"] for event in checkpoints.events} == {name}
+    taken = job.run(TakeSavepointOperator, target_directory=target)["savepoint_path"]
+    asyncio.run(savepoints.until(name, lambda events: any(each["path"] == taken for each in events)))
+    event = next(each for each in savepoints.events if each["path"] == taken)
+    assert (event["path"], event["job_id"], event["kind"]) == (taken, job.job_id, "SAVEPOINT")
+    assert event["size"] > 0
+    stopped = job.run(StopWithSavepointOperator, target_directory=target)["savepoint_path"]
+    first = job.job_id
+    job.submit(WITHOUT_END, 500, configuration=RUNNING | {"pipeline.name": name}, savepoint_path=stopped)
+    again = job.run(TakeSavepointOperator, target_directory=target)["savepoint_path"]
+    asyncio.run(savepoints.until(name, lambda events: events[-1]["path"] == again))
+    # At least once: a triggerer that ends behind an event has not written it down.
+    found = list(dict.fromkeys((event["job_id"], event["path"]) for event in savepoints.events))
+    wanted = [(first, taken), (first, stopped), (job.job_id, again)]  # a slow one may have been taken twice
+    assert [each for each in found if each in wanted] == wanted
 
 
 def test_what_flink_lacks_is_named(job: Job) -> None:

@@ -22,21 +22,28 @@ STUCK_S = 90
 
 
 def main() -> None:
-    """Runs until it is killed."""
+    """Runs until it is killed, or told to end."""
     faulthandler.dump_traceback_later(STUCK_S)
+    ended = threading.Event()
     ready = Path(sys.argv[1])
     given = Configuration.from_properties(sys.argv[3:])
     start_logging(LogSettings(given.get(LoggingOptions.FORMAT), APPLICATION_ID), "driver")
     configuration = given.to_dict()
     token = os.environ.get(TOKEN_VARIABLE)
     with MiniCluster(
-        configuration=configuration, rest=True, token=token, lease_timeout_s=float(sys.argv[2])
+        configuration=configuration,
+        rest=True,
+        token=token,
+        lease_timeout_s=float(sys.argv[2]),
+        on_shutdown=ended.set,
     ) as cluster:
+        if ended.is_set():
+            return
         partial = ready.with_suffix(".partial")
         partial.write_text(cluster.rest_url)
         partial.replace(ready)
         faulthandler.cancel_dump_traceback_later()
-        threading.Event().wait()
+        ended.wait()
 
 
 if __name__ == "__main__":

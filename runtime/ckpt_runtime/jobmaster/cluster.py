@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from ckpt_runtime.configuration.high_availability_options import HighAvailabilit
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
-from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, Leadership, LeaseSeal
+from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, ClusterEnded, Leadership, LeaseSeal
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider
@@ -21,6 +22,8 @@ from ckpt_runtime.limited_process import drop_templates, keep_templates
 from ckpt_runtime.network.authentication import new_secret
 from ckpt_runtime.network.tls import credentials
 from ckpt_runtime.storage.ha_store import HaStore
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Cluster:
     async def lead(self, rest_url: str, application_id: str, token: str | None = None) -> None:
         """With high availability: waits until this driver leads, and goes on with all jobs. Otherwise does nothing.
 
+        When the leader that it waits for was told to end the cluster, this driver is to be shut down, too.
+
         ``token`` is what clients of ``rest_url`` have: it proves to them that the address is the leader's.
         Raises StorageError when the directory cannot be used.
         """
@@ -86,7 +91,12 @@ class Cluster:
         lease_s = self._settings.lease_timeout_s
         leader = store.leader if token is None else store.leader.sealed_by(LeaseSeal(token, place[1], lease_s))
         leadership = self._leadership = Leadership(leader, lease_s)
-        await leadership.acquire(rest_url, application_id, self._lost, self.dispatcher.wait_for)
+        try:
+            await leadership.acquire(rest_url, application_id, self._lost, self.dispatcher.wait_for)
+        except ClusterEnded as error:
+            logger.info("%s, and so does this driver, which has waited for it", error)
+            self._on_shutdown()
+            return
         await self.dispatcher.take_over(HaStore(*place, fence=leadership.fence, epoch=leadership.epoch))
 
     def _lost(self) -> None:
@@ -97,7 +107,7 @@ class Cluster:
         await self.dispatcher.stop()
         await self.slots.stop()
         if self._leadership is not None:
-            await self._leadership.release()
+            await self._leadership.release(ended=self.dispatcher.told_to_end)
         await self._endpoint.stop()
         await asyncio.to_thread(drop_templates)
         self._pools.shutdown()

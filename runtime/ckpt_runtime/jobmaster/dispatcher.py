@@ -135,6 +135,8 @@ class Dispatcher:
         allow_list = configuration.get(JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST)
         self._configuration_updates = ConfigurationUpdates(self._planner, allow_list)
         self._closing = False
+        self.told_to_end = False
+        """Whether somebody has asked the leader for the end of the whole cluster."""
 
     async def stop(self) -> None:
         """Suspends every job: their retained checkpoints and savepoints stay."""
@@ -262,6 +264,7 @@ class Dispatcher:
 
     async def shutdown_cluster(self) -> None:
         self._closing = True
+        self.told_to_end = self._leads
         asyncio.get_running_loop().call_later(0.1, self._on_shutdown)
 
     # --- pipelines

@@ -18,13 +18,17 @@ from typing import Any, TypeVar
 from ckpt_runtime import leader_proof
 from ckpt_runtime.jobmaster.lease_rules import Claim, Watch
 from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, NotLeaderError
+from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, Lease, NotLeaderError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 LEASE_TIMEOUT_S = 10.0
 """How long a leader may be silent before another driver takes over."""
+
+
+class ClusterEnded(RuntimeError):
+    """The leader that this driver has waited for was told to end the whole cluster."""
 
 
 class LeaseSeal:
@@ -84,8 +88,8 @@ class Leadership:
     ) -> None:
         """Waits until this driver leads; ``on_lost`` is called once when it no longer does.
 
-        ``on_waiting`` is called for each leader that is being waited for. Raises StorageError when the directory
-        cannot be used from the beginning.
+        ``on_waiting`` is called for each leader that is being waited for. Raises ClusterEnded when that one was told
+        to end the cluster, StorageError when the directory cannot be used from the beginning.
         """
         info = self._info = await self._win(rest_url, application_id, on_waiting)
         logger.info("this driver leads (epoch %d)", info.epoch)
@@ -95,15 +99,19 @@ class Leadership:
         await self._in_pool(self._store.prepare)
         attempt = uuid.uuid4().hex
         watch = Watch(self._lease_timeout_s)
+        waited_for = 0
         while True:
             begun = time.monotonic()
             try:
-                leader, sequence, released = await self._in_pool(self._look)
-                epoch = 0 if leader is None else leader.epoch
-                if leader is not None and not released and watch.epoch != epoch:
+                leader, lease = await self._in_pool(self._look)
+                epoch, released = lease.epoch, lease.released
+                if lease.ended and waited_for == epoch:
+                    raise ClusterEnded("the cluster was told to end")
+                if leader is not None and not released and waited_for != epoch:
+                    waited_for = epoch
                     logger.info("waiting to lead: %s (application %s) leads", leader.rest, leader.app_id)
                     on_waiting(leader)
-                watch.saw(epoch, sequence, released=released, begun=begun)
+                watch.saw(epoch, lease.sequence, released=released, begun=begun)
                 if watch.may_claim(time.monotonic()):
                     begun = time.monotonic()
                     claim = partial(self._store.claim, rest_url, application_id, attempt, after=epoch)
@@ -118,25 +126,24 @@ class Leadership:
                 logger.warning("cannot see who leads: %s", error)
             await asyncio.sleep(self._lease_timeout_s / 10)
 
-    async def release(self) -> None:
-        """Ends in order: the next driver need not wait."""
+    async def release(self, *, ended: bool = False) -> None:
+        """Ends in order: the next driver need not wait. ``ended``: those that wait already end, too."""
         if self._renewal is not None:
             self._renewal.cancel()
         info, self._info = self._info, None
         if info is not None:
             try:
-                await asyncio.wait_for(self._in_pool(lambda: self._store.release(info)), self._lease_timeout_s)
+                await asyncio.wait_for(
+                    self._in_pool(lambda: self._store.release(info, ended=ended)), self._lease_timeout_s
+                )
             except (OSError, TimeoutError) as error:
                 logger.warning("cannot release the lease: %s", error)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self) -> tuple[LeaderInfo | None, int, bool]:
-        """The present leader, its last sign of life, and whether it has ended in order."""
+    def _look(self) -> tuple[LeaderInfo | None, Lease]:
+        """The present leader, and its last sign of life."""
         present = self._store.current()
-        if present is None:
-            return (None, 0, False)
-        lease = self._store.lease(present.epoch)
-        return (present, lease.sequence, lease.released)
+        return (None, Lease(0, 0)) if present is None else (present, self._store.lease(present.epoch))
 
     def _patience_s(self, begun: float) -> float:
         """How long a renewal may take.

@@ -47,12 +47,14 @@ class LeaderInfo:
 class Lease:
     """The last sign of life of one epoch's leader; ``sequence`` is 0 before the first.
 
-    ``released``: that leader has ended in order and will change nothing any more.
+    ``released``: that leader has ended in order and will change nothing any more. ``ended``: it was told to end the
+    whole cluster, so that those who have waited for it end, too.
     """
 
     epoch: int
     sequence: int
     released: bool = False
+    ended: bool = False
 
 
 class AddressSeal(Protocol):
@@ -120,10 +122,14 @@ class LeaderStore:
         if not self._is_published(info):
             self.publish_address(info)
 
-    def release(self, info: LeaderInfo) -> None:
-        """The last act of a leader: the next one need not wait. Raises :class:`NotLeaderError`."""
+    def release(self, info: LeaderInfo, *, ended: bool = False) -> None:
+        """The last act of a leader: the next one need not wait. Raises :class:`NotLeaderError`.
+
+        ``ended``: the cluster was told to end, and those who have waited for this leader end as well.
+        """
         self.check(info)
-        replace(self._lease_file(info.epoch), encode_document({"epoch": info.epoch, "sequence": 0, "released": True}))
+        document = {"epoch": info.epoch, "sequence": 0, "released": True} | ({"ended": True} if ended else {})
+        replace(self._lease_file(info.epoch), encode_document(document))
 
     def lease(self, epoch: int) -> Lease:
         """The last sign of life of an epoch's leader."""

@@ -58,8 +58,11 @@ class MiniCluster:
         heartbeat_interval_s: float = 1.0,
         slot_request_timeout_s: float = 300.0,
         lease_timeout_s: float = LEASE_TIMEOUT_S,
+        on_shutdown: Callable[[], None] = lambda: None,
     ) -> None:
+        """``on_shutdown`` is called when somebody tells it to end over REST."""
         self._rest = rest
+        self._on_shutdown = on_shutdown
         self._token = token
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mini-cluster", daemon=True)
@@ -89,7 +92,7 @@ class MiniCluster:
         self._directory.remove()
 
     async def _start(self) -> None:
-        self.cluster = Cluster(self.provider, self._settings, on_shutdown=lambda: None)
+        self.cluster = Cluster(self.provider, self._settings, on_shutdown=self._on_shutdown)
         await self.cluster.start()
         self._server = None
         if self._rest:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.jobmaster.leadership import Leadership, LeaseSeal
+from ckpt_runtime.jobmaster.leadership import ClusterEnded, Leadership, LeaseSeal
 from ckpt_runtime.leader_proof import PublishedLeader, opened
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
@@ -99,6 +99,24 @@ def test_a_second_waits_as_long_as_the_first_renews(tmp_path: Path) -> None:
         waiting.cancel()
 
     run(tmp_path, test, lease_s)
+
+
+def test_who_waits_ends_when_the_whole_cluster_is_told_to(tmp_path: Path) -> None:
+    """Somebody who comes later leads as ever."""
+
+    async def test(candidate: Callable[[str], Candidate]) -> None:
+        first, second, third = candidate("a"), candidate("b"), candidate("c")
+        await first.acquire()
+        told = asyncio.Event()
+        waiting = asyncio.create_task(second.leadership.acquire("http://b", "b", second.lost.set, lambda _: told.set()))
+        await told.wait()
+        await first.leadership.release(ended=True)
+        with pytest.raises(ClusterEnded):
+            await waiting
+        await third.acquire()
+        assert third.leadership.epoch == 2
+
+    run(tmp_path, test)
 
 
 def test_who_waits_is_told_who_leads_and_where(tmp_path: Path) -> None:
