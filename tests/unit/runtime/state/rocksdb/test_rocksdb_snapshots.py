@@ -160,7 +160,7 @@ def test_a_snapshot_whose_tables_are_linked_stays_as_it_is_whatever_the_job_does
     assert linked
     assert [path.stat().st_nlink for path in linked] == [2] * len(linked)
     own = [key for key in KEYS if value_of(job.backend, key) is not None]
-    for number in range(2, 32):  # more than wait for a compaction
+    for number in range(2, 24):  # more than wait for a compaction
         job.put(own, "b")
         written(job.take(number))
     job.backend.close()
