@@ -1,20 +1,20 @@
-"""What holds for all tests: a module closes what it opens."""
+"""What holds for all tests: a module closes what it opens, and nothing stays in the temporary directory."""
 
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.run_directory import ENGINES, RUN
+
 # A machine that is busy with other tests pauses any of them; what is too slow is for the time limits to tell.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-# Java machines of tests live for a minute or two: compiling for the long run would be half of their work.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+_LEFT = pytest.StashKey[list[str]]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -23,9 +23,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """What was still in use at the end of some module is looked at once more."""
+    """What was still in use at the end of some module is looked at once more, and what lies in temporary places."""
     gc.unfreeze()
     gc.collect()
+    if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        left = session.config.stash[_LEFT] = RUN.left()
+        if any(name.startswith(ENGINES) for name in left):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Also of a run that fails for that alone."""
+    left = config.stash.get(_LEFT, [])
+    if left:
+        terminalreporter.section("left in the temporary directory", red=True)
+        terminalreporter.line("\n".join(left))
+
+
+def pytest_unconfigure() -> None:
+    """With what was left there."""
+    RUN.close()
 
 
 def _collect_and_keep() -> None:

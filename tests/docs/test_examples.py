@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import string
-import tempfile
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -33,6 +32,7 @@ from ckpt_runtime.rest.bodies import checked
 from ckpt_runtime.rest.handlers.checkpoint_config import PatchBody, overrides_of
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import DOCS, PAGES, ROOT, Block, anchors, blocks, links, spans
+from tests.support.run_directory import RUN
 
 PROVIDER = ROOT / "airflow_provider_ckpt"
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
@@ -200,7 +200,7 @@ def test_a_data_source_gives_each_tick_once(outputs: dict[str, Path]) -> None:
 @pytest.fixture(scope="module")
 def airflow_home() -> Path:
     """A home of its own, so that nothing of a person's is read or written."""
-    home = Path(os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="airflow-docs-")))
+    home = Path(os.environ.setdefault("AIRFLOW_HOME", str(RUN.kept("airflow"))))
     os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
     return home
 

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import re
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
@@ -20,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-unit-")
+from tests.support.run_directory import RUN
+
+os.environ["AIRFLOW_HOME"] = str(RUN.kept("airflow"))
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 # There is no scheduler here that could misread an early event.
 os.environ["AIRFLOW__CKPT__MIN_DEFERRAL"] = "0"
