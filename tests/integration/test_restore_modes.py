@@ -196,7 +196,7 @@ def test_a_job_of_another_cluster_cannot_claim_it_too_and_is_told_why(job: Shari
     job.start(snapshot, "CLAIM", interval="1h", rate=100)
     with MiniCluster() as other:
         before = content(snapshot)
-        with pytest.raises(SnapshotInUse, match="nothing is known here: it has claimed.*ckpt snapshot release /"):
+        with pytest.raises(SnapshotInUse, match="nothing is known here: it has claimed.*ckpt snapshot release file:/"):
             submit(other, job.directory, snapshot, "CLAIM")
         with pytest.raises(SnapshotInUse, match="cannot be disposed of while job"):
             other.call(other.dispatcher.dispose_savepoint(str(snapshot), None))
