@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class _Limits:
     """The arguments, checked."""
 
     directory: str | None
@@ -106,7 +106,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         result: Json = {"directory": limits.directory, "kept": dict(decision.kept), "unreadable": unreadable}
         return result | {"deleted": deleted, "refused": refused, "dry_run": preview}
 
-    def limits(self) -> Limits:
+    def limits(self) -> _Limits:
         """Where, of what, how many and for how long.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
@@ -120,7 +120,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         directory = None if self.directory is None else arguments.text("directory", self.directory)
         if directory is None and job is None:
             raise CkptArgumentInvalid("directory", self.directory, "give directory, job or both")
-        return Limits(directory, job, keep, None if given is None else round(given * 1000))
+        return _Limits(directory, job, keep, None if given is None else round(given * 1000))
 
     @property
     def process(self) -> SnapshotProcess:
@@ -129,7 +129,7 @@ class CleanUpSavepointsOperator(CkptOperator):
             self._process = SnapshotProcess(self.log)
         return self._process
 
-    def _found(self, client: CkptClient, limits: Limits) -> tuple[list[StoredSavepoint], list[str]]:
+    def _found(self, client: CkptClient, limits: _Limits) -> tuple[list[StoredSavepoint], list[str]]:
         """The savepoints, the newest first, and what cannot be read."""
         try:
             savepoints = self.ask(client, requests.list_savepoints(limits.directory, job=limits.job))
