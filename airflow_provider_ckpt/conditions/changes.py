@@ -9,7 +9,7 @@ from airflow_provider_ckpt.conditions.job import OfJob, job_facts
 from airflow_provider_ckpt.conditions.job_log import failure_of, shortened
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound, is_outcome_unknown
-from ckpt_runtime.client.models import TERMINAL_STATES, JobConfig, OperationStatus
+from ckpt_runtime.client.models import TERMINAL_STATES, Bounds, JobConfig, OperationStatus
 from ckpt_runtime.client.stack_traces import telling_line
 
 _ANOTHER_RESCALE = "Another rescale"
@@ -46,14 +46,15 @@ class RescaleCondition(OfJob):
     Done when the job runs with it; FAILED when it was refused and the job goes on as it was.
     """
 
-    def __init__(self, job_id: str, parallelism: Mapping[str, int]) -> None:
+    def __init__(self, job_id: str, parallelism: Mapping[str, int | Bounds]) -> None:
+        """``parallelism`` has each vertex by its id."""
         super().__init__(job_id)
         self._parallelism = dict(parallelism)
         self._accepted = False
 
     @property
     def subject(self) -> str:
-        wanted = ", ".join(str(number) for number in self._parallelism.values())
+        wanted = ", ".join(in_words(number) for number in self._parallelism.values())
         return f"job {self._job_id} to run with the parallelism {wanted}"
 
     def look(self) -> Poll:
@@ -67,7 +68,8 @@ class RescaleCondition(OfJob):
             text = f"job {self._job_id} is {job.state}, not rescaled{cause.clause}"
             return Verdict(Status.FAILED, text, job_facts(job), cause.trace)
         if job.state == "RUNNING":
-            return Verdict(Status.DONE, result=job_facts(job) | {"parallelism": self._parallelism})
+            now = {vertex.id: vertex.parallelism for vertex in job.vertices}
+            return Verdict(Status.DONE, result=job_facts(job) | {"parallelism": now})
         self.standing, self._state = f"it is being deployed anew, the job is {job.state}", job.state
         return None
 
@@ -86,6 +88,14 @@ class RescaleCondition(OfJob):
         else:
             self._accepted = True
         return None
+
+
+def in_words(wanted: int | Bounds) -> str:
+    """A parallelism, or what it is to lie between."""
+    if isinstance(wanted, int):
+        return str(wanted)
+    lower, upper = wanted
+    return str(lower) if lower == upper else f"{lower} to {upper}"
 
 
 class DisposalCondition(Condition):

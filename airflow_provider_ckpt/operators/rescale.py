@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Status
+from airflow_provider_ckpt.conditions.changes import in_words
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptOperationFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
 from airflow_provider_ckpt.triggers.changes import CkptRescaleTrigger
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import Conflict
-from ckpt_runtime.client.models import TERMINAL_STATES, Vertex
+from ckpt_runtime.client.models import TERMINAL_STATES, Bounds, Vertex
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -29,7 +30,7 @@ class RescaleJobOperator(CkptJobOperator):
 
     :param job: the job, by id or unique name. (templated)
     :param parallelism: a number for all vertices that can have more than one subtask, or a mapping of vertices, by id
-        or name, to numbers: others stay as they are. (templated)
+        or name, to numbers: others keep the bounds that were declared for them. (templated)
     :raises CkptJobFailed: the job has ended, and cannot be rescaled
     """
 
@@ -50,12 +51,12 @@ class RescaleJobOperator(CkptJobOperator):
             if job.state in TERMINAL_STATES:
                 raise CkptJobFailed(f"job {job_id} is {job.state}, it cannot be rescaled")
             try:
-                present = self.ask(client, requests.resource_requirements(job_id))
+                present = self.ask(client, requests.parallelism_bounds(job_id))
             except Conflict as error:
                 raise CkptOperationFailed(f"job {job_id} cannot be rescaled: {error}") from error
             wanted = chosen_parallelism(given, job.vertices, present)
         for vertex in job.vertices:
-            self.log.info("%s: parallelism %s -> %s", vertex.name, present[vertex.id], wanted[vertex.id])
+            self.log.info("%s: parallelism %s -> %s", vertex.name, vertex.parallelism, in_words(wanted[vertex.id]))
         trigger = CkptRescaleTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
@@ -96,8 +97,8 @@ class RescaleJobOperator(CkptJobOperator):
 
 
 def chosen_parallelism(
-    given: int | Mapping[str, int], vertices: Sequence[Vertex], present: Mapping[str, int]
-) -> dict[str, int]:
+    given: int | Mapping[str, int], vertices: Sequence[Vertex], present: Mapping[str, Bounds]
+) -> dict[str, int | Bounds]:
     """Of every vertex by id. A number for all leaves those out that cannot have more than one subtask.
 
     :raises CkptArgumentInvalid: for a vertex that is not there, or not the only one of its name.
@@ -105,7 +106,7 @@ def chosen_parallelism(
     if isinstance(given, int):
         many = {vertex.id for vertex in vertices if vertex.max_parallelism > 1}
         return {vertex.id: given if vertex.id in many else present[vertex.id] for vertex in vertices}
-    wanted = dict(present)
+    wanted: dict[str, int | Bounds] = dict(present)
     for name, number in given.items():
         chosen = [vertex for vertex in vertices if name in (vertex.id, vertex.name)]
         if len(chosen) != 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_provider_ckpt.conditions.changes import ConfigurationCondition, DisposalCondition, RescaleCondition
 from airflow_provider_ckpt.triggers.base import CkptTrigger
+from ckpt_runtime.client.models import Bounds
 
 
 class CkptConfigurationTrigger(CkptTrigger):
@@ -37,10 +38,10 @@ class CkptRescaleTrigger(CkptTrigger):
     """Asks for a parallelism until the job runs with it.
 
     :param job_id: the job, 32 hex digits.
-    :param parallelism: of every vertex, by its id.
+    :param parallelism: of every vertex, by its id: a number, or a lower and an upper bound.
     """
 
-    def __init__(self, *, job_id: str, parallelism: Mapping[str, int], **kwargs: Any) -> None:
+    def __init__(self, *, job_id: str, parallelism: Mapping[str, int | Bounds], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.job_id = job_id
         self.parallelism = dict(parallelism)
@@ -49,7 +50,11 @@ class CkptRescaleTrigger(CkptTrigger):
         return RescaleCondition(self.job_id, self.parallelism)
 
     def arguments(self) -> dict[str, Any]:
-        return {"job_id": self.job_id, "parallelism": self.parallelism}
+        # A row of the database has no tuples.
+        plain = {
+            vertex: wanted if isinstance(wanted, int) else list(wanted) for vertex, wanted in self.parallelism.items()
+        }
+        return {"job_id": self.job_id, "parallelism": plain}
 
     async def on_kill(self) -> None:
         """Say what becomes of the rescale: there is no way to take one back."""

@@ -155,7 +155,8 @@ def test_a_live_rescale_gets_its_slots_by_another_barrier_stage(session: Session
             client.rescale(job.job_id, dict.fromkeys(vertices, (lower, upper)), timeout_s=180)
             client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=180)
             assert job.restarts() == restarts + 1
-            assert set(client.resource_requirements(job.job_id).values()) == {expected}
+            assert set(client.parallelism_bounds(job.job_id).values()) == {(lower, upper)}
+            assert {vertex.parallelism for vertex in client.job_details(job.job_id).vertices} == {expected}
             job.wait_for_checkpoints(1)
             os.kill(job.workers()[0], signal.SIGKILL)
             wait_until(lambda restarts=restarts: job.restarts() > restarts + 1, "the restart after the kill")

@@ -70,10 +70,11 @@ TASKS = [
     Asked("sensors.checkpoint.SavepointCompletedSensor", {}),
     Asked("sensors.health.CheckpointHealthSensor", {}),
 ]
-WITHOUT_A_JOB = [
+ON_SAVEPOINTS = [
     Asked("operators.dispose.DisposeSavepointOperator", {"savepoint_path": "@nothing"}, None),
-    Asked("operators.session.StopSessionOperator", {}, None),
+    Asked("operators.retention.CleanUpSavepointsOperator", {"directory": "@savepoints", "keep": 1}, None),
 ]
+STOP_SESSION = Asked("operators.session.StopSessionOperator", {}, None)
 
 
 def _id(asked: Asked) -> str:
@@ -82,7 +83,7 @@ def _id(asked: Asked) -> str:
 
 every_task_of_a_job = pytest.mark.parametrize("asked", TASKS, ids=_id)
 every_task_of_a_living_job = pytest.mark.parametrize("asked", [task for task in TASKS if task is not DRILL], ids=_id)
-every_task = pytest.mark.parametrize("asked", TASKS + WITHOUT_A_JOB, ids=_id)
+every_task = pytest.mark.parametrize("asked", [*TASKS, *ON_SAVEPOINTS, STOP_SESSION], ids=_id)
 pytestmark = pytest.mark.row("air.2")
 
 
@@ -166,7 +167,7 @@ def test_a_job_without_a_savepoint(cluster: MiniCluster, tmp_path: Path, monkeyp
     assert "Check the name and the directory" in message
 
 
-@pytest.mark.parametrize("asked", [*TASKS, WITHOUT_A_JOB[0]], ids=_id)  # a session that does not answer has stopped
+@pytest.mark.parametrize("asked", [*TASKS, *ON_SAVEPOINTS], ids=_id)  # a session that does not answer has stopped
 def test_a_connection_to_where_nobody_listens(
     asked: Asked, two_jobs: list[SequenceJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.job_commands import JobArgument, WaitTimeoutOption
-from ckpt_runtime.client.models import Vertex
+from ckpt_runtime.client.models import Bounds, Vertex
 
 
 def rescale(
@@ -32,7 +32,7 @@ def rescale(
     timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
     client = cli.client()
     vertices = client.job_details(job).vertices
-    wanted = _wanted(parallelism, vertices, client.resource_requirements(job))
+    wanted = _wanted(parallelism, vertices, client.parallelism_bounds(job))
     try:
         with cli.output.progress() as show:
             show(f"rescaling job {job}")
@@ -41,13 +41,18 @@ def rescale(
     except KeyboardInterrupt:
         cli.output.note("the rescale goes on")
         raise
-    lines = [f"  {wanted[vertex.id]:>4}  {vertex.name}" for vertex in vertices]
-    cli.output.result({"job_id": job, "parallelism": wanted}, f"Job {job} is rescaled:", *lines)
+    vertices = client.job_details(job).vertices
+    now = {vertex.id: vertex.parallelism for vertex in vertices}
+    lines = [f"  {vertex.parallelism:>4}  {vertex.name}" for vertex in vertices]
+    cli.output.result({"job_id": job, "parallelism": now}, f"Job {job} is rescaled:", *lines)
 
 
-def _wanted(given: Sequence[str], vertices: Sequence[Vertex], present: Mapping[str, int]) -> dict[str, int]:
-    """Of every vertex by id. A number for all leaves those out that cannot have more than one subtask."""
-    wanted = dict(present)
+def _wanted(given: Sequence[str], vertices: Sequence[Vertex], present: Mapping[str, Bounds]) -> dict[str, int | Bounds]:
+    """Of every vertex by id; those that are not named keep the bounds that were declared for them.
+
+    A number for all leaves those out that cannot have more than one subtask.
+    """
+    wanted: dict[str, int | Bounds] = dict(present)
     parsed = [values.parallelism("--parallelism", text) for text in given]
     for name, number in sorted(parsed, key=lambda pair: pair[0] is not None):
         chosen = [v for v in vertices if (v.max_parallelism > 1 if name is None else name in (v.id, v.name))]

@@ -113,6 +113,7 @@ class _Methods:
     patch_checkpoint_config = _Method(requests.patch_checkpoint_config)
     reset_checkpoint_config = _Method(requests.reset_checkpoint_config)
     resource_requirements = _Method(requests.resource_requirements)
+    parallelism_bounds = _Method(requests.parallelism_bounds)
     update_resource_requirements = _Method(requests.update_resource_requirements)
     trigger_checkpoint = _Method(requests.trigger_checkpoint)
     trigger_savepoint = _Method(requests.trigger_savepoint)

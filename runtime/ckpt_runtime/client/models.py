@@ -173,6 +173,10 @@ class SubtaskTimes(Struct, frozen=True):
     timestamps_ms: dict[str, int] = field(name="timestamps")
 
 
+Bounds = tuple[int, int]
+"""Of a vertex's parallelism: the least that the job runs with, and the most that it makes use of."""
+
+
 class Vertex(Struct, frozen=True):
     """A vertex of the job. ``tasks`` counts subtasks by state; ``subtasks`` is filled by ``vertex_details`` alone."""
 

@@ -26,6 +26,7 @@ from ckpt_runtime.client.checkpoint_models import (
 )
 from ckpt_runtime.client.models import (
     Backpressure,
+    Bounds,
     BurntJobId,
     ClusterOverview,
     ConfigChange,
@@ -359,7 +360,12 @@ def resource_requirements(job_id: str) -> Call[dict[str, int]]:
     return Call("GET", _requirements(job_id), _upper_bounds, feature=_RESCALE)
 
 
-def update_resource_requirements(job_id: str, parallelism: Mapping[str, int | tuple[int, int]]) -> Call[None]:
+def parallelism_bounds(job_id: str) -> Call[dict[str, Bounds]]:
+    """The lower and the upper bound of each vertex's parallelism, by vertex id, as they were declared."""
+    return Call("GET", _requirements(job_id), _bounds, feature=_RESCALE)
+
+
+def update_resource_requirements(job_id: str, parallelism: Mapping[str, int | Bounds]) -> Call[None]:
     """Rescale a running job; of each vertex, by its id, the parallelism or a lower and an upper bound of it.
 
     Answered when it is done; the same again joins the one in progress.
@@ -376,7 +382,12 @@ def _requirements(job_id: str) -> str:
 
 
 def _upper_bounds(document: Any) -> dict[str, int]:
-    return {vertex: read(wanted["parallelism"]["upperBound"], int) for vertex, wanted in document.items()}
+    return {vertex: upper for vertex, (_, upper) in _bounds(document).items()}
+
+
+def _bounds(document: Any) -> dict[str, Bounds]:
+    found = {vertex: wanted["parallelism"] for vertex, wanted in document.items()}
+    return {vertex: (read(its["lowerBound"], int), read(its["upperBound"], int)) for vertex, its in found.items()}
 
 
 def trigger_checkpoint(job_id: str, *, full: bool = False, trigger_id: str | None = None) -> Call[str]:

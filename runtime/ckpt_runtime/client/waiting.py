@@ -26,7 +26,7 @@ from ckpt_runtime.client.errors import (
     is_outcome_unknown,
     is_passing,
 )
-from ckpt_runtime.client.models import RETAINS, TERMINAL_STATES, JobDetails, OperationStatus
+from ckpt_runtime.client.models import RETAINS, TERMINAL_STATES, Bounds, JobDetails, OperationStatus
 from ckpt_runtime.client.requests import Call, OperationKind
 
 T = TypeVar("T")
@@ -251,9 +251,7 @@ def wait_for_operation(
     return watch(look, f"The {kind} operation {trigger_id}", timeout_s, poll_interval_s)
 
 
-def rescale(
-    job_id: str, parallelism: Mapping[str, int | tuple[int, int]], *, timeout_s: float | None = None
-) -> Steps[None]:
+def rescale(job_id: str, parallelism: Mapping[str, int | Bounds], *, timeout_s: float | None = None) -> Steps[None]:
     """Bring the vertices, all of them by id, to these parallelisms, or within (lower, upper) bounds of them.
 
     Returns when that is stored and being deployed. It may take longer than one request: after a lost answer the same

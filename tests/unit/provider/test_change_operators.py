@@ -23,6 +23,7 @@ from airflow_provider_ckpt.sensors.checkpoint import SavepointCompletedSensor
 from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
 from tests.unit.runtime.rest.fake_gateway import VERTICES
 
@@ -124,6 +125,18 @@ def test_a_rescale_names_all_vertices_or_some(
     result = finish(operator, task.context())
     assert [result["parallelism"][vertex] for vertex in VERTICES] == expected
     assert [vertex.parallelism for vertex in job_manager.gateway.jobs[JOB].graph.vertices] == expected
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_vertices_that_are_not_named_keep_their_bounds(
+    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
+) -> None:
+    gateway = job_manager.gateway
+    gateway.slots_for_rescale = 3
+    asyncio.run(gateway.update_resource_requirements(JOB, dict.fromkeys(VERTICES, ParallelismBounds(1, 8))))
+    operator = RescaleJobOperator(task_id="t", job=JOB, parallelism={"count": 2}, deferrable=deferrable, **FAST)
+    result = finish(operator, task.context())
+    assert result["parallelism"] == dict(zip(VERTICES, (3, 2, 3), strict=True))
 
 
 def test_a_rescale_whose_answer_is_lost_is_joined(job_manager: JobManager, task: Task, finish: Finish) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -21,6 +22,7 @@ from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.rest.handlers import health
 from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
@@ -126,6 +128,19 @@ def test_rescale(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture
         assert said in capsys.readouterr().err.replace("\n", " ")
     assert ckpt("rescale", JOB) == 2
     assert parallelism() == [4, 4, 1]
+
+
+@pytest.mark.row("203.14")
+def test_vertices_that_are_not_named_keep_their_bounds(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With as many slots as there are: the upper bound alone would ask for more than that."""
+    gateway.slots_for_rescale = 3
+    asyncio.run(gateway.update_resource_requirements(JOB, dict.fromkeys(VERTICES, ParallelismBounds(1, 8))))
+    assert ckpt("rescale", JOB, "-p", "count=2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["parallelism"] == dict(zip(VERTICES, (3, 2, 3), strict=True))
+    declared = asyncio.run(gateway.resource_requirements(JOB))
+    assert [(its.lower, its.upper) for its in declared.values()] == [(1, 8), (2, 2), (1, 8)]
 
 
 def test_cancel(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:

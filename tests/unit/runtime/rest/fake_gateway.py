@@ -44,7 +44,13 @@ from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview,
 from ckpt_runtime.jobmaster.submissions import JobLives
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError, check_bounds, rescaled
+from ckpt_runtime.scheduler.replacement import (
+    ParallelismBounds,
+    ReplacementRefusedError,
+    check_bounds,
+    declared_bounds,
+    rescaled,
+)
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.preflight import StateVerdict
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
@@ -123,6 +129,7 @@ class FakeGateway:
         self.catalogue: list[CataloguedSavepoint] = []
         self.shut_down = False
         self.savepoint_failure: FailureCause | None = None
+        self.slots_for_rescale = 100
         self.rescale_failure: str | None = None
         self.triggered: Counter[str] = Counter()
         self.ready = True
@@ -320,15 +327,22 @@ class FakeGateway:
         measures = SubtaskMeasures("v", 0, 15_371, 446_375, 15_371, 411_510, 0, 389.0, 15_139, 0)
         steps = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", state)
         times = {ExecutionState(step): START_MS + number for number, step in enumerate(steps, start=1)}
-        subtasks = tuple(
+        subtasks = [
             g.SubtaskDetails(
                 index, 0, state, "localhost:37401", "agent-0", START_MS + 5, overview.end_time_ms, times, measures
             )
-            for index in range(PARALLELISM)
-        )
+            for index in range(max(vertex.parallelism for vertex in job.graph.vertices))
+        ]
         vertices = tuple(
             g.VertexDetails(
-                vertex.id, vertex.name, PARALLELISM, 128, state, START_MS + 5, overview.end_time_ms, subtasks
+                vertex.id,
+                vertex.name,
+                vertex.parallelism,
+                128,
+                state,
+                START_MS + 5,
+                overview.end_time_ms,
+                tuple(subtasks[: vertex.parallelism]),
             )
             for vertex in job.graph.vertices
         )
@@ -443,8 +457,7 @@ class FakeGateway:
         return await self.checkpoint_config(job_id)
 
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
-        graph = self._updatable(job_id).graph
-        return {vertex.id: ParallelismBounds(vertex.parallelism, vertex.parallelism) for vertex in graph.vertices}
+        return declared_bounds(self._updatable(job_id).graph)
 
     async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
         job = self._updatable(job_id)
@@ -454,7 +467,7 @@ class FakeGateway:
             raise g.RequirementsRefused(str(error)) from error
         if self.rescale_failure is not None:
             raise g.Conflict(self.rescale_failure)
-        job.graph = rescaled(job.graph, bounds, 100)
+        job.graph = rescaled(job.graph, bounds, self.slots_for_rescale)
 
     # operations
 

@@ -157,7 +157,7 @@ def test_storage_that_is_away_is_no_damage(directory: Location, monkeypatch: pyt
     def away(*_: object) -> int:
         raise StorageError("away", "x")
 
-    monkeypatch.setattr("ckpt_runtime.storage.state_file_reader.file_size", away)
+    monkeypatch.setattr("ckpt_runtime.storage.state_file_reader.open_regular", away)
     with pytest.raises(StorageError, match="away"):
         snapshot.verify()
 
