@@ -143,3 +143,4 @@ def test_a_connection_is_made_and_tested_by_its_form(airflow: LocalAirflow, sess
     assert answer["status"], answer
     assert f"leader http://127.0.0.1:{session.port}" in answer["message"]
     opened.shot("form-connection-tested")
+    airflow.api.call("DELETE", "/connections/by_form")  # others look at all connections of this Airflow

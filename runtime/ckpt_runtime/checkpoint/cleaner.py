@@ -42,6 +42,11 @@ class CheckpointCleaner:
         """Directories of checkpoints whose pointers may still exist: the next driver would look for them."""
         return tuple(self._directories.values())
 
+    @property
+    def retiring(self) -> tuple[int, ...]:
+        """Checkpoints whose pointers may still exist, so that none of their shared files has gone."""
+        return tuple(self._directories)
+
     def is_cleaning(self, checkpoint_id: int) -> bool:
         return checkpoint_id in self._removing or checkpoint_id in self._deleting
 

@@ -114,9 +114,12 @@ class Retention:
     # --- savepoints that duplicate
 
     def pin(self, savepoint_id: int) -> None:
-        """Until it has ended, no shared file goes that a checkpoint retained by now uses, or a later one."""
+        """Until it has ended, no shared file goes that a checkpoint which is there by now uses, or a later one.
+
+        Also one that is on its way out: a task may not have heard yet of the one that has taken its place.
+        """
         # While nothing is retained, 0: then no file goes at all.
-        self._pinned[savepoint_id] = self._store.lowest_retained() or 0
+        self._pinned[savepoint_id] = min((self._store.lowest_retained() or 0, *self._cleaner.retiring))
 
     def unpin(self, savepoint_id: int) -> None:
         """Does nothing for what was not pinned."""

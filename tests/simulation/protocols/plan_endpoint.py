@@ -143,6 +143,8 @@ class PlanEndpoint:
         self._answers.clear()
         driver.tell(core.RescaleRequested(name, bounds))
         outcome = self._answers[0] if self._answers else None
+        if not busy and outcome is ChangeOutcome.BUSY:
+            self._wish = None  # with settings that only a deposed driver is still storing, or else a violation below
         if not driver.leads or driver.core.is_fenced:
             return
         if outcome in (ChangeOutcome.BUSY, ChangeOutcome.NOT_NOW, ChangeOutcome.REFUSED):
@@ -195,6 +197,8 @@ class PlanEndpoint:
         self._answers.clear()
         driver.tell(event)
         outcome = self._answers[0] if self._answers else None
+        if not busy and outcome is ChangeOutcome.BUSY:
+            self._wish = None  # with settings that only a deposed driver is still storing, or else a violation below
         if not driver.leads or driver.core.is_fenced:
             return
         refused = (ChangeOutcome.BUSY, ChangeOutcome.NOT_NOW, ChangeOutcome.STALE)

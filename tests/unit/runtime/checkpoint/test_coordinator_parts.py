@@ -207,6 +207,16 @@ class TestRetention:
         parts.retention.unpin(3)
         assert parts.taken() == [out.DeleteSharedFiles(("/s/1",))]
 
+    def test_files_of_a_checkpoint_on_its_way_out_stay_for_a_savepoint_that_begins(self):
+        """A task hears of the checkpoint that has taken its place behind the barrier of the savepoint, perhaps."""
+        parts = Parts([RetainedCheckpoint(completed(1, shared=["/s/1"]))])
+        parts.retention.add(RetainedCheckpoint(completed(2)))
+        parts.retention.pin(3)
+        parts.retention.on_store_removed(on.StoreRemoved(1), NOW)
+        assert not any(isinstance(effect, out.DeleteSharedFiles) for effect in parts.taken())
+        parts.retention.unpin(3)
+        assert parts.taken() == [out.DeleteSharedFiles(("/s/1",))]
+
     def test_what_was_unused_before_the_savepoint_began_goes(self):
         parts = Parts([RetainedCheckpoint(completed(2, shared=["/s/2"]))])
         parts.retention.register(on.Acknowledged(1, SINK, "chk-1", state_with_file("/s/aborted")))
