@@ -109,6 +109,7 @@ class Database:
         while self._pending and (last is None or last in self._pending):
             moment = self._pending[0]
             moment.store(self._store)
+            # Before the entries of the next moment come: the files show this one and nothing younger.
             moment.link(self._store)
             self._pending.popleft()
 
