@@ -67,8 +67,11 @@ class RescaleCondition(OfJob):
             cause = yield from failure_of(job)
             text = f"job {self._job_id} is {job.state}, not rescaled{cause.clause}"
             return Verdict(Status.FAILED, text, job_facts(job), cause.trace)
-        if job.state == "RUNNING":
-            now = {vertex.id: vertex.parallelism for vertex in job.vertices}
+        now = {vertex.id: vertex.parallelism for vertex in job.vertices}
+        # Flink answers before it begins: the job still runs as it was then.
+        if job.state == "RUNNING" and all(
+            _lies_in(now[vertex], wanted) for vertex, wanted in self._parallelism.items()
+        ):
             return Verdict(Status.DONE, result=job_facts(job) | {"parallelism": now})
         self.standing, self._state = f"it is being deployed anew, the job is {job.state}", job.state
         return None
@@ -88,6 +91,11 @@ class RescaleCondition(OfJob):
         else:
             self._accepted = True
         return None
+
+
+def _lies_in(parallelism: int, wanted: int | Bounds) -> bool:
+    lower, upper = (wanted, wanted) if isinstance(wanted, int) else wanted
+    return lower <= parallelism <= upper
 
 
 def in_words(wanted: int | Bounds) -> str:
