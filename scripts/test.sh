@@ -10,9 +10,9 @@ unset PYTHONDONTWRITEBYTECODE
 # their time, and three fill two processors. The longest come first, so that the last ones end together.
 GROUPS_OF_TESTS=(
     tests/integration
-    tests/system
     tests/fault
     tests/unit
+    tests/system
     tests/differential
     tests/attack
     tests/chaos

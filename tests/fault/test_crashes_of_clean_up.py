@@ -87,25 +87,23 @@ def test_the_next_driver_leads_whatever_change_of_a_clean_up_the_last_one_did_no
 
     job_id, first = stores.end_a_job(tmp_path / "job", first_states)
     assert len(first.copies) > 10, first.changes
-    for copy, change in zip(first.copies, first.changes, strict=True):
-        first.restore(copy)
-        stores.lease_runs_out()
-        try:
-            stores.leads_and_cleans_up(job_id)
-        except BaseException as error:
-            error.add_note(f"the last driver died before {change}, see {copy}")
-            raise
+    each_is_recovered(stores, first, job_id, "last")
     first.restore(first.copies[0])
     stores.lease_runs_out()
     second = CrashStates(stores.root, tmp_path / "second")
     with second.recorded():
         stores.leads_and_cleans_up(job_id)
     assert len(second.copies) > 20, second.changes
-    for copy, change in zip(second.copies, second.changes, strict=True):
-        second.restore(copy)
+    each_is_recovered(stores, second, job_id, "recovering")
+
+
+def each_is_recovered(stores: Stores, states: CrashStates, job_id: str, who: str) -> None:
+    """From every state in which a driver may have left the stores."""
+    for copy, change in zip(states.copies, states.changes, strict=True):
+        states.restore(copy)
         stores.lease_runs_out()
         try:
             stores.leads_and_cleans_up(job_id)
         except BaseException as error:
-            error.add_note(f"the recovering driver died before {change}, see {copy}")
+            error.add_note(f"the {who} driver died before {change}, see {copy}")
             raise
