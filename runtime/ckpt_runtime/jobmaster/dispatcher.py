@@ -20,7 +20,6 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.graph.job_graph import JobVertex
-from ckpt_runtime.jobmaster.catalogue_gateway import SavepointList
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
@@ -44,6 +43,7 @@ from ckpt_runtime.jobmaster.gateway import (
     OperationKind,
     OperationStatus,
     RunRequest,
+    SavepointList,
     SlotOverview,
     StoredPipeline,
     SubmissionFailed,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.jobmaster.catalogue_gateway import CatalogueGateway
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.gateway_errors import (
     CheckpointNotFound,
@@ -50,6 +49,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     OperationKind,
     OperationStatus,
     RunRequest,
+    SavepointList,
     SlotOverview,
     StoredPipeline,
     SubtaskDetails,
@@ -57,7 +57,6 @@ from ckpt_runtime.jobmaster.gateway_values import (
     VertexDetails,
     VertexPressure,
 )
-from ckpt_runtime.jobmaster.job_id_gateway import JobIdGateway
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
@@ -65,6 +64,8 @@ if TYPE_CHECKING:
     from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
     from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
     from ckpt_runtime.jobmaster.restore_preview import PlanPreview
+    from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
+    from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 __all__ = [
     "NOT_YET",
@@ -99,6 +100,7 @@ __all__ = [
     "RequirementsRefused",
     "RescaleInProgress",
     "RunRequest",
+    "SavepointList",
     "SlotOverview",
     "SnapshotInUse",
     "StoredPipeline",
@@ -112,7 +114,7 @@ __all__ = [
 ]
 
 
-class DispatcherGateway(CatalogueGateway, JobIdGateway, Protocol):
+class DispatcherGateway(Protocol):
     """The job manager as REST sees it. Any method may raise :class:`NotReady`; the others are named."""
 
     async def cluster_overview(self) -> ClusterOverview: ...
@@ -173,6 +175,17 @@ class DispatcherGateway(CatalogueGateway, JobIdGateway, Protocol):
         Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, :class:`SubmissionFailed`,
         :class:`JobAlreadyExists`, and :class:`NotReady` when storage fails: nothing is left then.
         """
+        ...
+
+    async def burn_job_id(self, job_id: str) -> None:
+        """From now on no job is started with this id, by a request that is still on its way either; again is fine.
+
+        Raises ``Conflict`` while a job of this id has not ended.
+        """
+        ...
+
+    async def burnt_job_ids(self) -> Mapping[str, int]:
+        """The burnt ids, with since when in milliseconds since the epoch."""
         ...
 
     async def list_jobs(self) -> tuple[JobOverview, ...]:
@@ -289,4 +302,20 @@ class DispatcherGateway(CatalogueGateway, JobIdGateway, Protocol):
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
         """Raises :class:`OperationNotFound`, also for the right trigger id with the wrong job id."""
+        ...
+
+    async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
+        """The savepoints below a directory, the latest first; of a ``job`` by its id or name.
+
+        Without a directory it is the configured one. Raises :class:`InvalidRequest`, as do the next two, and
+        :class:`Conflict` for what is damaged.
+        """
+        ...
+
+    async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
+        """The latest of these that is good. Raises :class:`NotFound` when there is none."""
+        ...
+
+    async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
+        """Notes what came of a verification or a drill."""
         ...

@@ -22,6 +22,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 
 if TYPE_CHECKING:
     from ckpt_runtime.graph.job_graph import JobGraph
+    from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 
 NOT_YET = -1
 
@@ -288,3 +289,11 @@ class VertexPressure:
 
     measured_at_ms: int
     subtasks: tuple[SubtaskPressure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointList:
+    """What the catalogue has below ``directory``, the latest first."""
+
+    directory: str
+    savepoints: tuple[CataloguedSavepoint, ...]

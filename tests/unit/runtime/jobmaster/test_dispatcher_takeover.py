@@ -14,8 +14,7 @@ import pytest
 from ckpt_runtime.checkpoint.events import RetentionAsked
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster import known_jobs
-from ckpt_runtime.jobmaster import job_recovery
+from ckpt_runtime.jobmaster import job_recovery, known_jobs
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointKind,
