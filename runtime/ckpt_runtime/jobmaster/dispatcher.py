@@ -208,6 +208,7 @@ class Dispatcher:
     async def shutdown_cluster(self) -> None:
         self._closing = True
         self.told_to_end = self._leads
+        # Later, so that this very request is still answered.
         asyncio.get_running_loop().call_later(0.1, self._on_shutdown)
 
     # --- pipelines

@@ -94,6 +94,7 @@ class KnownJobs:
 
     def _forget_old_jobs(self) -> None:
         ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
+        # The dictionary is in order of submission, so that the oldest go first.
         for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
             del self._jobs[job_id]
             self._submissions.forget(job_id)
@@ -145,6 +146,7 @@ class KnownJobs:
     def _take_over_job(self, found: FoundJob) -> None:
         try:
             self._go_on_with(found)
+        # Whatever is wrong with one stored job must not keep the others from going on.
         except (ConfigurationError, KeyError, TypeError, ValueError) as error:
             logger.exception("job %s cannot be recovered", found.job_id)
             self._stranded.add(found.job_id, f"{type(error).__name__}: {error}")
@@ -168,7 +170,9 @@ class KnownJobs:
 
     def _finish_clean_up(self, submission: JobSubmission, ended: EndedJob) -> None:
         """As at the end of the job, which its driver did not live to see."""
+        # Without the session's events: it has ended, and its end was announced by the driver that saw it.
         job = JobMaster(submission, self._slots, self._pools)
+        # Held on to: it is in no list of jobs, and has deletions that the end of the session must stop.
         self._cleaning.append(job)
         kept = not ended.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
         job.clean_up_after(ended.status, retain=kept)

@@ -66,6 +66,7 @@ class JobCore:
         self._lineage = lineage or plan.savepoint
         self._restored: RestoredState | None = None
         self._at_end_of_data: list[checkpoint_on.EndOfDataReached] = []
+        # The changes look at this very set, so it is altered in place and never replaced.
         self._savepoint_requests: set[str] = set()
         self._changes = LiveChanges(
             plan,
@@ -86,6 +87,7 @@ class JobCore:
         self._now = Instant(0, 0)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             **dict.fromkeys(get_args(job_on.JobEvent), self._to_machine),
+            # Behind the machine's and in front of the core's own: the later entry counts.
             **self._changes.handlers,
             job_on.TaskFinished: self._on_task_finished,
             job_on.TaskFailed: self._on_task_failed,
@@ -189,6 +191,7 @@ class JobCore:
             self._take(event)
             while self._queue:
                 self._queue.popleft()()
+        # Half of an event must not be carried out with the next one.
         except BaseException:
             self._queue.clear()
             self._outputs = []
@@ -234,6 +237,7 @@ class JobCore:
 
     def _on_attempt_recorded(self, event: core.AttemptRecorded) -> None:
         restoring = self.machine.state is JobState.RESTORING and event.attempt == self.machine.attempt
+        # The write took time: the job may have been cancelled meanwhile, or another attempt have begun.
         if restoring and self.coordinator.state in (CoordinatorState.CREATED, CoordinatorState.RESTORING):
             plan = self.plan
             request = checkpoint_on.RestoreRequested(_restore_id(event.attempt), plan.savepoint, plan.restore_mode)
@@ -245,6 +249,7 @@ class JobCore:
     def _restore_from(self, effect: checkpoint_out.RestoreFrom) -> None:
         attempt = _attempt_of(effect.request_id)
         checkpoint = effect.checkpoint
+        # Without a checkpoint sinks stay who they were: a new identity would not clean up what they have hidden.
         self._lineage = checkpoint or self._lineage
         try:
             self._restored = None if checkpoint is None else self._assign(checkpoint)
@@ -281,6 +286,7 @@ class JobCore:
         self._tell(checkpoint_on.JobRunning(effect.executions, effect.finished, finished_vertices))
         if self._cancel_request is not None:
             self._tell(checkpoint_on.PeriodicTriggerStopped())
+        # Behind JobRunning, or the coordinator would take them for reports of tasks that it does not know.
         waiting, self._at_end_of_data = self._at_end_of_data, []
         for event in waiting:
             self._tell(event)
@@ -300,6 +306,7 @@ class JobCore:
     def _on_task_finished(self, event: job_on.TaskFinished) -> None:
         """The coordinator first: the machine may end the job with it, and then nothing more is asked of checkpoints."""
         self._to_coordinator(checkpoint_on.SubtaskFinished(event.execution))
+        # Queued, not called: what the coordinator has decided on it (a last checkpoint) comes first.
         self._queue.append(partial(self._to_machine, event))
 
     # --- failures
@@ -335,6 +342,7 @@ class JobCore:
     # --- requested checkpoints and savepoints
 
     def _on_savepoint_before_cancel(self, event: core.SavepointBeforeCancel) -> None:
+        # Of two such requests the first one cancels; the second fails as any checkpoint does meanwhile.
         if self._cancel_request is None and self.coordinator.state is CoordinatorState.RUNNING:
             self._cancel_request = event.trigger.request_id
             self._to_coordinator(checkpoint_on.PeriodicTriggerStopped())
@@ -365,6 +373,7 @@ class JobCore:
             self._changes.checkpoint_taken()
             return
         if effect.request_id in self._savepoint_requests:
+            # Savepoints may complete out of order.
             self._savepoint_id = max(self._savepoint_id, effect.checkpoint_id)
             self._savepoint_ended(effect.request_id)
         self._emit(effect)
@@ -372,6 +381,7 @@ class JobCore:
     def _request_failed(self, effect: checkpoint_out.RequestFailed) -> None:
         self._savepoint_ended(effect.request_id)
         if effect.request_id == self._cancel_request:
+            # The job is not cancelled after all, so that checkpoints go on; only a running one takes any.
             self._cancel_request = None
             if self.machine.state is JobState.RUNNING:
                 self._start_periodic_trigger(job_out.StartPeriodicTrigger())

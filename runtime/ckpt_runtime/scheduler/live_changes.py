@@ -193,6 +193,7 @@ class LiveChanges:
 
     def _on_slots_reserved(self, event: core.SlotsReserved) -> None:
         self._follow(self._change.slots_reserved(event, self._next_plan))
+        # Asked as well when the slots turned out to be those that there are: then no checkpoint is awaited.
         request_id = checkpoint_request(event)
         if self._change.awaits_checkpoint(request_id):
             self._tell(checkpoint_on.TriggerRequested(request_id, CheckpointProperties()))
@@ -221,6 +222,7 @@ class LiveChanges:
         plan, request = self._change.plan, self._change.configures
         if plan is None or not self._change.concerns(event.request_id):
             return
+        # Ended before it is put in force: what follows may already begin another change.
         self._follow(self._change.stored())
         restarts = request.restarts if request else plan.graph.vertices != self._next_plan.graph.vertices
         self._next_plan = plan
