@@ -58,8 +58,7 @@ class TaskGateway:
             worker = slot.worker
             assert worker is not None
             worker.used = True
-            # Sent once to each process: it may be hundreds of megabytes, and a restart in place should take
-            # milliseconds.
+            # Sent once to each process: it may be large, and a restart in place should take milliseconds.
             known = worker.worker_id in self._sent_archive
             self._sent_archive.add(worker.worker_id)
             worker.peer.send(DeploySubtasks(deployment, None if known else self.archive))

@@ -29,6 +29,7 @@ from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.tls import AnySocket
 
+# Far below the system's limit (IOV_MAX), and more than a socket takes at once.
 _MAX_VECTORS = 64
 
 
@@ -54,6 +55,7 @@ class DataConnection:
 
     def __init__(self, transport: Exchange, connection: AnySocket, peer: str) -> None:
         connection.setblocking(False)
+        # Credit and barriers are small and urgent: they must not wait for more to come.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
         self.peer = peer
@@ -70,11 +72,13 @@ class DataConnection:
         self._body: pa.Buffer | None = None
         self._body_view = memoryview(b"")
         self._send_lock = threading.Lock()
+        # Nobody sends before the I/O thread watches the socket: what a full socket leaves over would be nobody's.
         self.served = False
         self.watches_write = False
 
     def ready(self, subpartition: RemoteSubpartition) -> None:
         """A subtask queued something; any thread."""
+        # Before the lock is tried: who sends at this moment takes it along, or the I/O thread is told below.
         self._ready.append(subpartition)
         if not self._send_here():
             self._transport.notify(self)
@@ -139,6 +143,7 @@ class DataConnection:
 
         Raises OSError when the peer is gone, ValueError when it sent what cannot be decoded.
         """
+        # One busy peer must not keep the thread from the others.
         for _ in range(32):
             try:
                 if self._frame is None and not self._read_header():
@@ -173,6 +178,7 @@ class DataConnection:
         assert frame is not None
         match frame.kind:
             case FrameKind.DATA:
+                # Channels that are unknown are those of a released deployment: what arrives for them is dropped.
                 channel = self.inputs.get(frame.channel)
                 if channel is not None and body is not None:
                     channel.put(body)
@@ -199,6 +205,7 @@ class DataConnection:
 
     def fail(self, error: BaseException) -> None:
         """Tells every channel on this connection; the subtasks see it when they poll or send."""
+        # Set before anybody is woken, since who wakes looks at it.
         failure = self.error = ChannelLostError(f"connection to worker {self.peer} lost: {error}")
         self.served = False
         for channel in self.inputs.values():

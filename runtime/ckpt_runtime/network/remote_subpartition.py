@@ -85,8 +85,10 @@ class RemoteSubpartition:
 
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
         """Sends the barrier in front of what is queued; see :meth:`OutputQueue.add_barrier`."""
+        # Not while somebody takes: what it takes would be put back into the queue by the copy made here.
         with self._moving:
             overtaken = self._queue.add_barrier(barrier, limit)
+        # Outside of the lock: it may send here and now, which takes the lock.
         self._notify()
         return overtaken
 

@@ -79,6 +79,7 @@ class DataTransport:
     def register(self, channel: int, receiver: InputChannel) -> None:
         """The receiver gets what the peer sends on ``channel``, and the peer gets the receiver's credit window."""
         with self._channel_lock:
+            # Noted and looked up under one lock: the peer's OPEN comes before this or after it, never in between.
             self._registered[channel] = receiver
             connection = self._opened.pop(channel, None)
         if connection is not None:
@@ -124,10 +125,12 @@ class DataTransport:
 
     def _wake(self) -> None:
         with suppress(OSError):
+            # A full pipe wakes as well, and a closed one has nobody to wake.
             os.write(self._wake_send, b"w")
 
     def _dial(self, peer: Address) -> DataConnection:
         with self._dial_lock:
+            # The lock is held while dialling: subtasks that are deployed at once share one connection to a peer.
             connection = self._dialled.get(peer)
             if connection is not None and connection.error is None:
                 return connection
@@ -246,6 +249,7 @@ class DataTransport:
                     self._serve(key.data, mask)
                 else:
                     key.data()
+        # Once more: whoever posted last (a release) may be waiting for it.
         while self._tasks:
             self._tasks.popleft()()
         self._incoming.close()
@@ -290,6 +294,7 @@ class DataTransport:
             self._selector.modify(connection.socket, events, connection)
 
     def _drop(self, connection: DataConnection, error: Exception) -> None:
+        # Before it is closed: a closed socket has no number that could be unregistered.
         self._selector.unregister(connection.socket)
         self._connections.discard(connection)
         with self._dial_lock:

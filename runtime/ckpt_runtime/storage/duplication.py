@@ -84,6 +84,7 @@ class Duplicator:
                 except OSError as error:
                     if error.errno not in _NO_SUCH_MEANS:
                         raise
+                    # A new list: other threads may be going through the old one.
                     self._links = [known for known in self._links if known[0] is not means]
                     continue
             return _checked(target, file, source), means
@@ -138,6 +139,7 @@ def _reflink(source: Location, target: Location) -> None:
         try:
             with open(target.path, "xb", opener=open_private) as file:
                 fcntl.ioctl(file.fileno(), _FICLONE, descriptor)
+                # The blocks are on disk, but not yet the file that refers to them.
                 os.fsync(file.fileno())
         except BaseException:
             with suppress(FileNotFoundError):
@@ -146,6 +148,7 @@ def _reflink(source: Location, target: Location) -> None:
 
 
 def _hard_link(source: Location, target: Location) -> None:
+    # Linked first and looked at then: what is looked at before may be exchanged before it is linked.
     os.link(source.path, target.path, follow_symlinks=False)
     if not stat.S_ISREG(os.lstat(target.path).st_mode):
         os.unlink(target.path)

@@ -66,6 +66,7 @@ class DeployedJob:
         self._wakeups: dict[SubtaskKey, Wakeup] = {}
         self._gates: dict[SubtaskKey, InputGate] = {}
         shared = Wakeup()
+        # All gates before the first output: outputs inside of this worker look for their receiving ends.
         for descriptor in deployment.subtasks:
             own = Wakeup() if self._has_user_code(descriptor) else shared
             self._build_gate(descriptor, own)
@@ -99,6 +100,7 @@ class DeployedJob:
             self.mail(key, Subtask.cancel)
         deadline = time.monotonic() + timeout_s
         ended = [thread.join(max(0.0, deadline - time.monotonic())) for thread in self.threads]
+        # Behind the threads, which send and poll until they have ended.
         self._transport.release(self.deployment.deployment)
         return all(ended)
 

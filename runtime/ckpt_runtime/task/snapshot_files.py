@@ -133,6 +133,7 @@ class _NewFile(StateFileWriter):
 
     def abort(self) -> None:
         if not self._ended:
+            # What was counted while it was written has come to nothing.
             self._files.count(-self.bytes_written)
         super().abort()
 

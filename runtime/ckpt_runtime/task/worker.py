@@ -138,6 +138,7 @@ class TaskWorker:
     def _handle(self, command: WorkerCommand) -> None:
         match command:
             case DeploySubtasks():
+                # From now on it ends with its agent: only a worker that never worked may be adopted by another.
                 self._tether.begin_work()
                 self._deploy(command)
             case CancelDeployment():
@@ -165,6 +166,7 @@ class TaskWorker:
             plan = self._plan_of(deployment, directory)
             self._job = DeployedJob(deployment, plan, self._transport, self)
             self._job.start()
+        # An entry point may call sys.exit(), which must not end the worker.
         except (Exception, SystemExit) as error:
             failure = _logged(f"deployment {deployment.deployment} failed", error)
             self._report(DeploymentFailed(deployment.deployment, failure))
@@ -189,6 +191,7 @@ class TaskWorker:
     def _plan_of(self, deployment: Deployment, directory: str) -> CompiledPlan:
         """The entry point runs once per worker, job and configuration, not once per restart."""
         graph = deployment.graph
+        # A live rescale changes these alone, and operators do not see them: the entry point need not run again for it.
         rescaled = (VERTEX_PARALLELISM, VERTEX_BOUNDS)
         options = sorted((key, text) for key, text in graph.configuration.items() if key not in rescaled)
         key = f"{deployment.program.directory}:{graph.plan_fingerprint}:{options}"
@@ -197,6 +200,7 @@ class TaskWorker:
         return self._plan[1]
 
     def _cancel(self, command: CancelDeployment) -> None:
+        # First: what its tasks report on their way down is covered by the one answer below.
         job, self._job = self._job, None
         ended = True
         if job is not None:
@@ -320,6 +324,7 @@ class TaskWorker:
             SnapshotProgress(
                 subtask.vertex_id, subtask.index, checkpoint_id, files.written_bytes, files.duplicated_bytes
             )
+            # A copy: threads of the pool begin and end writing meanwhile.
             for (subtask, checkpoint_id), files in list(self._writing.items())
             if _runs(job, subtask)
         )
@@ -405,6 +410,7 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
 def _pin(cpu: int | None) -> None:
     """Binds the process to a core; threads started later inherit it. None leaves it alone."""
     if cpu is not None and hasattr(os, "sched_setaffinity"):
+        # Each thread has an affinity of its own, and many run already.
         for thread in os.listdir("/proc/self/task"):
             try:
                 os.sched_setaffinity(int(thread), {cpu})
