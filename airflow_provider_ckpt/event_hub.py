@@ -136,6 +136,7 @@ class EventHub:
         member = Member(self, condition, job_id, interval)
         if job_id not in self._members:
             self._members[job_id] = set()
+            # At some moment of a period: jobs that are joined together must not all be looked at together.
             self._begun[job_id] = _now() - random.uniform(0, SELDOM_SECONDS)
         self._members[job_id].add(member)
         self.waiting += 1
@@ -185,6 +186,7 @@ class EventHub:
         for job_id in (event.job_id or "", ANY_JOB):
             members = self._members.get(job_id, ())
             if members:
+                # Before the calls: an answer from before the event must not be given to who looks because of it.
                 self._answers.changed(job_id)
             for member in members:
                 if member.condition.concerns(event):
@@ -238,6 +240,7 @@ class EventHub:
                 pause = FIRST_PAUSE_SECONDS
             else:
                 self._is_away(trouble)  # type: ignore[arg-type]
+            # Spread out, since all triggerers lose a driver at the same moment.
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
@@ -248,6 +251,7 @@ class EventHub:
             async with asyncio.timeout(STARTING_SECONDS) as limit:
                 async for event in self._client.stream_events(feed):
                     begun = True
+                    # It has begun; from now on silence is for the client's read timeout to notice.
                     limit.reschedule(None)
                     self._take(event)
         except TimeoutError:
@@ -333,6 +337,7 @@ _hubs: Final[dict[tuple[object, ...], EventHub]] = {}
 @asynccontextmanager
 async def joined(hook: CkptHook, condition: Interest, job_id: str, interval: float) -> AsyncIterator[Member]:
     """A place at this process's hub for the job manager that the connection names. The last one to go closes it."""
+    # With the loop: connections belong to one, and a process may run several one after the other.
     key = (asyncio.get_running_loop(), await hook.aendpoint())
     if key not in _hubs:
         client = await hook.aget_conn(patience=0)

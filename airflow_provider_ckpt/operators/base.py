@@ -85,6 +85,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         poll_interval: Templated[Duration] | None = None,
         **kwargs: Any,
     ) -> None:
+        # Each field of a result is an XCom of its own, which templates and XComArgs of other tasks can name.
         kwargs.setdefault("multiple_outputs", True)
         super().__init__(**kwargs)
         self.ckpt_conn_id = ckpt_conn_id
@@ -166,6 +167,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
                 verdict = wait_here(client, trigger, seconds, interval, self.log)
             if verdict is not None:
                 return self.execute_complete(context, event_payload(verdict, trigger))
+        # The trigger ends at the deadline by itself; Airflow's timeout is for one that never reports.
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:

@@ -265,6 +265,7 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
                 try:
                     answer = self._carry_out(step, patience_s)
                 except CkptClientError as error:
+                    # Into the steps, which decide whether it passes.
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)

@@ -65,6 +65,7 @@ class EventFeed:
         headers = {"Accept": _MEDIA_TYPE}
         if self.last_event_id is not None:
             headers["Last-Event-ID"] = self.last_event_id
+        # Half an event of the connection before is forgotten, and asked for again.
         self._id, self._kind, self._data = self.last_event_id, "", []
         timeout = httpx.Timeout(timeout_s, read=READ_TIMEOUT_S)
         return {"method": "GET", "url": self._url, "headers": headers, "timeout": timeout}
@@ -92,6 +93,7 @@ class EventFeed:
         elif name == "data":
             self._data.append(value)
         elif not line:
+            # Only with the blank line: what breaks off before it has not been seen.
             kind, data, self.last_event_id = self._kind, self._data, self._id
             self._kind, self._data = "", []
             if data:

@@ -81,6 +81,7 @@ def client_options(
         "verify": verify,
         "timeout": timeout_s,
         "trust_env": parts.hostname not in _LOOPBACK,
+        # A redirect may lead to another host, and turns a POST into a GET.
         "follow_redirects": False,
     }
 

@@ -297,6 +297,7 @@ def wait_for_config(
         if state in TERMINAL_STATES:
             raise JobEnded(job_id, state)
         found = yield from patiently(requests.job_config(job_id), patience_s)
+        # None goes on waiting; False would count as found.
         return (state == "RUNNING" and (found.running_version or 0) >= version) or None
 
     yield from watch(look, f"Job {job_id} running with version {version}", timeout_s, poll_interval_s)
