@@ -346,6 +346,8 @@ class JobCore:
     def _on_savepoint_before_cancel(self, event: core.SavepointBeforeCancel) -> None:
         if self._cancel_request is None and self.coordinator.state is CoordinatorState.RUNNING:
             self._cancel_request = event.trigger.request_id
+            # First: those under way end with the trigger, and a redeployment behind them waits for this one too.
+            self._savepoint_requests.add(event.trigger.request_id)
             self._to_coordinator(checkpoint_on.PeriodicTriggerStopped())
         self._on_trigger_requested(event.trigger)
 
