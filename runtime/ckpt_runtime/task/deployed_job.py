@@ -24,7 +24,8 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.specs import JoinSpec, ProcessSpec, RangeReaderSpec
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
-from ckpt_runtime.network.transport import DataTransport, RemoteSubpartition
+from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
+from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend

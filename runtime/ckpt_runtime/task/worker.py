@@ -109,7 +109,6 @@ class TaskWorker:
     ) -> None:
         self._connection = connection
         self._tether = tether
-        self._worker_id = worker_id
         self._transport = DataTransport(connection.local_host, secret)
         self._job: DeployedJob | None = None
         self._plan: tuple[str, CompiledPlan] | None = None

@@ -30,7 +30,6 @@ class Moment:
         self.directory = directory
         self._parts = parts
         self._wanted = True
-        self._linked = False
         self._failure: Exception | None = None
 
     def files(self) -> list[Path]:
