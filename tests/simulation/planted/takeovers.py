@@ -130,7 +130,7 @@ def _():
 
 @bug(
     "a redeployment goes before the savepoint of a cancellation, which ends those before it",
-    "147.7",
+    "530.10",
     seed=2007147,
 )
 def _():
