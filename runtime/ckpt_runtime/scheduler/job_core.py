@@ -345,6 +345,8 @@ class JobCore:
         # Of two such requests the first one cancels; the second fails as any checkpoint does meanwhile.
         if self._cancel_request is None and self.coordinator.state is CoordinatorState.RUNNING:
             self._cancel_request = event.trigger.request_id
+            # First: those under way end with the trigger, and a redeployment behind them waits for this one too.
+            self._savepoint_requests.add(event.trigger.request_id)
             self._to_coordinator(checkpoint_on.PeriodicTriggerStopped())
         self._on_trigger_requested(event.trigger)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ckpt_runtime.checkpoint import events as checkpoint_on
+from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.jobmaster.lease_rules import Claim, Watch
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
@@ -124,6 +126,21 @@ def _():
 @bug("the periodic trigger goes on until the job is cancelled", "147.7")
 def _():
     return [(JobCore, "_on_savepoint_before_cancel", lambda self, event: self._on_trigger_requested(event.trigger))]
+
+
+@bug(
+    "a redeployment goes before the savepoint of a cancellation, which ends those before it",
+    "530.10",
+    seed=2007147,
+)
+def _():
+    def before_cancel(self, event):
+        if self._cancel_request is None and self.coordinator.state is CoordinatorState.RUNNING:
+            self._cancel_request = event.trigger.request_id
+            self._to_coordinator(checkpoint_on.PeriodicTriggerStopped())
+        self._on_trigger_requested(event.trigger)
+
+    return [(JobCore, "_on_savepoint_before_cancel", before_cancel)]
 
 
 @bug("users' checkpoints go on until the job is cancelled", "147.7")
