@@ -157,7 +157,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
 
     def execute(self, context: Context) -> Any:
         options = self.run_options()
-        # Before anything is logged, and again behind each deferral, which goes on in another process.
+        # Before anything is logged.
         hide(options.configuration)
         return self._go_on(context, options, self.deadline())
 

@@ -91,6 +91,7 @@ def _import_module(directory: Path, name: str) -> ModuleType:
     _forget_earlier_archives()
     sys.path.insert(0, str(directory))
     _loaded_directories.append(str(directory))
+    # The import system keeps listings of directories, and this one may be newer than they are.
     importlib.invalidate_caches()
     file = directory / f"{name}.py"
     if "." in name or not file.is_file():

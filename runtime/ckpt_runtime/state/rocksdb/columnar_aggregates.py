@@ -195,6 +195,7 @@ class CachedAggregates:
     def _age(self) -> None:
         """The younger table becomes the older one, once the database has all that this one had."""
         self._write_old(len(self._unwritten))
+        # What snapshots have frozen of it as well: from here on reads of these keys go to the database.
         self._database.settle()
         if self._old is not None:
             self._forgotten.add(self._old.table.hashes())

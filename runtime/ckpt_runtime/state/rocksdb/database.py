@@ -91,6 +91,7 @@ class Database:
         with self._users_lock:
             self._users += 1
         moment = Moment(self, parts, self._directory.path / f"snapshot-{next(self._numbers)}")
+        # Without the lock of the order, which a writer may hold for as long as the disk takes.
         self._pending.append(moment)
         return moment
 
@@ -110,6 +111,7 @@ class Database:
             moment.store(self._store)
             # Before the entries of the next moment come: the files show this one and nothing younger.
             moment.link(self._store)
+            # Only now: an error above leaves it the first, and whoever settles next goes on with it.
             self._pending.popleft()
 
     def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> None:

@@ -138,6 +138,7 @@ class CachedEntries:
         return entry
 
     def _at_hand(self, key: Key) -> Any:
+        # From the youngest to the oldest: whichever knows the key first has its latest entry.
         for known in (self._old, self._changed, *(frozen.changed for frozen in reversed(self._frozen))):
             entry = known.get(key, _UNKNOWN)
             if entry is not _UNKNOWN:

@@ -55,6 +55,7 @@ class RocksDBSnapshot:
         new = [name for name in sorted(local.keys() - tables.keys()) if is_table(name)]
         tables |= at_once(self._threads, lambda name: _copied(local[name], files.shared()), new)
         if not self._properties.is_savepoint:
+            # Only when all are there: after an error nobody knows what it refers to, and others keep away from it.
             self._shared.written(self._id, tables)
         others = {name: _copied(local[name], files.private()) for name in sorted(local.keys() - tables.keys())}
         return (IncrementalKeyedStateHandle(self._key_groups, NAME, tables | others, self._description),)

@@ -56,6 +56,7 @@ class StoreMemory:
 def _options(memory: StoreMemory) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(memory.cache)
+    # Else they lie beside the cache and its limit, and memory grows with the number of files.
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     table.set_bloom_filter(_BLOOM_BITS, False)
@@ -73,6 +74,7 @@ def _options(memory: StoreMemory) -> Options:
     options.set_level_zero_file_num_compaction_trigger(_LEVEL_0_FILES)
     options.set_level_zero_slowdown_writes_trigger(_LEVEL_0_SLOWDOWN)
     options.set_level_zero_stop_writes_trigger(_LEVEL_0_STOP)
+    # All stay open: a file that is opened anew has its footer and index read anew.
     options.set_max_open_files(-1)
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(1 << 20)
