@@ -20,6 +20,8 @@ from airflow_provider_ckpt.conditions.base import Condition, Verdict
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.event_hub import joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import CkptClientError
 
 ON_KILL_PATIENCE_SECONDS = 20.0
 """How long a killed task repeats its last request: Airflow ends a trigger's ``on_kill`` after 30 s by default."""
@@ -72,6 +74,16 @@ class CkptTrigger(BaseTrigger):
         verdict = await self._verdict(CkptHook(self.ckpt_conn_id))
         await asyncio.sleep(max(0.0, earliest - time.monotonic()))
         yield TriggerEvent(event_payload(verdict, self))  # type: ignore[no-untyped-call]
+
+    async def cancel(self, job_id: str, name: str) -> None:
+        """Cancel a job of a task that was killed, and say in the log what became of it."""
+        try:
+            async with await CkptHook(self.ckpt_conn_id).aget_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
+                await client.execute(requests.cancel_job(job_id))
+        except CkptClientError as error:
+            self.log.error("The task was killed; cancelling %s %s failed, it may go on: %s", name, job_id, error)
+        else:
+            self.log.warning("The task was killed; %s %s is being cancelled.", name, job_id)
 
     async def _verdict(self, hook: CkptHook) -> Verdict:
         """What nothing tells of is polled over a connection of its own."""

@@ -132,6 +132,7 @@ class Leadership:
     async def release(self, *, ended: bool = False) -> None:
         """Ends in order: the next driver need not wait. ``ended``: those that wait already end, too."""
         if self._renewal is not None:
+            # Before the release, which a renewal behind it would take back.
             self._renewal.cancel()
         info, self._info = self._info, None
         if info is not None:
@@ -174,6 +175,7 @@ class Leadership:
                 if not self._claim.holds(time.monotonic()):
                     break
             await asyncio.sleep(self._lease_timeout_s / 5)
+        # Closes the fence at once, whatever those who are told do next.
         self._lost = True
         logger.error("this driver has lost its leadership")
         on_lost()

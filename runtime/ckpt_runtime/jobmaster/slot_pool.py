@@ -357,8 +357,10 @@ class SlotPool:
     def _worker_exited(self, slot: Slot, worker_id: str, code: int | None) -> None:
         """The agent says that a process has ended, or that it could not be adopted."""
         if slot.starting.pop(worker_id, None) is not None:
+            # A machine without memory fails each start: the next one waits, longer each time.
             slot.failed_starts += 1
         reason = describe_exit(code)
+        # Its connection ended first, as a rule: then everything is done but to say why.
         if not self._losses.explain(worker_id, reason):
             self._worker_ended(slot, worker_id, reason)
 
@@ -382,10 +384,13 @@ class SlotPool:
     def _slot_ended(self, slot: Slot, reason: str, *, keep_workers: bool = True) -> None:
         if slot.lost:
             return
+        # First: what follows ends the whole stage, and comes back here for each slot of it.
         slot.lost = True
         self._slots.pop(slot.slot_id, None)
+        # Taken before the slot forgets them: an orphan must be found by its id alone from now on.
         workers = slot.workers
         slot.worker = slot.spare = slot.adopting = None
+        # One that is still starting is as warm as a spare by the time the next stage is there.
         kept = list(slot.starting) if keep_workers else []
         for worker in workers:
             if keep_workers and not worker.used:
@@ -418,6 +423,7 @@ class SlotPool:
         self._notify()
 
     def _notify(self) -> None:
+        # A task: the condition can only be entered by waiting, and its callers are no coroutines.
         async def notify() -> None:
             async with self._changed:
                 self._changed.notify_all()
