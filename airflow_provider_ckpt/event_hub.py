@@ -101,7 +101,7 @@ class Member:
         return await run_steps(steps, self._carry_out)
 
     async def rest(self, seconds: float) -> None:
-        """Until it is called, or so many seconds have passed."""
+        """Waits until it is called, or so many seconds have passed."""
         await self._carry_out(Pause(seconds))
 
     async def _carry_out(self, step: Call[Any] | Pause) -> Any:
@@ -163,7 +163,7 @@ class EventHub:
         return until_all_look(_now() - self._begun[job_id], self.waiting)
 
     async def settled(self, seconds: float) -> None:
-        """Until it is known how waits are woken."""
+        """Waits until it is known how waits are woken."""
         await _set_within(self._settled, seconds)
 
     async def ask(self, call: Call[Any], job_id: str) -> Any:
@@ -336,7 +336,7 @@ _hubs: Final[dict[tuple[object, ...], EventHub]] = {}
 
 @asynccontextmanager
 async def joined(hook: CkptHook, condition: Interest, job_id: str, interval: float) -> AsyncIterator[Member]:
-    """A place at this process's hub for the job manager that the connection names. The last one to go closes it."""
+    """Gives a place at this process's hub for a connection's job manager. The last to go closes it."""
     # With the loop: connections belong to one, and a process may run several one after the other.
     key = (asyncio.get_running_loop(), await hook.aendpoint())
     if key not in _hubs:

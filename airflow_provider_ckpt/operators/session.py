@@ -208,7 +208,7 @@ class StartSessionOperator(CkptOperator):
         write_private(Path(files.configuration or ""), configuration_text(configuration))
 
     def command_line(self, endpoint: Endpoint, files: SessionFiles) -> tuple[list[str], dict[str, str], str]:
-        """The command, what it needs in its environment, and Spark's master.
+        """Return the command, what it needs in its environment, and Spark's master.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """

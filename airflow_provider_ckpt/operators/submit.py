@@ -300,7 +300,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         }
 
     def run_options(self) -> RunOptions:
-        """The request's options, checked.
+        """Check and return the request's options.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """

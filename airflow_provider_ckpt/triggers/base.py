@@ -47,14 +47,14 @@ class CkptTrigger(BaseTrigger):
 
     @abstractmethod
     def condition(self) -> Condition:
-        """A fresh condition; called once for each run of the trigger."""
+        """Make a fresh condition; called once for each run of the trigger."""
 
     def arguments(self) -> dict[str, Any]:
-        """What a subclass adds to the keyword arguments of ``__init__``; JSON values only."""
+        """Return what a subclass adds to the keyword arguments of ``__init__``; JSON values only."""
         return {}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and the keyword arguments that make an equal trigger elsewhere."""
+        """Name the class and the keyword arguments that make an equal trigger elsewhere."""
         base = {
             "ckpt_conn_id": self.ckpt_conn_id,
             "deadline": self.deadline,
@@ -64,7 +64,7 @@ class CkptTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", base | self.arguments()
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event, whatever happens; not before ``[ckpt] min_deferral`` seconds.
+        """Give one event, whatever happens; not before ``[ckpt] min_deferral`` seconds.
 
         A worker's supervisor looks every five seconds only whether the process of a deferred task has ended. When the
         scheduler hears of it while the task, resumed by then, is queued or runs again, it takes that end for the end of
@@ -97,7 +97,7 @@ class CkptTrigger(BaseTrigger):
 
 
 def event_payload(verdict: Verdict, trigger: CkptTrigger) -> dict[str, Any]:
-    """The event of a wait's end, also for an operator that waits without a triggerer."""
+    """Make the event of a wait's end, also for an operator that waits without a triggerer."""
     return {
         "status": verdict.status.value,
         "message": verdict.message,

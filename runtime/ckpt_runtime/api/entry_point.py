@@ -70,7 +70,7 @@ def _function_of_pyspark(error: BaseException) -> str | None:
 
 
 def parse_entry(entry: str) -> tuple[str, str]:
-    """Module and function of an entry point. :raises PlanError: anything but identifiers, so no paths."""
+    """Splits an entry point into module and function. :raises PlanError: anything but identifiers, so no paths."""
     module, _, function = entry.partition(":")
     module = module.removesuffix(".py")
     function = function or DEFAULT_FUNCTION

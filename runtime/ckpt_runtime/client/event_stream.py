@@ -75,7 +75,7 @@ class EventFeed:
         return response.status_code == 200 and response.headers.get("content-type", "").startswith(_MEDIA_TYPE)
 
     def refused(self, response: httpx.Response) -> CkptClientError:
-        """Why an answer is no stream."""
+        """Say why an answer is no stream."""
         try:
             read_answer(self.call, response)
         except CkptClientError as error:
@@ -83,7 +83,7 @@ class EventFeed:
         return UnexpectedAnswer(response.status_code, ["GET /events: the answer is not a stream of events"])
 
     def take(self, line: str) -> Iterator[StreamedEvent]:
-        """The next line of the stream; an event when it is complete. Raises :class:`UnexpectedAnswer`."""
+        """Take the next line of the stream; gives an event when it is complete. Raises :class:`UnexpectedAnswer`."""
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "id":
