@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.checkpoint import events as checkpoint_on
-from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.jobmaster.lease_rules import Claim, Watch
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
-from ckpt_runtime.scheduler.live_changes import LiveChanges
 from tests.simulation.planted.registry import bug
 from tests.simulation.protocols import driver as simulated_driver
 from tests.simulation.protocols.driver_storage import Outcome, StorageShell
@@ -95,14 +92,14 @@ def _():
 
 @bug("a configuration is answered before it is stored", "530.5")
 def _():
-    original = LiveChanges._on_change_requested
+    original = JobCore._on_change_requested
 
     def requested(self, event):
         if isinstance(event, core.ConfigurationRequested):
             self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
         original(self, event)
 
-    return [(LiveChanges, "_on_change_requested", requested)]
+    return [(JobCore, "_on_change_requested", requested)]
 
 
 @bug("overrides come back from the copy that a standby read before it led", "530.9, after a takeover")
@@ -126,21 +123,6 @@ def _():
 @bug("the periodic trigger goes on until the job is cancelled", "147.7")
 def _():
     return [(JobCore, "_on_savepoint_before_cancel", lambda self, event: self._on_trigger_requested(event.trigger))]
-
-
-@bug(
-    "a redeployment goes before the savepoint of a cancellation, which ends those before it",
-    "530.10",
-    seed=2007147,
-)
-def _():
-    def before_cancel(self, event):
-        if self._cancel_request is None and self.coordinator.state is CoordinatorState.RUNNING:
-            self._cancel_request = event.trigger.request_id
-            self._to_coordinator(checkpoint_on.PeriodicTriggerStopped())
-        self._on_trigger_requested(event.trigger)
-
-    return [(JobCore, "_on_savepoint_before_cancel", before_cancel)]
 
 
 @bug("users' checkpoints go on until the job is cancelled", "147.7")
