@@ -129,7 +129,7 @@ def files_of(directory: Path) -> dict[str, int]:
 def test_keys_that_change_again_and_again_leave_the_others_files_alone(tmp_path: Path) -> None:
     """A hundredth of the keys, from everywhere, in each of sixty snapshots: their files are merged with each other."""
     store = Store(tmp_path / "db", StoreMemory(128 << 20, 0.5), CompactionStyle.UNIVERSAL)
-    store.write(((number(n), random.Random(n).randbytes(500)) for n in range(20_000)))
+    store.write((number(n), random.Random(n).randbytes(500)) for n in range(20_000))
     store.flush()
     before = files_of(tmp_path / "db")
     for taken in range(60):
