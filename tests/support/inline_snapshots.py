@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from msgspec import convert, to_builtins
@@ -41,6 +42,10 @@ class InlineFiles:
         return InlineFile()
 
     shared = private
+
+    def shared_from(self, path: str) -> StateFile:
+        content = Path(path).read_bytes()
+        return StateFile("", len(content), "", content)
 
 
 class InlineReader:

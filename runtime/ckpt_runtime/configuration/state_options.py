@@ -22,6 +22,13 @@ class StateBackendType(StrEnum):
     ROCKSDB = "rocksdb"
 
 
+class CompactionStyle(StrEnum):
+    """Which files of a database are merged with which, and when."""
+
+    UNIVERSAL = "UNIVERSAL"
+    LEVEL = "LEVEL"
+
+
 class StateOptions:
     """The state backend."""
 
@@ -92,6 +99,15 @@ class RocksDBOptions:
         IntegerType(minimum=1, maximum=64),
         4,
         "Files that each operator's database sends to the storage, or fetches from there, at the same time.",
+    )
+    COMPACTION_STYLE = ConfigOption(
+        "state.backend.rocksdb.compaction.style",
+        EnumType(CompactionStyle),
+        CompactionStyle.UNIVERSAL,
+        "How small files become large ones. UNIVERSAL merges files of about the same size, and all of them when the "
+        "others have become as large as the largest: it writes, and incremental checkpoints send, the least. LEVEL "
+        "merges small files with the large ones that have keys in between, which takes less of the disk. Unlike in "
+        "Flink, UNIVERSAL is the default.",
     )
     BLOCK_CACHE_USAGE = _metric("block-cache-usage", "bytes in the block cache that all databases of a worker share")
     BLOCK_CACHE_PINNED = _metric("block-cache-pinned-usage", "bytes of these that cannot be evicted now")

@@ -87,6 +87,7 @@ class RocksDBKeyedStateBackend(TableBackend):
         self._memory = _memory(
             configuration.get(RocksDBOptions.MEMORY), configuration.get(RocksDBOptions.WRITE_BUFFER_RATIO)
         )
+        self._compaction = configuration.get(RocksDBOptions.COMPACTION_STYLE)
         self._threads = configuration.get(RocksDBOptions.TRANSFER_THREADS)
         self._metrics = [name for name, option in rocksdb_metrics().items() if configuration.get(option)]
         self._directory = LocalDirectory(configuration.get(RocksDBOptions.LOCAL_DIRECTORY), parameters.make_directory)
@@ -100,7 +101,8 @@ class RocksDBKeyedStateBackend(TableBackend):
     def _database(self) -> Database:
         """Opened when it is needed first: a restore puts its files in place before."""
         if self._opened is None:
-            self._opened = Database(self._directory, Store(self._root / "db", self._memory), self.key_groups)
+            store = Store(self._root / "db", self._memory, self._compaction)
+            self._opened = Database(self._directory, store, self.key_groups)
         return self._opened
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
@@ -115,7 +117,9 @@ class RocksDBKeyedStateBackend(TableBackend):
         if canonical:
             self._load(canonical, reader)
             return
-        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups, self._threads)
+        restored = restored_database(
+            self.uid, own, reader, self._root, self._memory, self._compaction, self.key_groups, self._threads
+        )
         self._opened = Database(self._directory, restored.store, self.key_groups)
         self._catalog = restored.catalog
         if owned:

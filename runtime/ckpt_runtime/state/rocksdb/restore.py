@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, StateFile
+from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import ID_BYTES, PREFIX_BYTES, group_prefix, state_prefix
@@ -36,19 +37,20 @@ def restored_database(
     reader: SnapshotReader,
     root: Path,
     memory: StoreMemory,
+    compaction: CompactionStyle,
     owned: KeyGroupRange,
     threads: int,
 ) -> Restored:
     """The database in ``root / "db"`` with the key groups ``owned`` of all handles, of ``threads`` files at a time."""
     parts = [handle for handle in handles if len(handle.key_groups.intersection(owned))]
     if not parts:
-        return Restored(Store(root / "db", memory), Catalog(uid))
+        return Restored(Store(root / "db", memory, compaction), Catalog(uid))
     # Bytes decide between equals: the others are copied.
     parts.sort(key=lambda part: (len(part.key_groups.intersection(owned)), _bytes(part)), reverse=True)
     largest = parts[0]
     catalog = Catalog.from_json(uid, largest.description)
     fetch(largest, reader, root / "db", threads)
-    restored = Restored(Store(root / "db", memory), catalog, tables_of(largest))
+    restored = Restored(Store(root / "db", memory, compaction), catalog, tables_of(largest))
     try:
         theirs = largest.key_groups
         restored.store.delete_range(group_prefix(theirs.first), group_prefix(owned.first))
