@@ -27,9 +27,7 @@ from rocksdict import (
 )
 
 from ckpt_runtime.state.errors import CorruptStateError
-
-BATCH = 10_000
-"""Entries of one write: larger batches are no faster, and keep other writers waiting."""
+from ckpt_runtime.state.rocksdb.codec import BATCH
 
 _LEVEL_0_FILES = 20
 """How many small files wait for each other before they are merged with the large ones.
@@ -121,6 +119,10 @@ class Store:
         entries = self._database.items(from_key=max(prefix, start))
         return takewhile(lambda entry: entry[0].startswith(prefix), entries)
 
+    def between(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The entries from the key ``begin`` to before ``end``, otherwise as :meth:`scan`."""
+        return takewhile(lambda entry: entry[0] < end, self._database.items(from_key=begin))
+
     def keys(self, prefix: bytes, start: bytes = b"") -> Iterator[bytes]:
         """The keys of :meth:`scan`."""
         keys = self._database.keys(from_key=max(prefix, start))
@@ -140,8 +142,7 @@ class Store:
             return
         writer.open(str(path))
         writer[first[0]] = first[1]
-        for key, value in entries:
-            writer[key] = value
+        deque(starmap(writer.__setitem__, entries), maxlen=0)
         writer.finish()
         moved = IngestExternalFileOptions()
         moved.set_move_files(True)
