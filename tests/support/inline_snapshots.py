@@ -60,6 +60,9 @@ class InlineReader:
         with open(path, "xb") as target:
             target.write(file.inline)
 
+    def take(self, file: StateFile, copy: str, path: str) -> bool:
+        return False
+
 
 def written(snapshot: KeyedSnapshot) -> list[KeyedHandle]:
     """What the snapshot holds. It is released."""

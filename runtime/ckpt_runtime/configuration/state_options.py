@@ -48,6 +48,15 @@ class StateOptions:
         "State below this size lies inside the checkpoint's metadata instead of in a file of its own.",
         fallback_keys=("execution.checkpointing.data-inline-threshold",),
     )
+    FROM_LOCAL = ConfigOption(
+        "execution.state-recovery.from-local",
+        BOOLEAN,
+        False,
+        "Workers keep the files of the last checkpoint on their own disks too, as hard links. A restart on the same "
+        "workers takes from there what proves to be the same by its length and checksum, and reads only the rest from "
+        "the checkpoint. Has an effect with RocksDB.",
+        fallback_keys=("state.backend.local-recovery",),
+    )
 
 
 _METRICS = "state.backend.rocksdb.metrics."

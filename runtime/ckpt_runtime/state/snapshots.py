@@ -71,3 +71,9 @@ class SnapshotReader(Protocol):
 
         With ``may_link`` it may be a hard link of the stored file, and must not be written to.
         """
+
+    def take(self, file: StateFile, copy: str, path: str) -> bool:
+        """As a hard link of ``copy``, a local file that should have the same content: False when it has not.
+
+        Nothing lies at ``path`` then, and nothing of the snapshot was read.
+        """

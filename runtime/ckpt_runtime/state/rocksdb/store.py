@@ -30,9 +30,7 @@ from rocksdict import (
 
 from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.state.errors import CorruptStateError
-
-BATCH = 10_000
-"""Entries of one write: larger batches are no faster, and keep other writers waiting."""
+from ckpt_runtime.state.rocksdb.codec import BATCH
 
 _LEVEL_0_FILES = 20
 """How many small files wait for each other before they are merged.
@@ -139,6 +137,10 @@ class Store:
         entries = self._database.items(from_key=max(prefix, start))
         return takewhile(lambda entry: entry[0].startswith(prefix), entries)
 
+    def between(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The entries from the key ``begin`` to before ``end``, otherwise as :meth:`scan`."""
+        return takewhile(lambda entry: entry[0] < end, self._database.items(from_key=begin))
+
     def keys(self, prefix: bytes, start: bytes = b"") -> Iterator[bytes]:
         """The keys of :meth:`scan`."""
         keys = self._database.keys(from_key=max(prefix, start))
@@ -158,8 +160,7 @@ class Store:
             return
         writer.open(str(path))
         writer[first[0]] = first[1]
-        for key, value in entries:
-            writer[key] = value
+        deque(starmap(writer.__setitem__, entries), maxlen=0)
         writer.finish()
         moved = IngestExternalFileOptions()
         moved.set_move_files(True)

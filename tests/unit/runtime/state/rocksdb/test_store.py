@@ -14,7 +14,8 @@ import pytest
 
 from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.state.errors import CorruptStateError
-from ckpt_runtime.state.rocksdb.store import BATCH, Store, StoreMemory
+from ckpt_runtime.state.rocksdb.codec import BATCH
+from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 
 MEMORY = StoreMemory(8 << 20, 0.5)
 
