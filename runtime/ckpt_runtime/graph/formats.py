@@ -230,12 +230,7 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
     :raises PlanError: unknown format, bad option, or a ``DataSource`` without a schema or without a stream reader.
     """
     if isinstance(source, type):
-        _check_stream(source, "read", "streamReader", "simpleStreamReader")
-        available_now(options)
-        ordered_reads(options)
-        schema = declared if declared is not None else _data_source_schema(source, options)
-        _check_types_of_pyspark(source, schema)
-        return schema
+        return described_data_source(source, options, declared)[1]
     if source not in SOURCE_FORMATS:
         raise PlanError("format", _unknown(source, SOURCE_FORMATS))
     return SOURCE_FORMATS[source].schema(source_options(source, options), declared)
@@ -279,12 +274,29 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
     return f"{name!r} is not one of {', '.join(sorted(known))}, and no DataSource class is registered under that name"
 
 
-def _data_source_schema(source: type, options: Mapping[str, str]) -> pa.Schema:
-    try:
-        schema = new_data_source(source, options).schema()
-    except Exception as error:
-        raise PlanError("schema", f"{source.__name__}.schema() failed, give .schema(...): {error}") from error
-    return to_arrow_schema(schema)
+def described_data_source(
+    source: type, options: Mapping[str, str], declared: pa.Schema | None
+) -> tuple[Any, pa.Schema]:
+    """A new instance of a ``DataSource`` to read from, and its schema, which it was asked for if none is declared.
+
+    The reader is made by the instance that has told its schema, as in Spark: it may have left something in it.
+
+    :raises PlanError: a bad option, no stream reader, or no schema that can be used
+    """
+    _check_stream(source, "read", "streamReader", "simpleStreamReader")
+    available_now(options)
+    ordered_reads(options)
+    if declared is not None:
+        instance, schema = new_data_source(source, options), declared
+    else:
+        try:
+            instance = new_data_source(source, options)
+            told = instance.schema()
+        except Exception as error:
+            raise PlanError("schema", f"{source.__name__}.schema() failed, give .schema(...): {error}") from error
+        schema = to_arrow_schema(told)
+    _check_types_of_pyspark(source, schema)
+    return instance, schema
 
 
 def available_now(options: Mapping[str, str]) -> bool:
