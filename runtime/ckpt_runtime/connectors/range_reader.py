@@ -94,7 +94,7 @@ class RangeReaderOperator(Operator):
     def __init__(self, spec: RangeReaderSpec) -> None:
         assert isinstance(spec.format, type)
         self._ordered = ordered_reads(spec.options)
-        self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema)
+        self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema, spec.told)
         self._name = spec.format.__name__
         self._user: _Reader | None = None
         self._pending: deque[Split | _Carried] = deque()

@@ -164,7 +164,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     name = node.name or _format_name(spec.format)
     enumerator = replace(
         node,
-        spec=EnumeratorSpec(spec.format, spec.options, spec.schema or node.schema),
+        spec=EnumeratorSpec(spec.format, spec.options, spec.schema or node.schema, told=spec.schema is None),
         schema=SPLIT_SCHEMA,
         name=f"{name} offsets",
         parallelism=1,
@@ -172,7 +172,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     )
     reader = replace(
         node,
-        spec=RangeReaderSpec(spec.format, spec.options, spec.schema or node.schema),
+        spec=RangeReaderSpec(spec.format, spec.options, spec.schema or node.schema, told=spec.schema is None),
         inputs=(LogicalInput(enumerator, Partitioning.REBALANCE),),
         uid=None if node.uid is None else node.uid + READER_SUFFIX,
         name=name,

@@ -230,7 +230,7 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
     :raises PlanError: unknown format, bad option, or a ``DataSource`` without a schema or without a stream reader.
     """
     if isinstance(source, type):
-        return described_data_source(source, options, declared)[1]
+        return described_data_source(source, options, declared, told=False)[1]
     if source not in SOURCE_FORMATS:
         raise PlanError("format", _unknown(source, SOURCE_FORMATS))
     return SOURCE_FORMATS[source].schema(source_options(source, options), declared)
@@ -275,26 +275,25 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
 
 
 def described_data_source(
-    source: type, options: Mapping[str, str], declared: pa.Schema | None
+    source: type, options: Mapping[str, str], known: pa.Schema | None, told: bool
 ) -> tuple[Any, pa.Schema]:
-    """A new instance of a ``DataSource`` to read from, and its schema, which it was asked for if none is declared.
+    """A new instance of a ``DataSource`` to read from, and its schema: the ``known`` one, otherwise what it tells.
 
-    The reader is made by the instance that has told its schema, as in Spark: it may have left something in it.
+    A source that has ``told`` the known one is asked too: in Spark the instance that told it makes the reader, and may
+    have kept something of that.
 
     :raises PlanError: a bad option, no stream reader, or no schema that can be used
     """
     _check_stream(source, "read", "streamReader", "simpleStreamReader")
     available_now(options)
     ordered_reads(options)
-    if declared is not None:
-        instance, schema = new_data_source(source, options), declared
-    else:
+    instance, schema = new_data_source(source, options), known
+    if schema is None or told:
         try:
-            instance = new_data_source(source, options)
-            told = instance.schema()
+            answer = instance.schema()
         except Exception as error:
             raise PlanError("schema", f"{source.__name__}.schema() failed, give .schema(...): {error}") from error
-        schema = to_arrow_schema(told)
+        schema = to_arrow_schema(answer) if schema is None else schema
     _check_types_of_pyspark(source, schema)
     return instance, schema
 

@@ -215,10 +215,11 @@ def test_the_source_that_makes_the_reader_has_told_its_schema(world: Path) -> No
     assert offset_of(planner) == {"n": 2}
     [output] = read_all(Inferring, splits, directory=world)
     assert output.column("n") == [0, 1]
-    declared = EnumeratorOperator(EnumeratorSpec(Inferring, {"directory": str(world)}, ARROW_SCHEMA))
-    opened(declared, context())
-    declared.poll()
-    assert offset_of(declared) == {"n": 0}, "with a declared schema it is not asked"
+    for told, end in ((True, 2), (False, 0)):
+        planner = EnumeratorOperator(EnumeratorSpec(Inferring, {"directory": str(world)}, ARROW_SCHEMA, told=told))
+        opened(planner, context())
+        planner.poll()
+        assert offset_of(planner) == {"n": end}, "with a declared schema it is not asked"
 
 
 def test_available_now_ends_with_the_data_of_the_start(world: Path) -> None:
