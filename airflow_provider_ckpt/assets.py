@@ -27,7 +27,7 @@ def savepoints_of(
     poll_interval: float = _DEFAULT_INTERVAL_SECONDS,
     name: str | None = None,
 ) -> Asset:
-    """The savepoints of a job, by its name or id, watched by the triggerer; also those of stops.
+    """Makes the asset of a job's savepoints, by its name or id, watched by the triggerer; also of those of stops.
 
     :param job: the job.
     :param ckpt_conn_id: the Airflow connection of the job manager.
@@ -44,7 +44,7 @@ def checkpoints_of(
     poll_interval: float = _DEFAULT_INTERVAL_SECONDS,
     name: str | None = None,
 ) -> Asset:
-    """The completed checkpoints of a job, by its name or id, watched by the triggerer.
+    """Makes the asset of a job's completed checkpoints, by its name or id, watched by the triggerer.
 
     :param job: the job.
     :param ckpt_conn_id: the Airflow connection of the job manager.

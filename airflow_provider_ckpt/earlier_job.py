@@ -59,7 +59,7 @@ class EarlierJob:
 
 
 def plan(earlier: EarlierJob, given: str | None, *, start_over: bool) -> Plan:
-    """What to do about the earlier job; ``given`` is the task's ``savepoint_path``.
+    """Decides what to do about the earlier job; ``given`` is the task's ``savepoint_path``.
 
     :raises CkptJobNotResumable: when only a person can decide; it says what lies where.
     """

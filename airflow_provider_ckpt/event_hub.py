@@ -101,7 +101,7 @@ class Member:
         return await run_steps(steps, self._carry_out)
 
     async def rest(self, seconds: float) -> None:
-        """Until it is called, or so many seconds have passed."""
+        """Waits until it is called, or so many seconds have passed."""
         await self._carry_out(Pause(seconds))
 
     async def _carry_out(self, step: Call[Any] | Pause) -> Any:
@@ -136,6 +136,7 @@ class EventHub:
         member = Member(self, condition, job_id, interval)
         if job_id not in self._members:
             self._members[job_id] = set()
+            # At some moment of a period: jobs that are joined together must not all be looked at together.
             self._begun[job_id] = _now() - random.uniform(0, SELDOM_SECONDS)
         self._members[job_id].add(member)
         self.waiting += 1
@@ -162,7 +163,7 @@ class EventHub:
         return until_all_look(_now() - self._begun[job_id], self.waiting)
 
     async def settled(self, seconds: float) -> None:
-        """Until it is known how waits are woken."""
+        """Waits until it is known how waits are woken."""
         await _set_within(self._settled, seconds)
 
     async def ask(self, call: Call[Any], job_id: str) -> Any:
@@ -185,6 +186,7 @@ class EventHub:
         for job_id in (event.job_id or "", ANY_JOB):
             members = self._members.get(job_id, ())
             if members:
+                # Before the calls: an answer from before the event must not be given to who looks because of it.
                 self._answers.changed(job_id)
             for member in members:
                 if member.condition.concerns(event):
@@ -238,6 +240,7 @@ class EventHub:
                 pause = FIRST_PAUSE_SECONDS
             else:
                 self._is_away(trouble)  # type: ignore[arg-type]
+            # Spread out, since all triggerers lose a driver at the same moment.
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
@@ -248,6 +251,7 @@ class EventHub:
             async with asyncio.timeout(STARTING_SECONDS) as limit:
                 async for event in self._client.stream_events(feed):
                     begun = True
+                    # It has begun; from now on silence is for the client's read timeout to notice.
                     limit.reschedule(None)
                     self._take(event)
         except TimeoutError:
@@ -332,7 +336,8 @@ _hubs: Final[dict[tuple[object, ...], EventHub]] = {}
 
 @asynccontextmanager
 async def joined(hook: CkptHook, condition: Interest, job_id: str, interval: float) -> AsyncIterator[Member]:
-    """A place at this process's hub for the job manager that the connection names. The last one to go closes it."""
+    """Gives a place at this process's hub for a connection's job manager. The last to go closes it."""
+    # With the loop: connections belong to one, and a process may run several one after the other.
     key = (asyncio.get_running_loop(), await hook.aendpoint())
     if key not in _hubs:
         client = await hook.aget_conn(patience=0)

@@ -122,6 +122,7 @@ def _scan(session_id: str, log_file: str) -> SessionProcess | None:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             pid = int(entry.name)
+            # The leader of its session alone: what it has started inherits the variable.
             if os.getsid(pid) == pid and marker in (entry / "environ").read_bytes().split(b"\0"):
                 process = ProcessId.of(pid)
                 if process.is_alive:

@@ -63,11 +63,11 @@ class Absence:
         return 0 < self._times < self.LIMIT
 
     def seen(self) -> None:
-        """It was there."""
+        """Notes that it was there."""
         self._times = 0
 
     def missing(self, message: str) -> Verdict | None:
-        """It was not there; a verdict once that has happened often enough."""
+        """Notes that it was not there; a verdict once that has happened often enough."""
         self._times += 1
         return Verdict(Status.MISSING, message) if self._times >= self.LIMIT else None
 
@@ -93,7 +93,7 @@ class Condition(ABC):
 
     @abstractmethod
     def poll(self) -> Poll:
-        """One look at the remote side."""
+        """Looks once at the remote side."""
 
     def detail(self) -> Generator[Call[Any], Any, str]:
         """More about the standing, for the log; asked for when a line of it is due, and may fail."""
@@ -103,4 +103,4 @@ class Condition(ABC):
     @property
     @abstractmethod
     def subject(self) -> str:
-        """What is waited for, as a noun phrase for messages."""
+        """Says what is waited for, as a noun phrase for messages."""

@@ -46,7 +46,7 @@ class OfJob(Condition):
 
     @abstractmethod
     def look(self) -> Poll:
-        """One look at the job."""
+        """Looks once at the job."""
 
     def detail(self) -> Generator[Call[Any], Any, str]:
         return (yield from progress_of(self._job_id, self._state))

@@ -19,7 +19,7 @@ class Log(Protocol):
     """The part of a task's or trigger's logger that is needed here."""
 
     def info(self, text: Any, /, *args: Any) -> Any:
-        """One line; ``args`` fill in ``text`` by ``%``."""
+        """Writes one line; ``args`` fill in ``text`` by ``%``."""
 
 
 class Progress:
@@ -40,7 +40,7 @@ class Progress:
         return standing != self._standing or self._looked_at - self._said_at >= self.interval()
 
     def say(self, standing: str, detail: str = "") -> None:
-        """A line now."""
+        """Writes a line now."""
         self._standing = standing
         self._line = f"{standing}; {detail}" if detail else standing
         self._said_at = self._looked_at = self._clock()

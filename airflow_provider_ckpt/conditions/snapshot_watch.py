@@ -35,7 +35,7 @@ class SnapshotWatch:
         self._misses = self._savepoints and mark is not None
 
     def look(self) -> Steps[list[Json]]:
-        """What is new.
+        """Looks for what is new.
 
         :raises CkptJobAmbiguous: for a name that several living jobs have.
         """

@@ -55,7 +55,7 @@ def is_waited_out(error: BaseException) -> bool:
 
 
 def look_and_tell(condition: Condition, progress: Progress) -> Poll:
-    """One poll, after which a line is said if one is due; a condition may make requests of its own for that line."""
+    """Polls once, after which a line is said if one is due; a condition may make requests of its own for that line."""
     verdict = yield from condition.poll()
     if verdict is None and progress.is_due(condition.standing):
         standing = condition.standing

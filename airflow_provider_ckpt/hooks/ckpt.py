@@ -43,7 +43,7 @@ class CkptHook(BaseHook):
         self.ckpt_conn_id = ckpt_conn_id
 
     def endpoint(self) -> Endpoint:
-        """The address and manners that the connection names.
+        """Read the address and manners that the connection names.
 
         :raises CkptConnectionInvalid: for a field that cannot be used.
         """
@@ -58,7 +58,7 @@ class CkptHook(BaseHook):
     def get_conn(
         self, *, patience: float = DEFAULT_PATIENCE_S, on_away: Callable[[CkptClientError], None] | None = None
     ) -> CkptClient:
-        """A new synchronous client; use it as a context manager.
+        """Make a new synchronous client; use it as a context manager.
 
         :param patience: for so many seconds it repeats a request while the job manager is away.
         :param on_away: is told each time.
@@ -70,7 +70,7 @@ class CkptHook(BaseHook):
             return CkptClient(address, **_client_arguments(endpoint, patience), on_away=on_away)
 
     async def aget_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> AsyncCkptClient:
-        """As :meth:`get_conn`, an asynchronous client.
+        """Make an asynchronous client, as :meth:`get_conn` does.
 
         :param patience: for so many seconds it repeats a request while the job manager is away.
         :raises CkptConnectionInvalid: for a field that cannot be used
@@ -87,7 +87,7 @@ class CkptHook(BaseHook):
         return leader_of(self.ckpt_conn_id, endpoint.ha_dir, endpoint.cluster_id, endpoint.token)
 
     def base_url(self) -> str:
-        """The job manager's address: the connection's, or the present leader's; empty when nobody is seen to lead."""
+        """Return the job manager's address: the connection's, or the leader's; empty when nobody seems to lead."""
         endpoint = self.endpoint()
         address = self._address(endpoint)
         if isinstance(address, str):
@@ -99,7 +99,7 @@ class CkptHook(BaseHook):
             return ""
 
     def savepoints(self, directory: str | None = None, job: str | None = None) -> tuple[Savepoint, ...]:
-        """The savepoint catalogue: what lies below a directory, or the configured one, the latest first.
+        """List the savepoints below a directory, or the configured one, the latest first: the catalogue.
 
         :param directory: an absolute path or URL; without one that which is configured for the job or the session.
         :param job: id or name of the job that took them.
@@ -109,7 +109,7 @@ class CkptHook(BaseHook):
             return client.list_savepoints(directory, job=job)
 
     def latest_good_savepoint(self, directory: str | None = None, job: str | None = None) -> Savepoint | None:
-        """The latest of these that is complete and has not failed in its newest verification or drill, if any.
+        """Find the latest of these that is complete and did not fail in its newest verification or drill, if any.
 
         :param directory: an absolute path or URL; without one that which is configured for the job or the session.
         :param job: id or name of the job that took them.
@@ -131,7 +131,7 @@ class CkptHook(BaseHook):
             ) from error
 
     def test_connection(self) -> tuple[bool, str]:
-        """What the *Test* button does: ask the job manager for its overview."""
+        """Do what the *Test* button does: ask the job manager for its overview."""
         try:
             with self.get_conn() as client:
                 overview = client.execute(requests.cluster_overview())

@@ -85,6 +85,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         poll_interval: Templated[Duration] | None = None,
         **kwargs: Any,
     ) -> None:
+        # Each field of a result is an XCom of its own, which templates and XComArgs of other tasks can name.
         kwargs.setdefault("multiple_outputs", True)
         super().__init__(**kwargs)
         self.ckpt_conn_id = ckpt_conn_id
@@ -108,12 +109,12 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         return defaults.poll_interval() if given is None else given
 
     def default_wait_timeout(self) -> float | None:
-        """Seconds that a try waits when its author says nothing; ``None``: without an end."""
+        """Return the seconds that a try waits when its author says nothing; ``None``: without an end."""
         return defaults.wait_timeout()
 
     @contextmanager
     def connected(self, deadline: float | None = None) -> Iterator[CkptClient]:
-        """A client that waits out a job manager that is away, ``[ckpt] request_patience`` and ``deadline`` permitting.
+        """Give a client that waits out an absent job manager, ``[ckpt] request_patience`` and ``deadline`` permitting.
 
         Its errors become exceptions that tell Airflow whether a retry makes sense.
         """
@@ -137,7 +138,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         return client.run(self.asked(call), patience_s=client.patience_s)
 
     def asked(self, call: Call[T]) -> Steps[T]:
-        """The steps of :meth:`ask`."""
+        """Give the steps of :meth:`ask`."""
         for _ in range(Absence.LIMIT - 1):
             try:
                 answer: T = yield call
@@ -150,7 +151,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         return answer
 
     def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
-        """One look at a condition with the client's patience, and more where something seems to be missing."""
+        """Look once at a condition with the client's patience, and more where something seems to be missing."""
         steps = look_until_sure(condition, Progress(self.log, condition.subject), self.pause())
         return client.run(steps, patience_s=client.patience_s)
 
@@ -166,6 +167,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
                 verdict = wait_here(client, trigger, seconds, interval, self.log)
             if verdict is not None:
                 return self.execute_complete(context, event_payload(verdict, trigger))
+        # The trigger ends at the deadline by itself; Airflow's timeout is for one that never reports.
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
@@ -173,7 +175,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         raise NotImplementedError
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Airflow's entry after a deferral; turns its deferral timeout into this operator's own end."""
+        """Go on after a deferral, as Airflow calls it; turns its deferral timeout into this operator's own end."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout as error:
@@ -183,11 +185,11 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
             ) from error
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
-        """Called when the deadline passed: clean up what is to be cleaned up, and say what becomes of the rest."""
+        """Clean up once the deadline has passed, and say what becomes of the rest."""
         return ""
 
     def failure(self, context: Context, event: Event, failed: type[Exception] = CkptOperationFailed) -> Exception:
-        """What to raise for an event that is not a success, once its trace is logged and its consequences are dealt
+        """Return what to raise for an event that is no success, once its trace is logged and the rest is dealt
         with."""
         tell_trace(self.log, event)
         status, message = Status(event["status"]), str(event["message"])
@@ -225,10 +227,10 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
         return XComArg(self, "job_id")
 
     def find(self, context: Context, deadline: float | None) -> str:
-        """The id of the job, see :meth:`find_job`; errors as of :meth:`connected`."""
+        """Return the id of the job, see :meth:`find_job`; errors as of :meth:`connected`."""
         return self.find_job(context, lambda: self.connected(deadline), self.pause(), self.log)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """As of every operator; the job stays the one that was waited for."""
+        """Go on as every operator; the job stays the one that was waited for."""
         self.go_on_with(context, next_kwargs)
         return super().resume_execution(next_method, next_kwargs, context)

@@ -98,7 +98,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         return result
 
     def patch(self) -> CheckpointConfigPatch:
-        """The change, checked.
+        """Check and return the change.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """

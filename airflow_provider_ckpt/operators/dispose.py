@@ -38,7 +38,7 @@ class DisposeSavepointOperator(CkptOperator):
         self.savepoint_path = savepoint_path
 
     def path(self) -> str:
-        """The savepoint.
+        """Return the savepoint's path.
 
         :raises CkptArgumentInvalid: when it is none.
         """

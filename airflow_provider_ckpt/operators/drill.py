@@ -167,7 +167,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
         return record
 
     def run_options(self) -> RunOptions:
-        """The request's options, checked.
+        """Check and return the request's options.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """

@@ -92,7 +92,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
         return self.wait_for(context, trigger)
 
     def wanted(self) -> dict[str, str | None]:
-        """The options, checked.
+        """Check and return the options.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """

@@ -35,7 +35,7 @@ class Journal:
         return self._store is not None
 
     def read(self) -> dict[str, Any]:
-        """The record, or an empty one."""
+        """Read the record, or an empty one."""
         found = None if self._store is None else self._store.get(self._key)
         return dict(found) if isinstance(found, dict) else {}
 
@@ -52,17 +52,17 @@ class Journal:
 
 
 def new_id(context: Context | Mapping[str, Any], purpose: str) -> str:
-    """An id for a request of this try: 32 hex digits, the same whenever this try asks for the same purpose."""
+    """Make an id for a request of this try: 32 hex digits, the same whenever this try asks for the same purpose."""
     return uuid.uuid5(_NAMESPACE, f"{context['ti'].id}/{purpose}").hex
 
 
 def series_of(context: Context | Mapping[str, Any]) -> str:
-    """What every try of this task instance says of itself, and no other task instance: also each mapped index."""
+    """Return what all tries of this task instance say of themselves, and no other does: also each mapped index."""
     instance = context["ti"]
     parts = (instance.dag_id, instance.run_id, instance.task_id, getattr(instance, "map_index", -1))
     return "/".join(str(part) for part in parts)
 
 
 def numbered_id(series: str, number: int) -> str:
-    """The id of the ``number``-th job of a series: 32 hex digits."""
+    """Make the id of the ``number``-th job of a series: 32 hex digits."""
     return uuid.uuid5(_NAMESPACE, f"{series}/job/{number}").hex

@@ -50,18 +50,18 @@ class CkptOperationOperator(CkptJobOperator):
 
     @abstractmethod
     def request(self, job_id: str, trigger_id: str) -> Call[str]:
-        """The request that starts the operation, with the arguments checked."""
+        """Make the request that starts the operation, with the arguments checked."""
 
     def finished_earlier(self, client: CkptClient, job_id: str) -> Json | None:
-        """The result of an operation that must have succeeded although its record is gone, where that can be told."""
+        """Return the result of an operation that must have succeeded though its record is gone, where one can tell."""
         return None
 
     def still_holds(self, client: CkptClient, job_id: str) -> bool:
-        """Whether the result of an earlier try's operation is what this try is to return."""
+        """Tell whether the result of an earlier try's operation is what this try is to return."""
         return True
 
     def keep(self, context: Context, record: Json, result: Json) -> None:
-        """What the journal holds after a success: nothing, so that a cleared task takes another."""
+        """Return what the journal holds after a success: nothing, so that a cleared task takes another."""
         Journal(context, RECORD).forget()
         self.forget_job(context)
 

@@ -67,7 +67,7 @@ class RescaleJobOperator(CkptJobOperator):
         return self.wait_for(context, trigger)
 
     def wanted(self) -> int | dict[str, int]:
-        """The argument, checked.
+        """Check and return the argument.
 
         :raises CkptArgumentInvalid: naming it, its value and what is allowed.
         """
@@ -99,7 +99,7 @@ class RescaleJobOperator(CkptJobOperator):
 def chosen_parallelism(
     given: int | Mapping[str, int], vertices: Sequence[Vertex], present: Mapping[str, Bounds]
 ) -> dict[str, int | Bounds]:
-    """Of every vertex by id. A number for all leaves those out that cannot have more than one subtask.
+    """Choose for every vertex by id. A number for all leaves those out that cannot have more than one subtask.
 
     :raises CkptArgumentInvalid: for a vertex that is not there, or not the only one of its name.
     """

@@ -76,7 +76,7 @@ class RescueCheckpointOperator(CkptJobOperator):
         return _DEFAULT_WATCH_SECONDS
 
     def rule(self, checkpoint_id: int | None = None) -> RescueRule:
-        """When to act, checked.
+        """Check and return the rule when to act.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """

@@ -107,7 +107,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         return result | {"deleted": deleted, "refused": refused, "dry_run": preview}
 
     def limits(self) -> _Limits:
-        """Where, of what, how many and for how long.
+        """Check and return where, of what, how many and for how long.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """

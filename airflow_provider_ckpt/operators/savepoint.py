@@ -49,11 +49,11 @@ class CkptSavepointOperator(CkptOperationOperator):
         return f"airflow: {self.dag_id}/{self.task_id}"
 
     def checked_directory(self) -> str | None:
-        """Where the savepoint is to lie; ``None`` for the job's default directory."""
+        """Return where the savepoint is to lie; ``None`` for the job's default directory."""
         return arguments.optional_text("target_directory", self.target_directory)
 
     def checked_format(self) -> Format:
-        """``NATIVE`` or ``CANONICAL``, given in any case.
+        """Return ``NATIVE`` or ``CANONICAL``, given in any case.
 
         :raises CkptArgumentInvalid: for anything else.
         """

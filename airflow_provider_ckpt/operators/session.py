@@ -181,12 +181,14 @@ class StartSessionOperator(CkptOperator):
         )
         command, environment, master = self.command_line(endpoint, files)
         journal = Journal(context, _RECORD)
+        # Before the start: should this process die right behind it, the next try finds the session by its id.
         journal.write(session_id=session_id, log_file=str(log_file))
         if not self.command:
             self._write_options(endpoint, files, master)
         try:
             process = session_process.launch(command, session_id, log_file, environment)
         except BaseException:
+            # Nobody is left who would read and delete them, and they may hold secrets.
             for file in (files.properties, files.configuration):
                 if file is not None:
                     Path(file).unlink(missing_ok=True)
@@ -206,7 +208,7 @@ class StartSessionOperator(CkptOperator):
         write_private(Path(files.configuration or ""), configuration_text(configuration))
 
     def command_line(self, endpoint: Endpoint, files: SessionFiles) -> tuple[list[str], dict[str, str], str]:
-        """The command, what it needs in its environment, and Spark's master.
+        """Return the command, what it needs in its environment, and Spark's master.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
@@ -309,6 +311,7 @@ class StopSessionOperator(CkptOperator):
                 self._end_process()
                 return self._result(was_running=False)
             try:
+                # Not repeated: a session that has just ended would be waited for.
                 client.execute(requests.shutdown_cluster(), patience_s=0)
             except Unreachable as error:
                 self.log.info("The session ended while it was told to: %s", error)

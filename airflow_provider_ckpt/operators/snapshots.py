@@ -42,7 +42,7 @@ class CkptSnapshotOperator(TellsLineage, BaseOperator):
         return self._process
 
     def path(self) -> str:
-        """The savepoint.
+        """Return the savepoint's path.
 
         :raises CkptArgumentInvalid: when it is none.
         """
@@ -55,7 +55,7 @@ class CkptSnapshotOperator(TellsLineage, BaseOperator):
             self.log.warning("The task was killed, and %s with it. %s", self.path(), self.left_over())
 
     def left_over(self) -> str:
-        """What an ended process leaves behind."""
+        """Say what an ended process leaves behind."""
         return "It only reads: nothing has changed"
 
 

@@ -63,7 +63,7 @@ class StopWithSavepointOperator(CkptSavepointOperator):
         )
 
     def keep(self, context: Context, record: Json, result: Json) -> None:
-        """The result stays: a job is stopped once, and a cleared task returns the savepoint that it took."""
+        """Keep the result: a job is stopped once, and a cleared task returns the savepoint that it took."""
         Journal(context, RECORD).write(**record | {"job_id": result["job_id"], "result": result})
 
     def still_holds(self, client: CkptClient, job_id: str) -> bool:

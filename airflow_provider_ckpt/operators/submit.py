@@ -157,6 +157,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
 
     def execute(self, context: Context) -> Any:
         options = self.run_options()
+        # Before anything is logged.
         hide(options.configuration)
         return self._go_on(context, options, self.deadline())
 
@@ -262,6 +263,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             state = self.ask(client, job_details(job_id)).state
         except NotFound:
             return EarlierJob(record, None)
+        # Flink's statistics lag behind the end, and the last checkpoint decides what the next job starts from.
         if state in TERMINAL_STATES:
             client.run(until_final(job_id), patience_s=client.patience_s)
         try:
@@ -298,7 +300,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         }
 
     def run_options(self) -> RunOptions:
-        """The request's options, checked.
+        """Check and return the request's options.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
@@ -330,6 +332,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self.publish_links(context, job_id)
         if record["pipeline_id"] is None:
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
+        # Before the request: a kill from here on has something to cancel.
         self._waiting_for = job_id
         try:
             self.ask(client, requests.run_pipeline(record["pipeline_id"], options, job_id=job_id))

@@ -78,18 +78,18 @@ class CkptStepsOperator(CkptJobOperator):
 
     @abstractmethod
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        """The record to begin with, of checked arguments."""
+        """Make the record to begin with, of checked arguments."""
 
     def check_arguments(self) -> None:
-        """Raises what is wrong with them before anything is sent."""
+        """Raise what is wrong with them before anything is sent."""
         self.limits()
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
-        """Whether what an earlier try has reached is what this one is to return."""
+        """Tell whether what an earlier try has reached is what this one is to return."""
         return False
 
     def limits(self) -> dict[str, Any]:
-        """Those of the steps in milliseconds."""
+        """Return the limits of the steps in milliseconds."""
         return {
             "savepoint_within": arguments.millis("savepoint_timeout", self.savepoint_timeout),
             "healthy_within": arguments.millis("healthy_timeout", self.healthy_timeout),
@@ -198,7 +198,7 @@ class CkptStepsOperator(CkptJobOperator):
         )
 
     def is_fine(self, outcome: Outcome) -> bool:
-        """Whether an outcome that is a failure otherwise is a success."""
+        """Tell whether an outcome that is a failure otherwise is a success."""
         return False
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
@@ -217,23 +217,23 @@ class CkptStepsOperator(CkptJobOperator):
 
 
 def series(context: Context) -> str:
-    """What the ids of an upgrade are made of that this try begins."""
+    """Return what the ids of an upgrade are made of that this try begins."""
     return f"{context['ti'].id}/{time.time_ns()}"
 
 
 def mode_of(value: object, allowed: tuple[str, ...]) -> str:
-    """A mode, also as ``last-state``."""
+    """Read a mode, also as ``last-state``."""
     given = value.replace("-", "_") if isinstance(value, str) else value
     return arguments.choice("mode", given, allowed)
 
 
 def format_of(value: object) -> str:
-    """A savepoint's form."""
+    """Read a savepoint's form."""
     return arguments.choice("savepoint_format", value, ("NATIVE", "CANONICAL"))
 
 
 def age_of(value: object) -> int | None:
-    """A greatest age in milliseconds; None when none is given."""
+    """Read a greatest age in milliseconds; None when none is given."""
     given = arguments.optional_seconds("last_state_max_age", value)
     if given is not None and given <= 0:
         raise CkptArgumentInvalid("last_state_max_age", value, "it must be longer than nothing")

@@ -107,6 +107,7 @@ async def asked_of(conn_id: str, path: str, query: Mapping[str, str]) -> Upstrea
     address = await _address(conn_id, endpoint)
     try:
         async with (
+            # trust_env: a proxy that the environment names would see the token.
             httpx.AsyncClient(verify=_verification(endpoint.verify), timeout=timeout, trust_env=False) as client,
             client.stream("GET", f"{address}/{path}", params=wanted, headers=headers) as response,
         ):

@@ -100,13 +100,13 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
 
     @abstractmethod
     def trigger(self, context: Context, deadline: float | None) -> CkptTrigger:
-        """The trigger, made of the rendered arguments; with a look at the job, where that is needed for it.
+        """Make the trigger of the rendered arguments; with a look at the job, where that is needed for it.
 
         :raises CkptClientError: when that look fails. Without a deadline it is a short one, to be taken again.
         """
 
     def succeeded(self, context: Context) -> None:
-        """Called once the condition holds."""
+        """Go on once the condition holds."""
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
@@ -141,7 +141,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
             return wait_here(client, trigger, seconds, min(self.poke_interval, FIRST_LOOKS_SECONDS), self.log)
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """One look; a job manager that is away for a while does not fail the sensor."""
+        """Look once; a job manager that is away for a while does not fail the sensor."""
         if self._progress is None:
             self._progress = Progress(self.log, f"job {self.found_job}")
         try:
@@ -193,7 +193,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         raise CkptJobFailed(message)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """As of every sensor; the job stays the one that was waited for."""
+        """Go on as every sensor; the job stays the one that was waited for."""
         self.go_on_with(context, next_kwargs)
         return super().resume_execution(next_method, next_kwargs, context)
 

@@ -89,7 +89,7 @@ class CheckpointCompletedSensor(CkptSensor):
         )
 
     def goal(self, context: Context, deadline: float | None) -> CheckpointGoal:
-        """What is wanted, checked.
+        """Check and return what is wanted.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         :raises CkptClientError: when the job could not be looked at.

@@ -20,6 +20,8 @@ from airflow_provider_ckpt.conditions.base import Condition, Verdict
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.event_hub import joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from ckpt_runtime.client import requests
+from ckpt_runtime.client.errors import CkptClientError
 
 ON_KILL_PATIENCE_SECONDS = 20.0
 """How long a killed task repeats its last request: Airflow ends a trigger's ``on_kill`` after 30 s by default."""
@@ -45,14 +47,14 @@ class CkptTrigger(BaseTrigger):
 
     @abstractmethod
     def condition(self) -> Condition:
-        """A fresh condition; called once for each run of the trigger."""
+        """Make a fresh condition; called once for each run of the trigger."""
 
     def arguments(self) -> dict[str, Any]:
-        """What a subclass adds to the keyword arguments of ``__init__``; JSON values only."""
+        """Return what a subclass adds to the keyword arguments of ``__init__``; JSON values only."""
         return {}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and the keyword arguments that make an equal trigger elsewhere."""
+        """Name the class and the keyword arguments that make an equal trigger elsewhere."""
         base = {
             "ckpt_conn_id": self.ckpt_conn_id,
             "deadline": self.deadline,
@@ -62,7 +64,7 @@ class CkptTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", base | self.arguments()
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event, whatever happens; not before ``[ckpt] min_deferral`` seconds.
+        """Give one event, whatever happens; not before ``[ckpt] min_deferral`` seconds.
 
         A worker's supervisor looks every five seconds only whether the process of a deferred task has ended. When the
         scheduler hears of it while the task, resumed by then, is queued or runs again, it takes that end for the end of
@@ -72,6 +74,16 @@ class CkptTrigger(BaseTrigger):
         verdict = await self._verdict(CkptHook(self.ckpt_conn_id))
         await asyncio.sleep(max(0.0, earliest - time.monotonic()))
         yield TriggerEvent(event_payload(verdict, self))  # type: ignore[no-untyped-call]
+
+    async def cancel(self, job_id: str, name: str) -> None:
+        """Cancel a job of a task that was killed, and say in the log what became of it."""
+        try:
+            async with await CkptHook(self.ckpt_conn_id).aget_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
+                await client.execute(requests.cancel_job(job_id))
+        except CkptClientError as error:
+            self.log.error("The task was killed; cancelling %s %s failed, it may go on: %s", name, job_id, error)
+        else:
+            self.log.warning("The task was killed; %s %s is being cancelled.", name, job_id)
 
     async def _verdict(self, hook: CkptHook) -> Verdict:
         """What nothing tells of is polled over a connection of its own."""
@@ -85,7 +97,7 @@ class CkptTrigger(BaseTrigger):
 
 
 def event_payload(verdict: Verdict, trigger: CkptTrigger) -> dict[str, Any]:
-    """The event of a wait's end, also for an operator that waits without a triggerer."""
+    """Make the event of a wait's end, also for an operator that waits without a triggerer."""
     return {
         "status": verdict.status.value,
         "message": verdict.message,

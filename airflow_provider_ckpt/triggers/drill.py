@@ -6,10 +6,7 @@ from typing import Any
 
 from airflow_provider_ckpt.conditions.base import Condition
 from airflow_provider_ckpt.conditions.drill import DrillCondition
-from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS, CkptTrigger
-from ckpt_runtime.client import requests
-from ckpt_runtime.client.errors import CkptClientError
+from airflow_provider_ckpt.triggers.base import CkptTrigger
 
 
 class CkptDrillTrigger(CkptTrigger):
@@ -32,10 +29,4 @@ class CkptDrillTrigger(CkptTrigger):
 
     async def on_kill(self) -> None:
         """Remove the drill, and say in the log what became of it."""
-        try:
-            async with await CkptHook(self.ckpt_conn_id).aget_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
-                await client.execute(requests.cancel_job(self.job_id))
-        except CkptClientError as error:
-            self.log.error("The task was killed; cancelling drill %s failed, it may go on: %s", self.job_id, error)
-        else:
-            self.log.warning("The task was killed; drill %s is being cancelled.", self.job_id)
+        await self.cancel(self.job_id, "drill")

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_ckpt.conditions.job import JobCondition, NameFreeCondition
-from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS, CkptTrigger
-from ckpt_runtime.client import requests
-from ckpt_runtime.client.errors import CkptClientError
+from airflow_provider_ckpt.triggers.base import CkptTrigger
 
 
 class CkptJobTrigger(CkptTrigger):
@@ -52,13 +49,7 @@ class CkptJobTrigger(CkptTrigger):
         if not self.cancel_on_kill:
             self.log.warning("The task was killed; job %s was not cancelled and goes on.", self.job_id)
             return
-        try:
-            async with await CkptHook(self.ckpt_conn_id).aget_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
-                await client.execute(requests.cancel_job(self.job_id))
-        except CkptClientError as error:
-            self.log.error("The task was killed; cancelling job %s failed, it may go on: %s", self.job_id, error)
-        else:
-            self.log.warning("The task was killed; job %s is being cancelled.", self.job_id)
+        await self.cancel(self.job_id, "job")
 
 
 class CkptNameFreeTrigger(CkptTrigger):

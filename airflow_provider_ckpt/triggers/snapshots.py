@@ -54,7 +54,7 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Events without an end."""
+        """Give events without an end."""
         watch, pause = SnapshotWatch(self.job, self.snapshots, await self._stored()), 0.0
         stored = watch.mark
         while True:

@@ -64,6 +64,7 @@ def hold(directory: str | Path) -> int:
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # Locked, but perhaps too late: somebody may have removed it in between, and another one of its name be there.
         if os.stat(file).st_ino != os.fstat(descriptor).st_ino:
             raise FileNotFoundError(f"{directory} has gone")
     except BaseException:
@@ -99,5 +100,6 @@ def _new(prefix: str, root: Path) -> tuple[Path, int]:
 
 
 def _end(path: Path, descriptor: int, clean: Clean) -> None:
+    # Held until it is gone: no two may clean it at the same time.
     clean(path)
     os.close(descriptor)

@@ -83,6 +83,7 @@ def run_limited(
 
     ``environment`` replaces the caller's, so that secrets of the driver need not reach foreign code.
     """
+    # Files and no pipes: neither side can make the other one wait, and an answer is measured before it is read.
     with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as answer:
         question.write(request)
         question.flush()
@@ -189,6 +190,7 @@ class _Started:
             stderr=subprocess.PIPE,
             env=dict(environment),
             pass_fds=descriptors,
+            # A group of its own, so that what it starts is killed with it.
             start_new_session=True,
         )
         assert self._process.stderr is not None
@@ -274,6 +276,7 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 
 def _limit(memory: int, seconds: int, file_bytes: int) -> None:
     with suppress(OSError):
+        # Should memory run out all the same, the kernel is to take this process and not the driver.
         Path("/proc/self/oom_score_adj").write_text("1000")
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CORE: 0}
     if _STATM.exists():

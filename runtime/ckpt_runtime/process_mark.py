@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ckpt_runtime.client.process_id import started
+from ckpt_runtime.client.process_id import started, stat_fields
 
 RELEASED = "released"
 """In the place of a mark: a user has said that the process is gone."""
@@ -51,7 +51,7 @@ def is_gone(mark: str | None) -> bool:
     except OSError:
         pass
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = stat_fields(pid)
         return int(fields[19]) != int(began) or (fields[0] in ("Z", "X") and int(fields[17]) <= 1)
     except (OSError, IndexError, ValueError):  # another user's, perhaps, which is not shown
         return False

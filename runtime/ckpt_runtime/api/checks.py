@@ -12,14 +12,14 @@ _MAX_TEXT = 255
 
 
 def checked_text(field: str, value: object) -> str:
-    """A name. :raises PlanError: naming ``field``, for anything but a text of 1 to 255 characters."""
+    """Returns a name as it is. :raises PlanError: naming ``field``, for anything but a text of 1 to 255 characters."""
     if not isinstance(value, str) or not value.strip() or len(value) > _MAX_TEXT:
         raise PlanError(field, f"{value!r} is not a text of 1 to {_MAX_TEXT} characters")
     return value
 
 
 def checked_parallelism(field: str, value: object) -> int:
-    """A number of subtasks or key groups. :raises PlanError: naming ``field``."""
+    """Returns a number of subtasks or key groups as it is. :raises PlanError: naming ``field``."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= UPPER_BOUND_MAX_PARALLELISM:
         raise PlanError(field, f"{value!r} is not a whole number from 1 to {UPPER_BOUND_MAX_PARALLELISM}")
     return value
@@ -33,7 +33,7 @@ def flattened(given: Sequence[Any]) -> list[Any]:
 
 
 def chosen(field: str, value: object, allowed: dict[str, str]) -> str:
-    """The value that stands under a text in lower case in ``allowed``. :raises PlanError: naming ``field``."""
+    """Returns what a text in any case stands for in ``allowed``. :raises PlanError: naming ``field``."""
     found = allowed.get(value.lower()) if isinstance(value, str) else None
     if found is None:
         raise PlanError(field, f"{value!r} is not one of {', '.join(allowed.values())}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ def _function_of_pyspark(error: BaseException) -> str | None:
 
 
 def parse_entry(entry: str) -> tuple[str, str]:
-    """Module and function of an entry point. :raises PlanError: anything but identifiers, so no paths."""
+    """Splits an entry point into module and function. :raises PlanError: anything but identifiers, so no paths."""
     module, _, function = entry.partition(":")
     module = module.removesuffix(".py")
     function = function or DEFAULT_FUNCTION
@@ -91,6 +92,7 @@ def _import_module(directory: Path, name: str) -> ModuleType:
     _forget_earlier_archives()
     sys.path.insert(0, str(directory))
     _loaded_directories.append(str(directory))
+    # The import system keeps listings of directories, and this one may be newer than they are.
     importlib.invalidate_caches()
     file = directory / f"{name}.py"
     if "." in name or not file.is_file():
@@ -121,7 +123,8 @@ def _forget_earlier_archives() -> None:
         directory = _loaded_directories.pop()
         if directory in sys.path:
             sys.path.remove(directory)
+        inside = os.path.join(directory, "")
         for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if file and Path(file).is_relative_to(directory):
+            # Texts, since there are thousands of modules: a job waits for this in each restart with a new plan.
+            if str(getattr(module, "__file__", None) or "").startswith(inside):
                 del sys.modules[name]

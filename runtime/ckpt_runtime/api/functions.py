@@ -20,7 +20,7 @@ class AggregateExpression:
     name: str
 
     def alias(self, name: str) -> AggregateExpression:
-        """The same aggregate under another output name.
+        """Returns the same aggregate under another output name.
 
         :param name: of the column.
         """
@@ -37,7 +37,7 @@ def _over(function: str, column: str) -> AggregateExpression:
 
 
 def count(column: str = "*") -> AggregateExpression:
-    """Rows per key, named ``count``; with a column, its values that are not null, named ``count(column)``.
+    """Counts the rows per key, named ``count``; of a column, the values that are not null, named ``count(column)``.
 
     :param column: the column whose values count; ``*`` for rows.
     """
@@ -45,7 +45,7 @@ def count(column: str = "*") -> AggregateExpression:
 
 
 def sum(column: str) -> AggregateExpression:
-    """Sum of the values that are not null; null while there is none.
+    """Adds up the values that are not null; null while there is none.
 
     :param column: a column of numbers.
     """
@@ -53,7 +53,7 @@ def sum(column: str) -> AggregateExpression:
 
 
 def min(column: str) -> AggregateExpression:
-    """Least value; null while there is none.
+    """Keeps the least value; null while there is none.
 
     :param column: a column of values that have an order.
     """
@@ -61,7 +61,7 @@ def min(column: str) -> AggregateExpression:
 
 
 def max(column: str) -> AggregateExpression:
-    """Greatest value; null while there is none.
+    """Keeps the greatest value; null while there is none.
 
     :param column: a column of values that have an order.
     """
@@ -69,7 +69,7 @@ def max(column: str) -> AggregateExpression:
 
 
 def avg(column: str) -> AggregateExpression:
-    """Mean of the values that are not null, as a double; null while there is none.
+    """Averages the values that are not null, as a double; null while there is none.
 
     :param column: a column of numbers.
     """

@@ -35,7 +35,7 @@ class GroupedStream(NamesOfPySpark):
         self._keys = keys
 
     def agg(self, *exprs: AggregateExpression) -> Stream:
-        """Running aggregates: for each row in, one row out with the keys and the updated values.
+        """Keeps running aggregates: for each row in, one row goes out with the keys and the updated values.
 
         :param exprs: aggregate functions of this module, with ``alias`` for names of their own.
         :raises PlanError: no aggregate, a column that is not there or cannot be aggregated, or one name twice
@@ -59,7 +59,7 @@ class GroupedStream(NamesOfPySpark):
         return self._stream.apply(spec, output)
 
     def count(self) -> Stream:
-        """Rows per key, in a column ``count``."""
+        """Counts the rows per key, in a column ``count``."""
         return self.agg(functions.count())
 
     def transformWithState(

@@ -44,7 +44,7 @@ def join_spec(
     how: Any,
     within: Any,
 ) -> tuple[JoinSpec, pa.Schema]:
-    """The description and the schema of the result; each stream is given by its schema and inputs.
+    """Returns the description and the schema of the result; each stream is given by its schema and inputs.
 
     :raises PlanError: naming the argument, its value and what is allowed.
     """
@@ -69,7 +69,7 @@ def join_spec(
 
 
 def hashed(inputs: tuple[LogicalInput, ...], keys: tuple[str, ...]) -> tuple[LogicalInput, ...]:
-    """The inputs, with rows of equal keys going to one subtask."""
+    """Returns the inputs, with rows of equal keys going to one subtask."""
     return tuple(replace(edge, partitioning=Partitioning.HASH, keys=keys) for edge in inputs)
 
 

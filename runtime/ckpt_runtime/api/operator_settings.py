@@ -20,7 +20,7 @@ class OperatorSettings(ABC):
         """The operator to change; raises PlanError naming ``method`` when there is not exactly one."""
 
     def uid(self, uid: str) -> Self:
-        """The name that the operator's state is kept under, unique in the job and the same in its next versions.
+        """Names what the operator's state is kept under: unique in the job, and the same in its next versions.
 
         :param uid: that name.
         :raises PlanError: the stream does not come from exactly one operator
@@ -29,7 +29,7 @@ class OperatorSettings(ABC):
         return self
 
     def name(self, name: str) -> Self:
-        """What pages and metrics call the operator.
+        """Sets what pages and metrics call the operator.
 
         :param name: that name.
         :raises PlanError: the stream does not come from exactly one operator
@@ -38,7 +38,7 @@ class OperatorSettings(ABC):
         return self
 
     def setParallelism(self, parallelism: int) -> Self:
-        """Number of subtasks, 1 to the maximum parallelism.
+        """Sets the number of subtasks, 1 to the maximum parallelism.
 
         :param parallelism: so many.
         :raises PlanError: another number, or a stream that does not come from exactly one operator
@@ -47,7 +47,7 @@ class OperatorSettings(ABC):
         return self
 
     def setMaxParallelism(self, maxParallelism: int) -> Self:
-        """Number of key groups: the greatest parallelism that the operator can ever have.
+        """Sets the number of key groups: the greatest parallelism that the operator can ever have.
 
         :param maxParallelism: 1 to 32768; it cannot change any more once there is a snapshot.
         :raises PlanError: another number, or a stream that does not come from exactly one operator

@@ -13,7 +13,7 @@ Resolve = Callable[[str | type], str | type]
 
 
 def option_text(key: str, value: object) -> str:
-    """An option's value as text, as PySpark writes it (``true`` and ``false`` for booleans)."""
+    """Returns an option's value as text, as PySpark writes it (``true`` and ``false`` for booleans)."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
@@ -30,7 +30,7 @@ class WithOptions:
         self._options: dict[str, str] = {}
 
     def format(self, source: str | type) -> Self:
-        """A built-in format's name, a registered ``DataSource``'s name, or a ``DataSource`` class.
+        """Takes a built-in format's name, a registered ``DataSource``'s name, or a ``DataSource`` class.
 
         :param source: which of them.
         :raises PlanError: neither a name nor such a class

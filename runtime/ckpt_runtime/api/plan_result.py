@@ -51,7 +51,7 @@ class PlanResult:
 
     @classmethod
     def from_json(cls, text: bytes) -> PlanResult:
-        """Of JSON text that the author's code could have written. Raises :class:`DocumentError`."""
+        """Reads JSON text that the author's code could have written. Raises :class:`DocumentError`."""
         found = decoded(text, cls)
         if found.failure is not None:
             return cls(failure=found.failure)

@@ -27,7 +27,7 @@ class StreamReader(NamesOfPySpark, WithOptions):
         self._schema: pa.Schema | None = None
 
     def schema(self, schema: Any) -> Self:
-        """The schema to read with: an Arrow schema, a DDL string or a PySpark ``StructType``.
+        """Sets the schema to read with: an Arrow schema, a DDL string or a PySpark ``StructType``.
 
         :param schema: which that is.
         :raises PlanError: a schema that cannot be understood

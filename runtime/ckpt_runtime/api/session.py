@@ -50,7 +50,7 @@ class RuntimeConfig:
         self._own = Configuration()
 
     def get(self, key: str, default: str | None = None) -> str | None:
-        """The effective text of an option, or ``default``.
+        """Returns the effective text of an option, or ``default``.
 
         :param key: the option's name.
         :param default: the text to give when neither it nor a default of the option is set.
@@ -76,12 +76,12 @@ class RuntimeConfig:
 
     @property
     def own(self) -> Configuration:
-        """What the pipeline has set."""
+        """Returns what the pipeline has set."""
         return self._own
 
     @property
     def effective(self) -> Configuration:
-        """The cluster's options, under the pipeline's own, under those given at submission."""
+        """Returns the cluster's options, under the pipeline's own, under those given at submission."""
         return Configuration.merge(self._defaults, self._own, self._submitted)
 
 
@@ -109,7 +109,7 @@ class DataSourceRegistration:
         self._classes[name] = dataSource
 
     def resolve(self, format_: str | type) -> str | type:
-        """The class that a name stands for, or the name of a built-in format as it is.
+        """Returns the class that a name stands for, or the name of a built-in format as it is.
 
         :param format_: a name, or a class.
         :raises PlanError: neither a name nor such a class
@@ -151,7 +151,7 @@ class StreamSession(NamesOfPySpark):
         return StreamReader(self.plan, self.dataSource.resolve)
 
     def compile(self) -> CompiledPlan:
-        """The checked plan of everything started so far.
+        """Checks and returns the plan of everything started so far.
 
         :raises PlanError: see :func:`ckpt_runtime.graph.compiler.compile_plan`
         :raises InvalidOptionError: an option that the plan depends on has a value that it cannot take

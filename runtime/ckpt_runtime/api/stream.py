@@ -110,7 +110,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
     where = filter
 
     def select(self, *columns: str | Sequence[str], **computed: pc.Expression | str) -> Stream:
-        """Some columns by name, then ``name=expression`` ones.
+        """Keeps some columns by name, then adds ``name=expression`` ones.
 
         :param columns: names of columns, or a list of them, in the order in which they come out; ``*`` for all.
         :param computed: a name and its Arrow expression, or the column that it is to rename.
@@ -126,7 +126,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
         return self._project(chosen, "select")
 
     def withColumn(self, colName: str, col: pc.Expression) -> Stream:
-        """All columns and one computed one, which takes the place of a column of the same name.
+        """Adds one computed column, which takes the place of a column of the same name.
 
         :param colName: the name of the computed column.
         :param col: an Arrow expression over the columns.
@@ -156,7 +156,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
         return self.apply(WatermarkSpec(eventTime, delay_ms), self._schema)
 
     def groupBy(self, *cols: str | Sequence[str]) -> GroupedStream:
-        """Rows with equal values in ``cols`` go to the same subtask of the next operator.
+        """Sends rows with equal values in ``cols`` to the same subtask of the next operator.
 
         :param cols: the columns of the key, or a list of them.
         :raises PlanError: no column, one that is not there, or one that is nested
@@ -177,7 +177,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
     groupby = groupBy
 
     def union(self, other: Stream) -> Stream:
-        """The rows of both, without order between them; united with itself, each row twice. Schemas must be equal.
+        """Gives the rows of both, without order between them; with itself, each row twice. Schemas must be equal.
 
         :param other: a stream of the same session and schema.
         :raises PlanError: one of another session or schema
@@ -188,7 +188,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
         return Stream(self._plan, self._resolve, self._inputs + other._inputs, self._schema)
 
     def join(self, other: Stream, on: Any, how: str = "inner", *, within: Any = None) -> Stream:
-        """Rows of both streams with equal keys whose event times lie within bounds of each other.
+        """Pairs rows of both streams that have equal keys and whose event times lie within bounds of each other.
 
         :param other: the right stream, of the same session.
         :param on: a column of both streams or a list of them, which come out once and first; a pair ``("left name",
@@ -212,11 +212,11 @@ class Stream(NamesOfPySpark, OperatorSettings):
         return Stream(self._plan, self._resolve, (LogicalInput(node),), schema)
 
     def rebalance(self) -> Stream:
-        """Rows go to the next operator's subtasks in turn."""
+        """Sends rows to the next operator's subtasks in turn."""
         return self._partitioned(Partitioning.REBALANCE, "rebalance")
 
     def broadcast(self) -> Stream:
-        """Each row goes to all subtasks of the next operator."""
+        """Sends each row to all subtasks of the next operator."""
         return self._partitioned(Partitioning.BROADCAST, "broadcast")
 
     def _project(self, columns: Sequence[tuple[str, pc.Expression]], field: str) -> Stream:
@@ -232,7 +232,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
         return self.apply(spec, project_output_schema(self._schema, spec))
 
     def apply(self, spec: OperatorSpec, schema: pa.Schema) -> Stream:
-        """The stream behind a new operator; what every transformation comes down to.
+        """Returns the stream behind a new operator; what every transformation comes down to.
 
         :param spec: what the operator does.
         :param schema: of the rows that it gives.

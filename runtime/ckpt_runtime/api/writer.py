@@ -54,7 +54,7 @@ class StreamWriter(NamesOfPySpark, WithOptions):
         self._name: str | None = None
 
     def outputMode(self, outputMode: str) -> Self:
-        """``append`` or ``update``: rows are written as they are produced, so both write the same.
+        """Takes ``append`` or ``update``: rows are written as they are produced, so both write the same.
 
         :param outputMode: which of them.
         :raises PlanError: ``complete``: there is no end of a batch at which a whole result could be written
@@ -63,7 +63,7 @@ class StreamWriter(NamesOfPySpark, WithOptions):
         return self
 
     def uid(self, uid: str) -> Self:
-        """The sink's uid; see :meth:`OperatorSettings.uid`.
+        """Sets the sink's uid; see :meth:`OperatorSettings.uid`.
 
         :param uid: unique in the job.
         """
@@ -71,7 +71,7 @@ class StreamWriter(NamesOfPySpark, WithOptions):
         return self
 
     def queryName(self, queryName: str) -> Self:
-        """The sink's name on pages and in metrics.
+        """Sets the sink's name on pages and in metrics.
 
         :param queryName: that name.
         """

@@ -301,6 +301,7 @@ class BarrierHandler:
         if event.channel not in self._open:
             raise BarrierProtocolError(f"channel {event.channel} has ended or is unknown")
         announcement = isinstance(event, BarrierAnnounced | EndOfPartitionAnnounced)
+        # Announcements are taken when data arrives, so that they come from blocked channels too; polling does not.
         if event.channel in self._blocked and not announcement:
             raise BarrierProtocolError(
                 f"channel {event.channel} is blocked by checkpoint {self._blocked[event.channel]}"
@@ -321,6 +322,7 @@ class BarrierHandler:
         """An ended channel counts as aligned: everything that it sent lies before the barrier (FLIP-147)."""
         channel = event.channel
         if isinstance(event, EndOfPartitionAnnounced):
+            # Kept for checkpoints that begin before the end is polled: this channel will show them no barrier.
             self._ending.add(channel)
             for pending in self._in_order():
                 self._announce(pending, channel, now)
@@ -372,6 +374,7 @@ class BarrierHandler:
     def _see(self, checkpoint_id: int) -> None:
         if checkpoint_id > self._latest:
             self._latest = checkpoint_id
+            # Barriers of older ones are obsolete from now on, so that nobody asks for them again.
             self._aborted = {known for known in self._aborted if known > checkpoint_id}
 
     def _cancel(self, checkpoint_id: int) -> None:
@@ -431,6 +434,7 @@ class BarrierHandler:
             # 0 means at once, whatever the difference between two machines' clocks.
             if pending.options.aligned_timeout_ms == 0 or now.abs_ms >= pending.deadline_ms:
                 pending.overdue = True
+        # A list of its own: triggering takes entries out of `_pending` inside of the loop.
         for checkpoint_id in sorted({*self._pending, *self._given_up}):
             if checkpoint_id in self._given_up:
                 self._effects.append(AbortCheckpoint(checkpoint_id, self._given_up.pop(checkpoint_id)))
@@ -441,6 +445,7 @@ class BarrierHandler:
             aligned = not pending.unseen and not pending.announced
             if not aligned and not self._turns(pending, measured):
                 break
+            # It was measured for the oldest one, and says nothing about the next.
             measured = None
             self._trigger(pending, now, unaligned=not aligned)
 
@@ -448,6 +453,7 @@ class BarrierHandler:
         """Whether the oldest aligning checkpoint turns unaligned now."""
         if not pending.may_turn or not pending.overdue:
             return False
+        # What is on its way there is counted work (a range, all committables of a checkpoint), not to be overtaken.
         if not self._aligned_only.isdisjoint(pending.unseen | pending.announced):
             return False
         limit = pending.options.max_inflight_data_bytes

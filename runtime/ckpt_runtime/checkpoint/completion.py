@@ -58,6 +58,7 @@ class Completion:
             self._on_late_acknowledgement(event)
             return
         result = pending.classify(event.execution) if event.directory == pending.directory else AckResult.UNKNOWN
+        # Nothing is discarded: its files are those of the first one, and in use.
         if result is AckResult.DUPLICATE:
             return
         if result is AckResult.UNKNOWN:
@@ -68,6 +69,8 @@ class Completion:
         conflict = None if pending.request.properties.is_savepoint else self._retention.register(event)
         if conflict is not None:
             self._retention.discard_state(event)
+            # Not the task's fault, so not counted: it had not heard yet that a full checkpoint replaced what it built
+            # upon.
             replaced = isinstance(conflict, FileGivenUpError)
             reason = Reason.CHECKPOINT_BASE_REPLACED if replaced else Reason.CHECKPOINT_ASYNC_EXCEPTION
             self._failures.abort(pending, reason, now, str(conflict))
@@ -83,6 +86,7 @@ class Completion:
 
     def on_declined(self, event: on.Declined, now: Instant) -> None:
         pending = self._pending.get(event.checkpoint_id)
+        # Attempts of an earlier deployment are not in the plan: what they decline is not this checkpoint's.
         if pending is not None and pending.can_abort and event.execution in pending.plan.to_wait_for:
             self._failures.abort(pending, event.reason, now, event.message, event.execution)
 
@@ -139,6 +143,7 @@ class Completion:
             self._complete(pending, now)
             return
         pending.state = PendingState.STORING
+        # The pauses between attempts grow; those for the pointer start anew.
         pending.resolve_attempts = 0
         self._emit(out.AddToStore(pending.metadata, _owned(pending)))
 
@@ -148,6 +153,7 @@ class Completion:
 
     def on_metadata_unknown(self, event: on.MetadataUnknown, now: Instant) -> None:
         pending = self._finalizing(event.checkpoint_id, PendingState.WRITING)
+        # The timeout is not asked any more: only reading again can tell whether the checkpoint exists.
         pending.resolve_attempts += 1
         self._emit(out.ResolveMetadata(pending.metadata, pending.resolve_attempts))
 
@@ -171,10 +177,13 @@ class Completion:
         if pending.request.request_id is not None:
             self._emit(out.RequestCompleted(pending.request.request_id, pending.id, checkpoint.directory))
         if checkpoint.properties.notifies_and_subsumes:
+            # Before the aborts, which tell tasks what the latest checkpoint is.
             self._retention.add(RetainedCheckpoint(checkpoint, _owned(pending)))
             for older in self._pending.abortable():
+                # An older savepoint goes on: a user waits for its files, not for the newest state.
                 if older.id < pending.id and not older.request.properties.is_savepoint:
                     self._failures.abort(older, Reason.CHECKPOINT_SUBSUMED, now)
+            # Only now may sinks commit: a failure from here on restores this checkpoint or a later one.
             self._emit(out.NotifyComplete(pending.id, pending.timestamp, pending.plan.to_wait_for))
         # Last of all: what it duplicated may be of a checkpoint that has been subsumed meanwhile.
         self._retention.unpin(pending.id)

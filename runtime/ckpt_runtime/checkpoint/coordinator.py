@@ -218,6 +218,7 @@ class CheckpointCoordinator:
             self._go_on(event, now)
         else:
             raise UnexpectedEventError(self._state, event)
+        # Copied: the parts hold on to `append` of this very list, so it is emptied and never replaced.
         effects = list(self._effects)
         self._effects.clear()
         return effects
@@ -232,12 +233,14 @@ class CheckpointCoordinator:
 
         One place for it, so that no part has to know who waits for what it does.
         """
+        # The order matters: what starts to be written here keeps a restore waiting, and closing waits for both.
         self._completion.finalize_what_is_ready(now)
         self._restoring.answer_when_known(now)
         if self._state is CoordinatorState.RESTORING and not self._restoring.is_waiting:
             self._state = CoordinatorState.CREATED
         if self._state is CoordinatorState.CLOSING and isinstance(event, _CLOSING_WAITS_FOR):
             self._continue_closing()
+        # Last, when it is known how many are still pending or being cleaned.
         self._triggering.trigger_what_may_go(now)
 
     # --- the job's life
@@ -255,6 +258,7 @@ class CheckpointCoordinator:
         self._leave_deployment(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
     def _leave_deployment(self, reason: Reason, now: Instant) -> None:
+        # First: what the stop aborts must find no deployment, or it could fail a job that is failing already.
         self._executions.gone()
         self._schedule.undeployed()
         self._triggering.stop(reason, now)
@@ -349,6 +353,7 @@ class CheckpointCoordinator:
         self._leave_deployment(Reason.CHECKPOINT_COORDINATOR_SHUTDOWN, now)
         if not event.fenced:
             return
+        # What is being written may still take effect: the driver that leads will read it. Nobody here can say more.
         for pending in self._pending:
             request_id = pending.request.request_id
             self._failures.fail_request(request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN, pending=pending)
@@ -360,6 +365,7 @@ class CheckpointCoordinator:
         """Once nothing is being written, lets go of the retained checkpoints; then waits for the clean-up."""
         if self._pending or self._triggering.is_locating or self._restoring.is_adding:
             return
+        # A suspended job goes on in another driver, from these very checkpoints.
         if self._job_status != SUSPENDED:
             self._retention.let_go(self._job_status)
         if self._retention.cleaning == 0:

@@ -61,6 +61,7 @@ class ExecutionView:
         self._at_end_of_data = {}
 
     def is_running(self, execution: ExecutionId) -> bool:
+        # The whole id is compared: an earlier attempt of the subtask has the same key.
         return self._executions.get(execution.key) == execution and execution.key not in self._finished
 
     def finished(self, execution: ExecutionId) -> bool:
@@ -90,6 +91,7 @@ class ExecutionView:
         waiting = {key for key in running if self._at_end_of_data.get(key, False)}
         if not waiting or not running <= self._at_end_of_data.keys():
             return False
+        # Each subtask is looked at once, however many paths lead to it.
         held_up = dict.fromkeys(waiting, True)
         return all(self._is_held_up(key, held_up) for key in running)
 
@@ -134,6 +136,7 @@ def calculate_plan(
         inputs = graph.inputs(vertex.id)
         for index in running_vertices[vertex.id]:
             execution = executions[vertex.id, index]
+            # Also those in the middle: barriers reach them from the triggered ones.
             to_wait_for.append(execution)
             if not any(_has_running_predecessor(edge, index, running_vertices) for edge in inputs):
                 to_trigger.append(execution)

@@ -57,8 +57,10 @@ class CheckpointFailureManager:
         ``task_level``: a task reported it. Savepoints are then counted too, and a synchronous one fails the job at
         once; a task's report fails the job only while that attempt runs.
         """
+        # Tasks that have acknowledged stand still behind it and wait for its completion: only a restart frees them.
         if task_level and properties.is_synchronous:
             return attempt_is_running
+        # A savepoint that expires or cannot be written is its user's concern; the job is not failed for it.
         if not task_level and properties.is_savepoint:
             return False
         if not reason.is_counted or not self._is_new(checkpoint_id):
@@ -68,6 +70,7 @@ class CheckpointFailureManager:
             return False
         if task_level and not attempt_is_running:
             return False
+        # Counted anew from here, or each failure on the way down would fail the job once more.
         self.on_restart()
         self.failed_jobs += 1
         return True
@@ -75,6 +78,7 @@ class CheckpointFailureManager:
     def _is_new(self, checkpoint_id: int | None) -> bool:
         if checkpoint_id is None:
             return True
+        # Several tasks may decline the same one, and late news of one older than a success is no news.
         if checkpoint_id <= self._last_success or checkpoint_id in self._counted:
             return False
         self._counted.add(checkpoint_id)
@@ -169,6 +173,8 @@ class CheckpointFailures:
         )
         # A deployment that is being left has failed for another reason already.
         if fails_job and self._executions.is_deployed:
+            # The pause before a restart grows with failed checkpoints. A failed stop is no sign of a storage that is
+            # away.
             times = 0 if pending.request.properties.is_synchronous else self._count.failed_jobs
             self._emit(out.FailJob(reason, message, times))
         if pending.state is not PendingState.LOCATING:

@@ -20,6 +20,7 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
+# Bounds memory. A late acknowledgement of one that was forgotten deletes nothing: it could be of a completed one.
 ABORTED_REMEMBERED = 1_024
 
 
@@ -121,6 +122,7 @@ class PendingCheckpoint:
             vertices=tuple(VertexDescriptor.of(vertex) for vertex in graph.vertices),
             states={
                 execution.key: _in_flight_only(state) if execution.key in finished else state
+                # Sorted, so that the document does not depend on the order of acknowledgements.
                 for execution, state in sorted(self.acknowledged.items())
                 if execution.key not in finished or state.has_channel_state
             },
@@ -191,6 +193,7 @@ class PendingCheckpoints:
             {vertex.id: vertex.parallelism for vertex in pending.plan.graph.vertices},
             pending.deadline_timestamp,
         )
+        # Finished subtasks will never report: they count as done from the beginning.
         for vertex_id, subtask in sorted(pending.plan.finished):
             nothing = SubtaskStats(subtask, pending.timestamp, 0, CheckpointMetrics())
             self._stats.report_subtask(pending.id, vertex_id, nothing)

@@ -35,6 +35,7 @@ class PeriodicTrigger:
         """Before this moment no periodic checkpoint may start."""
         if self._last_completion is None:
             return 0
+        # Computed when asked: the pause may have been changed since the completion (FLIP-571).
         return self._last_completion + self._configuration.min_pause_ms
 
     def start(self, now: int) -> bool:
@@ -49,6 +50,7 @@ class PeriodicTrigger:
             delay = interval
         else:
             delay = min(max(self._first_delay_ms, pause), interval)
+        # Only the first deployment spreads its first checkpoint; a restarted job takes one as soon as the pause allows.
         self._first_delay_ms = pause
         self._schedule(max(now + delay, self.pause_ends_at))
         return True
@@ -65,7 +67,9 @@ class PeriodicTrigger:
         interval = self.interval_ms
         assert self.next_at is not None
         assert interval is not None
+        # From the schedule and not from now: a late timer must not shift the rhythm.
         self._base, self._ticked = self.next_at, True
+        # Of several ticks that were slept through one is made up for.
         self._schedule(max(now, self.next_at + interval))
 
     def postpone_to_pause_end(self) -> None:

@@ -67,11 +67,13 @@ class CheckpointRequestDecider:
 
     def offer(self, request: TriggerRequest) -> TriggerRequest | None:
         """Queues a request. Returns the one that found no room (the new one, or a periodic one it displaced)."""
+        # One tick in the queue is enough: two in a row would store the same moment twice.
         if request.periodic and any(queued.periodic for queued in self._queue):
             return request
         if len(self._queue) >= CAPACITY:
             if not self._queue[-1].periodic:
                 return request
+            # A tick comes again by itself; a user's request does not.
             dropped = self._queue.pop()
             insort(self._queue, request, key=lambda queued: queued.priority)
             return dropped
@@ -85,6 +87,7 @@ class CheckpointRequestDecider:
 
     def next(self, load: Load, now: int) -> tuple[RequestVerdict, TriggerRequest | None]:
         """Takes the head off the queue if it may go, or if it is a periodic one inside the minimum pause."""
+        # Where deleting is slower than taking checkpoints, triggering waits, or the files to delete would pile up.
         if not self._queue or load.triggering or load.cleaning > load.max_concurrent:
             return RequestVerdict.WAIT, None
         head = self._queue[0]
@@ -92,6 +95,7 @@ class CheckpointRequestDecider:
         if not unbounded and load.pending >= load.max_concurrent:
             return RequestVerdict.WAIT, None
         del self._queue[0]
+        # What a user asks for ignores the pause, as in Flink.
         if head.periodic and load.pause_ends_at > now:
             return RequestVerdict.TOO_EARLY, head
         return RequestVerdict.GO, head

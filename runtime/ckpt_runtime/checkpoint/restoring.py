@@ -84,7 +84,10 @@ class Restoring:
             return
         latest = self._retention.latest
         if restore.savepoint is not None and latest is None:
+            # A crash between here and the first checkpoint must not restore from anything but this savepoint: pointer
+            # first.
             restore.adding = True
+            # Before any checkpoint of the job's own: with a smaller id it would count as older than the savepoint.
             self._ids.advance_to(restore.savepoint.id + 1)
             self._emit(out.AddToStore(restore.savepoint, restore.owned))
             return
@@ -100,6 +103,7 @@ class Restoring:
             return False
         restore, savepoint = adding
         self._retention.adopt(RetainedCheckpoint(savepoint, restore.owned))
+        # Answered by `answer_when_known`, which now finds the savepoint as the latest checkpoint.
         restore.adding, restore.savepoint = False, None
         if restore.abandoned:
             self._restore = None

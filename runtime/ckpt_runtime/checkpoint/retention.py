@@ -140,6 +140,8 @@ class Retention:
         """A new checkpoint of this driver: what it subsumes goes, and what earlier drivers left."""
         for subsumed in self._store.add(entry):
             self._retire(subsumed, subsumed.owned)
+        # Not earlier: only a checkpoint of this driver's own is newer than any pointer that an earlier one may still
+        # write.
         self._sweep_leftovers()
         self.delete_unused_shared_files()
 
@@ -170,6 +172,7 @@ class Retention:
             paths = self._registry.unregister_all(self._kept_shared)
         elif lowest is not None:
             paths = self._registry.unregister_unused(min((lowest, *self._pinned.values())))
+        # Leftovers wait for the same moment: a pointer that is going may refer to them.
         paths += self._unused_shared
         self._unused_shared = ()
         if paths:
@@ -185,6 +188,7 @@ class Retention:
         if not self._sought_leftovers:
             self._sought_leftovers = True
             self._emit(out.FindLeftovers())
+        # Nothing was triggered since the last look: nobody can have left anything.
         elif last_own_id > self._searched_up_to:
             self._searched_up_to = last_own_id
             self._emit(out.FindLeftovers(last_own_id + 1))
@@ -221,6 +225,7 @@ class Retention:
         if self._kept_shared is not None:
             return
         retained = self._store.clear()
+        # Which stay is settled before the first goes, since those that go may share files with those that stay.
         stay = [entry for entry in retained if not self._discards_at_end(entry, job_status)]
         self._outliving = frozenset(entry.checkpoint.id for entry in stay)
         self._kept_shared = frozenset(

@@ -60,6 +60,7 @@ class CheckpointSchedule:
     def undeployed(self) -> None:
         """Nobody waits for a last checkpoint any more."""
         self._emit(out.CancelTimer(_FINAL))
+        # The timer may have fired already, with its event on the way: it must not count for the next deployment.
         self._final_generation += 1
 
     # --- periodic checkpoints
@@ -78,6 +79,7 @@ class CheckpointSchedule:
             return False
         due = self._periodic.next_at
         is_due = due is not None and now.rel_ms >= due
+        # One that fired too early is armed again for the same moment.
         if is_due:
             self._periodic.tick(now.rel_ms)
         self._schedule_tick()

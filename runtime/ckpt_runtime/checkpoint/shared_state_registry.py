@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint.state_handles import StateFile, SubtaskState
 
+# Bounds memory. Tasks build upon recent checkpoints only, so that old paths do not come again.
 GIVEN_UP_REMEMBERED = 100_000
 
 
@@ -62,6 +63,7 @@ class SharedStateRegistry:
                 continue
             if entry is None:
                 entry = self._entries[file.path] = _Entry(file, checkpoint_id, deletable)
+            # Acknowledgements of concurrent checkpoints come in any order.
             entry.last_used_by = max(entry.last_used_by, checkpoint_id)
         if conflicts:
             given_up = all(isinstance(conflict, FileGivenUpError) for conflict in conflicts)
@@ -87,6 +89,7 @@ class SharedStateRegistry:
     def unregister_unused(self, lowest_retained: int) -> tuple[str, ...]:
         """Drops what no checkpoint from ``lowest_retained`` on uses; returns the paths to delete, sorted."""
         unused = [path for path, entry in self._entries.items() if entry.last_used_by < lowest_retained]
+        # Remembered before they go: an acknowledgement that names one may be on its way already.
         self._given_up.update(dict.fromkeys(unused))
         while len(self._given_up) > GIVEN_UP_REMEMBERED:
             self._given_up.popitem(last=False)

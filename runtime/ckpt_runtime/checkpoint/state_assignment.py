@@ -122,6 +122,7 @@ def assign_states(
     for vertex in graph.vertices:
         for node in vertex.operators:
             state = operators.get(node.uid)
+            # Operators of a finished vertex do not run, so that nobody would read their state.
             if state is None or vertex.id in finished:
                 continue
             for index, assigned in enumerate(_spread(state, vertex)):
@@ -177,6 +178,7 @@ def _spread(state: _OperatorState, vertex: JobVertex) -> list[OperatorSubtaskSta
     spread = []
     for index in range(vertex.parallelism):
         own = key_group_range(vertex.max_parallelism, vertex.parallelism, index)
+        # Whole handles: which rows of a file belong to a key group only its reader can tell.
         keyed = tuple(handle for handle in state.handles if len(handle.key_groups.intersection(own)) > 0)
         spread.append(OperatorSubtaskState(keyed, tuple(lists[index])))
     return spread
@@ -202,11 +204,13 @@ def _spread_lists(state: _OperatorState, parallelism: int) -> list[list[Operator
         elif mode is OperatorStateMode.BROADCAST:
             origins = [broadcast_origin(i, parallelism, state.parallelism, state.alive) for i in range(parallelism)]
             parts = [copies.get(origin, ()) for origin in origins]
+        # Unchanged, each subtask has its own items back: a source keeps its splits, a sink what it has prepared.
         elif parallelism == state.parallelism:
             parts = [copies.get(index, ()) for index in range(parallelism)]
         else:
             items = [item for copy in copies.values() for item in copy]
             parts = [tuple(items[(index - start) % parallelism :: parallelism]) for index in range(parallelism)]
+            # The next name goes on where this one ended: many short lists would else all go to the first subtasks.
             start = (start + len(items)) % parallelism
         for index, part in enumerate(parts):
             if part:

@@ -47,6 +47,7 @@ class _Measure:
     window: deque[int] = field(default_factory=lambda: deque(maxlen=SUMMARY_WINDOW))
 
     def add(self, value: int) -> None:
+        # -1 says that something was not measured.
         value = max(0, value)
         self.low = value if self.count == 0 else min(self.low, value)
         self.high = max(self.high, value)

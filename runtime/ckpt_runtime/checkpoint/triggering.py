@@ -112,12 +112,14 @@ class Triggering:
         self._forget_tick()
 
     def _forget_tick(self) -> None:
+        # A tick may be waiting in the queue for room; it must not run once periodic checkpoints are off.
         if not self._schedule.has_tick:
             self._decider.drop_periodic()
 
     def stop(self, reason: Reason, now: Instant) -> None:
         """Ticks stop; whatever is pending or queued is aborted."""
         self._schedule.stop()
+        # The queue as well: the aborts below make room, which would be given to it at the end of this event.
         for request in self._decider.drain():
             self._failures.refuse(request, reason, now)
         for pending in self._pending.abortable():
@@ -141,6 +143,7 @@ class Triggering:
         pending = self._pending.get(checkpoint_id)
         if pending is None or not pending.can_abort or pending.generation != generation:
             return
+        # A timer may fire early. The deadline decides, never the timer.
         if now.rel_ms < pending.deadline:
             self._schedule_canceller(pending)
         elif (until := rescued_until(pending, self._configuration, now.rel_ms)) is not None:
@@ -185,14 +188,18 @@ class Triggering:
         pending = PendingCheckpoint(number, request, plan, now.abs_ms, now.rel_ms, deadline)
         self._pending.add(pending)
         if request.properties.is_savepoint and request.properties.is_incremental:
+            # Before any task hears of it: files that it is going to copy must not go while it does so.
             self._retention.pin(pending.id)
+        # Beside `pending`, which forgets it when it is aborted, while the directory comes into being all the same.
         self._locating.add(pending.id)
+        # Armed before the directory is there: a storage that hangs in making it must not outlast the timeout.
         self._schedule_canceller(pending)
         self._emit(out.InitializeLocation(pending.id, request.properties, request.target_directory))
 
     def on_location_ready(self, event: on.LocationReady, now: Instant) -> None:
         self._locating.discard(event.checkpoint_id)
         pending = self._pending.get(event.checkpoint_id)
+        # Aborted meanwhile. Whoever aborted it had no directory to delete yet.
         if pending is None or pending.state is not PendingState.LOCATING:
             self._retention.discard_location(event.checkpoint_id, event.directory)
             return

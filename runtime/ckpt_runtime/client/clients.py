@@ -204,7 +204,7 @@ class _Client(_Methods, Generic[Http, Transport]):
 
 
 class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
-    """Blocking client.
+    """The client whose methods block.
 
     ``address`` is ``host:port`` or a URL, or a source that says who leads (``ckpt_runtime.leader_retrieval``): then
     requests follow the leader, and the token goes to proven addresses alone. ``verify`` is True, False, a CA file or an
@@ -232,7 +232,7 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
         return self.run(self._patient(call, patience_s))
 
     def stream_events(self, feed: EventFeed) -> Iterator[StreamedEvent]:
-        """One connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
+        """Follow one connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
         http, url = self._where()
         with self._asking(url), http.stream(**feed.request(self._timeout_s)) as response:
             if not feed.is_stream(response):
@@ -244,7 +244,7 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
     def follow_events(
         self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
     ) -> Iterator[StreamedEvent]:
-        """What happens to these jobs, or to all, in connections one after the other.
+        """Follow what happens to these jobs, or to all, in connections one after the other.
 
         Raises :class:`NotServed` where there are no such streams, and what keeps it from connecting for ``patience_s``.
         """
@@ -265,6 +265,7 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
                 try:
                     answer = self._carry_out(step, patience_s)
                 except CkptClientError as error:
+                    # Into the steps, which decide whether it passes.
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)
@@ -306,7 +307,7 @@ async def run_steps(steps: Steps[T], carry_out: Callable[[Call[Any] | Pause], Aw
 
 
 class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
-    """Asynchronous client; the same methods, awaited. Parameters as of :class:`CkptClient`."""
+    """The client whose methods are awaited; they and their parameters are those of :class:`CkptClient`."""
 
     def _connect(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(**options)
@@ -329,7 +330,7 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
         return await self.run(self._patient(call, patience_s))
 
     async def stream_events(self, feed: EventFeed) -> AsyncIterator[StreamedEvent]:
-        """One connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
+        """Follow one connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
         http, url = await self._where()
         with self._asking(url):
             async with http.stream(**feed.request(self._timeout_s)) as response:

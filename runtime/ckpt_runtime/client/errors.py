@@ -89,7 +89,7 @@ class WaitTimeout(CkptClientError):
 
 
 def error_for(status: int, errors: Sequence[str]) -> CkptApiError:
-    """The exception for an error status."""
+    """Return the exception for an error status."""
     if status in (401, 403):
         return Unauthorized(status, errors)
     if status == 404 or (status >= 500 and any(UNKNOWN_JOB in telling_line(error) for error in errors)):

@@ -65,6 +65,7 @@ class EventFeed:
         headers = {"Accept": _MEDIA_TYPE}
         if self.last_event_id is not None:
             headers["Last-Event-ID"] = self.last_event_id
+        # Half an event of the connection before is forgotten, and asked for again.
         self._id, self._kind, self._data = self.last_event_id, "", []
         timeout = httpx.Timeout(timeout_s, read=READ_TIMEOUT_S)
         return {"method": "GET", "url": self._url, "headers": headers, "timeout": timeout}
@@ -74,7 +75,7 @@ class EventFeed:
         return response.status_code == 200 and response.headers.get("content-type", "").startswith(_MEDIA_TYPE)
 
     def refused(self, response: httpx.Response) -> CkptClientError:
-        """Why an answer is no stream."""
+        """Say why an answer is no stream."""
         try:
             read_answer(self.call, response)
         except CkptClientError as error:
@@ -82,7 +83,7 @@ class EventFeed:
         return UnexpectedAnswer(response.status_code, ["GET /events: the answer is not a stream of events"])
 
     def take(self, line: str) -> Iterator[StreamedEvent]:
-        """The next line of the stream; an event when it is complete. Raises :class:`UnexpectedAnswer`."""
+        """Take the next line of the stream; gives an event when it is complete. Raises :class:`UnexpectedAnswer`."""
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "id":
@@ -92,6 +93,7 @@ class EventFeed:
         elif name == "data":
             self._data.append(value)
         elif not line:
+            # Only with the blank line: what breaks off before it has not been seen.
             kind, data, self.last_event_id = self._kind, self._data, self._id
             self._kind, self._data = "", []
             if data:

@@ -26,7 +26,7 @@ RETAINS = "cancel-and-retain"
 
 
 def read(document: Any, kind: type[T]) -> T:
-    """The document as a value. Numbers may come as text: Flink sends ``"NaN"``."""
+    """Read the document as a value. Numbers may come as text: Flink sends ``"NaN"``."""
     return msgspec.convert(document, kind, strict=False)
 
 

@@ -17,6 +17,7 @@ from ckpt_runtime.client.errors import CkptClientError
 MAX_ARCHIVE_BYTES = 100 * 1024 * 1024
 _UPLOADED_AS_IT_IS = frozenset({".py", ".zip", ".jar"})
 _SKIPPED = frozenset({"__pycache__", "node_modules", "venv"})
+# The first moment that a zip can name, for all files: their own times would make equal contents differ.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 

@@ -11,10 +11,16 @@ from typing import Annotated
 from msgspec import Meta
 
 
+def stat_fields(pid: int | str) -> list[str]:
+    """What the kernel shows of a process behind its name: state, parent, and more. Raises OSError, see proc(5)."""
+    # The name may hold blanks and brackets, so that only the last bracket is sure to end it.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def started(pid: int) -> int:
     """When a process began, in clock ticks since boot. Raises ProcessLookupError."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return int(stat_fields(pid)[19])
     except (OSError, IndexError) as error:
         raise ProcessLookupError(f"process {pid} is gone") from error
 
@@ -42,7 +48,7 @@ class ProcessId:
             if os.waitpid(self.pid, os.WNOHANG)[0] == self.pid:
                 return False
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            fields = stat_fields(self.pid)
             return fields[0] not in ("Z", "X") and int(fields[19]) == self.started
         except (OSError, IndexError):
             return self.started is None and not Path("/proc/self/stat").exists() and _answers(self.pid)

@@ -86,7 +86,7 @@ _FLIP_571 = "FLIP-571, changes of a running job's checkpoint configuration"
 
 
 def new_id() -> str:
-    """A random trigger or job id: 32 hex digits."""
+    """Make a random trigger or job id: 32 hex digits."""
     return secrets.token_hex(16)
 
 
@@ -106,17 +106,17 @@ _request_id = reader(str, "request-id")
 
 
 def cluster_overview() -> Call[ClusterOverview]:
-    """Slots and jobs by state."""
+    """Count slots, and jobs by state."""
     return Call("GET", "/overview", reader(ClusterOverview))
 
 
 def dashboard_config() -> Call[Mapping[str, Any]]:
-    """The server's version and features, as it sends them."""
+    """Read the server's version and features, as it sends them."""
     return Call("GET", "/config", reader(dict[str, Any]))
 
 
 def cluster_configuration() -> Call[dict[str, str]]:
-    """The cluster's options."""
+    """Read the cluster's options."""
     return Call("GET", "/jobmanager/config", lambda items: {item["key"]: item["value"] for item in items})
 
 
@@ -136,7 +136,7 @@ def _uploaded_id(document: Any) -> str:
 
 
 def list_pipelines() -> Call[tuple[Pipeline, ...]]:
-    """Uploaded pipelines, newest first."""
+    """List uploaded pipelines, newest first."""
     return Call("GET", "/jars", reader(tuple[Pipeline, ...], "files"))
 
 
@@ -177,7 +177,7 @@ def burn_job_id(job_id: str) -> Call[None]:
 
 
 def burnt_job_ids() -> Call[tuple[BurntJobId, ...]]:
-    """The ids that no job is started with any more."""
+    """List the ids that no job is started with any more."""
     return Call("GET", _BURNT, reader(tuple[BurntJobId, ...], "job-ids"), feature=_BURNING)
 
 
@@ -194,7 +194,7 @@ def run_drill(pipeline_id: str, options: RunOptions, *, job_id: str | None = Non
 
 
 def plan_pipeline(pipeline_id: str, options: RunOptions | None = None) -> Call[PlanPreview]:
-    """What a job of an uploaded pipeline would run, and how the snapshot that it is to start from fits."""
+    """Tell what a job of an uploaded pipeline would run, and how the snapshot that it is to start from fits."""
     body = _run_body(options or RunOptions())
     return Call("POST", f"/jars/{_segment(pipeline_id)}/plan", reader(PlanPreview), body=body)
 
@@ -217,12 +217,12 @@ def _run_body(chosen: RunOptions) -> dict[str, Any]:
 
 
 def list_jobs() -> Call[tuple[JobLine, ...]]:
-    """Living and ended jobs."""
+    """List living and ended jobs."""
     return Call("GET", "/jobs/overview", reader(tuple[JobLine, ...], "jobs"))
 
 
 def job_details(job_id: str) -> Call[JobDetails]:
-    """Everything about one job."""
+    """Read everything about one job."""
     return Call("GET", _job(job_id), reader(JobDetails))
 
 
@@ -232,17 +232,17 @@ def job_health(job_id: str) -> Call[JobHealth]:
 
 
 def job_status(job_id: str) -> Call[str]:
-    """The job's state."""
+    """Read the job's state."""
     return Call("GET", _job(job_id, "/status"), reader(str, "status"))
 
 
 def job_plan(job_id: str) -> Call[Mapping[str, Any]]:
-    """The vertices and their inputs, as the server sends them."""
+    """Read the vertices and their inputs, as the server sends them."""
     return Call("GET", _job(job_id, "/plan"), reader(dict[str, Any], "plan"))
 
 
 def job_config(job_id: str) -> Call[JobConfig]:
-    """The job's configuration and its version."""
+    """Read the job's configuration and its version."""
     return Call("GET", _job(job_id, "/config"), reader(JobConfig))
 
 
@@ -268,7 +268,7 @@ def _dry(dry_run: bool) -> dict[str, str]:
 
 
 def job_metrics(job_id: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
-    """Values of the named metrics; those that do not exist are left out."""
+    """Read the named metrics; those that do not exist are left out."""
     return Call("GET", _job(job_id, "/metrics"), _metric_values, query={"get": ",".join(names)})
 
 
@@ -277,13 +277,13 @@ def _metric_values(document: Any) -> dict[str, str]:
 
 
 def job_exceptions(job_id: str, max_entries: int = 20) -> Call[ExceptionHistory]:
-    """Failures of the job, newest first."""
+    """List failures of the job, newest first."""
     query = {"maxExceptions": str(max_entries)}
     return Call("GET", _job(job_id, "/exceptions"), reader(ExceptionHistory, "exceptionHistory"), query=query)
 
 
 def execution_result(job_id: str) -> Call[ExecutionResult]:
-    """How the job ended, or that it has not."""
+    """Tell how the job ended, or that it has not."""
     return Call("GET", _job(job_id, "/execution-result"), read_execution_result)
 
 
@@ -301,45 +301,45 @@ def cancel_and_retain(job_id: str) -> Call[RetainedCheckpoint | None]:
 
 
 def vertex_details(job_id: str, vertex_id: str) -> Call[Vertex]:
-    """One vertex with its subtasks."""
+    """Read one vertex with its subtasks."""
     return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}"), reader(Vertex))
 
 
 def subtask_times(job_id: str, vertex_id: str) -> Call[tuple[SubtaskTimes, ...]]:
-    """When the subtasks of a vertex entered their states."""
+    """Tell when the subtasks of a vertex entered their states."""
     path = _job(job_id, f"/vertices/{_segment(vertex_id)}/subtasktimes")
     return Call("GET", path, reader(tuple[SubtaskTimes, ...], "subtasks"))
 
 
 def vertex_backpressure(job_id: str, vertex_id: str) -> Call[Backpressure]:
-    """Backpressured, idle and busy shares of a vertex's subtasks."""
+    """Read the backpressured, idle and busy shares of a vertex's subtasks."""
     return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}/backpressure"), read_backpressure)
 
 
 def vertex_metrics(job_id: str, vertex_id: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
-    """Values of metrics named ``<subtask>.<metric>``; those that do not exist are left out."""
+    """Read metrics named ``<subtask>.<metric>``; those that do not exist are left out."""
     path = _job(job_id, f"/vertices/{_segment(vertex_id)}/metrics")
     return Call("GET", path, _metric_values, query={"get": ",".join(names)})
 
 
 def checkpoint_statistics(job_id: str) -> Call[CheckpointStatistics]:
-    """Counts, summary, the latest checkpoints and the history."""
+    """Read counts, summary, the latest checkpoints and the history."""
     return Call("GET", _job(job_id, "/checkpoints"), read_statistics)
 
 
 def checkpoint_details(job_id: str, checkpoint_id: int) -> Call[Checkpoint]:
-    """One checkpoint with its vertices."""
+    """Read one checkpoint with its vertices."""
     return Call("GET", _job(job_id, f"/checkpoints/details/{int(checkpoint_id)}"), read_checkpoint)
 
 
 def checkpoint_subtasks(job_id: str, checkpoint_id: int, vertex_id: str) -> Call[Mapping[str, Any]]:
-    """One vertex of one checkpoint by subtask, as the server sends it."""
+    """Read one vertex of one checkpoint by subtask, as the server sends it."""
     path = _job(job_id, f"/checkpoints/details/{int(checkpoint_id)}/subtasks/{_segment(vertex_id)}")
     return Call("GET", path, reader(dict[str, Any]))
 
 
 def checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
-    """The checkpoint configuration that holds now."""
+    """Read the checkpoint configuration that holds now."""
     return Call("GET", _job(job_id, "/checkpoints/config"), read_config)
 
 
@@ -356,12 +356,12 @@ def reset_checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
 
 
 def resource_requirements(job_id: str) -> Call[dict[str, int]]:
-    """The parallelism that each vertex is to have, by vertex id: the upper bound, where bounds were declared."""
+    """Read the parallelism that each vertex is to have, by vertex id: the upper bound, where bounds were declared."""
     return Call("GET", _requirements(job_id), _upper_bounds, feature=_RESCALE)
 
 
 def parallelism_bounds(job_id: str) -> Call[dict[str, Bounds]]:
-    """The lower and the upper bound of each vertex's parallelism, by vertex id, as they were declared."""
+    """Read the lower and the upper bound of each vertex's parallelism, by vertex id, as they were declared."""
     return Call("GET", _requirements(job_id), _bounds, feature=_RESCALE)
 
 
@@ -447,13 +447,13 @@ def dispose_savepoint(path: str, *, trigger_id: str | None = None) -> Call[str]:
 
 
 def list_savepoints(directory: str | None = None, *, job: str | None = None) -> Call[tuple[Savepoint, ...]]:
-    """The savepoints below a directory, or below the configured one, the latest first; of a job by id or name."""
+    """List the savepoints below a directory, or below the configured one, the latest first; of a job by id or name."""
     query = _catalogue_query(directory, job)
     return Call("GET", "/savepoints", reader(tuple[Savepoint, ...], "savepoints"), query=query, feature=_CATALOGUE)
 
 
 def latest_savepoint(directory: str | None = None, *, job: str | None = None) -> Call[Savepoint]:
-    """The latest of these that is good; not found when there is none."""
+    """Find the latest of these that is good; not found when there is none."""
     query = _catalogue_query(directory, job)
     return Call("GET", "/savepoints/latest", reader(Savepoint), query=query, feature=_CATALOGUE)
 
@@ -478,7 +478,7 @@ def mark_savepoint(
 
 
 def operation_status(kind: OperationKind, trigger_id: str, job_id: str | None = None) -> Call[OperationStatus]:
-    """Where an asynchronous operation stands. ``job_id`` is needed for all but disposals."""
+    """Tell where an asynchronous operation stands. ``job_id`` is needed for all but disposals."""
     if kind == "savepoint-disposal":
         return Call("GET", f"/savepoint-disposal/{_segment(trigger_id)}", read_operation_status)
     if job_id is None:

@@ -133,6 +133,7 @@ def _umask() -> int:
     with suppress(OSError, IndexError, ValueError):
         status = Path("/proc/self/status").read_text()
         return int(status.partition("\nUmask:")[2].split()[0], 8)
+    # It can only be read by setting it, which other threads see for a moment; so the strictest is set.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -29,7 +29,7 @@ class InvalidUrl(CkptClientError, ValueError):
 
 
 def normalise_url(url: str) -> str:
-    """``host:port`` and full URLs to a URL without a trailing slash. Raises :class:`InvalidUrl`."""
+    """Turn ``host:port`` and full URLs into a URL without a trailing slash. Raises :class:`InvalidUrl`."""
     text = url.strip()
     if "://" not in text:
         text = f"http://{text}"
@@ -81,6 +81,7 @@ def client_options(
         "verify": verify,
         "timeout": timeout_s,
         "trust_env": parts.hostname not in _LOOPBACK,
+        # A redirect may lead to another host, and turns a POST into a GET.
         "follow_redirects": False,
     }
 
@@ -100,7 +101,7 @@ def request_arguments(call: Call[Any]) -> dict[str, Any]:
 
 
 def read_answer(call: Call[T], response: httpx.Response) -> T:
-    """The parsed answer. Raises a :class:`CkptApiError` for an error status or a foreign document."""
+    """Parse the answer. Raises a :class:`CkptApiError` for an error status or a foreign document."""
     if response.status_code >= 300:
         lines = _error_lines(response)
         if response.status_code == 404 and lines in _unknown_paths(call.path):
@@ -139,6 +140,6 @@ def _error_lines(response: httpx.Response) -> list[str]:
 
 
 def unreachable(url: str, error: httpx.TransportError) -> Unreachable:
-    """The client's own exception for one of ``httpx``'s."""
+    """Return the client's own exception for one of ``httpx``'s."""
     unsent = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
     return Unreachable(url, str(error) or type(error).__name__, sent=not unsent)

@@ -166,7 +166,7 @@ class _Attempts(Generic[T]):
 
 
 def patiently(call: Call[T], patience_s: float, on_away: Callable[[CkptClientError], None] | None = None) -> Steps[T]:
-    """One call for so long while the server is away: twice at least, and with 0 once."""
+    """Repeat one call for so long while the server is away: twice at least, and with 0 once."""
     attempts = 2 if patience_s > 0 else 1
     return persistent(_Attempts(call).next, Deadline.after(patience_s), attempts=attempts, on_away=on_away)
 
@@ -191,7 +191,7 @@ def watch(
 
 
 def until_final(job_id: str) -> Steps[None]:
-    """Until the checkpoint statistics of a job that has ended show its end.
+    """Wait until the checkpoint statistics of a job that has ended show its end.
 
     Flink answers with a copy that may be as old as its refresh interval, of which the last checkpoint or the stop's
     savepoint may be missing: who went on from what it shows would write again what has been committed since.
@@ -218,7 +218,7 @@ def _still_old(job_id: str, interval_ms: int) -> Steps[int]:
 
 
 def growing_delays(most: float) -> Iterator[float]:
-    """Delays that double from 20 ms up to ``most``: what takes moments is seen at once, what takes hours seldom."""
+    """Give delays that double from 20 ms to ``most``: what takes moments is seen at once, what takes hours seldom."""
     delay = min(FIRST_DELAY_S, most)
     while True:
         yield delay
@@ -297,6 +297,7 @@ def wait_for_config(
         if state in TERMINAL_STATES:
             raise JobEnded(job_id, state)
         found = yield from patiently(requests.job_config(job_id), patience_s)
+        # None goes on waiting; False would count as found.
         return (state == "RUNNING" and (found.running_version or 0) >= version) or None
 
     yield from watch(look, f"Job {job_id} running with version {version}", timeout_s, poll_interval_s)

@@ -93,6 +93,7 @@ class EnumeratorOperator(SourceOperator):
         for known in covered:
             del self._offsets[known]
         if end != self._committed and self._acknowledges:
+            # Only what a complete checkpoint covers: of what is committed a source may keep nothing.
             self._planner.commit(end)
             self._committed = end
 

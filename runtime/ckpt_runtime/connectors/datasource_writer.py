@@ -70,6 +70,7 @@ class _Epoch:
                 break
             except queue.Full:
                 try:
+                    # Makes room: rows that it has not taken yet are of no use any more.
                     self._queue.get_nowait()
                 except queue.Empty:
                     continue
@@ -78,6 +79,7 @@ class _Epoch:
     def _put(self, item: pa.RecordBatch | None) -> None:
         while self._thread.is_alive():
             try:
+                # With a limit: a writer that has ended meanwhile takes nothing more, and wakes nobody.
                 self._queue.put(item, timeout=_CHECK_SECONDS)
                 return
             except queue.Full:

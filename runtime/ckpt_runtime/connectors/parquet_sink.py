@@ -141,6 +141,7 @@ class ParquetSink(Operator):
         self.context.operator_state.put(SINK_ID, [self._lineage.sink_id], OperatorStateMode.SPLIT)
 
     def notify_complete(self, checkpoint_id: int) -> None:
+        # With those of earlier checkpoints, whose notification may have been lost.
         covered = [pending for pending in self._pending if (pending.part.checkpoint or 0) <= checkpoint_id]
         self._pending = [pending for pending in self._pending if pending not in covered]
         self._commit(covered, f"checkpoint {checkpoint_id}")
@@ -206,6 +207,7 @@ class ParquetSink(Operator):
             if part.subtask % self.context.parallelism != self.context.subtask_index:
                 continue
             if part.owner == self._owner:
+                # Files of this very attempt are of other subtasks, which are writing them.
                 left = part.attempt < self.context.attempt and (part.checkpoint or covered + 1) > covered
             else:
                 left = part.owner in former and (part.checkpoint or restored + 1) > restored

@@ -173,6 +173,7 @@ class RangeReaderOperator(Operator):
 
     def _ask_for_next_step(self) -> None:
         if self._pending:
+            # A timer that is due goes before the input; one of the next millisecond lets the subtask look there first.
             self.context.set_timer(self.context.now_ms() + 1 if self._may_take_input() else 0)
 
     def _may_take_input(self) -> bool:

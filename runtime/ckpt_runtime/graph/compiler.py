@@ -153,6 +153,7 @@ def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
             expanded += [enumerator, reader]
             replaced[node] = reader
         elif isinstance(spec, SinkSpec) and isinstance(spec.format, type):
+            # What leaves the sink are no rows but what it has prepared, on its way to the committer.
             copy.schema = COMMITTABLE_SCHEMA
             expanded += [copy, _committer(copy, spec)]
         else:
@@ -165,6 +166,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     enumerator = replace(
         node,
         spec=EnumeratorSpec(spec.format, spec.options, spec.schema or node.schema, told=spec.schema is None),
+        # One subtask: PySpark's readers plan offsets in one place.
         schema=SPLIT_SCHEMA,
         name=f"{name} offsets",
         parallelism=1,
@@ -181,6 +183,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
 
 
 def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
+    # One subtask: PySpark's writers commit all that was prepared for a checkpoint in one call.
     return LogicalNode(
         CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema),
         (LogicalInput(node, Partitioning.REBALANCE),),
@@ -294,6 +297,7 @@ def _max_parallelism(plan: LogicalPlan, chain: list[_Operator]) -> int:
         restored = plan.restored_max_parallelism
         maximum = next((restored[operator.uid] for operator in chain if operator.uid in restored), None)
     if maximum is None:
+        # Flink's rule: one and a half times the parallelism, rounded up to a power of two, 128 at least.
         wanted = 1 << (parallelism + (parallelism + 1) // 2 - 1).bit_length()
         maximum = min(max(wanted, DEFAULT_MAX_PARALLELISM), UPPER_BOUND_MAX_PARALLELISM)
     if not 1 <= maximum <= UPPER_BOUND_MAX_PARALLELISM:

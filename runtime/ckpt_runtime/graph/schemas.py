@@ -15,11 +15,9 @@ import pyarrow as pa
 from ckpt_runtime.graph.specs import (
     Aggregate,
     AggregateSpec,
-    FilterSpec,
     JoinSide,
     JoinSpec,
     ProjectSpec,
-    WatermarkSpec,
 )
 
 if TYPE_CHECKING:
@@ -93,29 +91,6 @@ def project_output_schema(input_schema: pa.Schema, spec: ProjectSpec) -> pa.Sche
         raise SchemaDerivationError(
             f"projection to {names} does not fit columns [{_text(input_schema)}]: {error}"
         ) from error
-
-
-def filter_output_schema(input_schema: pa.Schema, spec: FilterSpec) -> pa.Schema:
-    """The input's schema, after checking that the predicate fits it."""
-    from pyarrow import acero
-
-    try:
-        _bind(input_schema, acero.Declaration("filter", acero.FilterNodeOptions(spec.predicate)))
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise SchemaDerivationError(
-            f"predicate {spec.predicate} does not fit columns [{_text(input_schema)}]: {error}"
-        ) from error
-    return input_schema
-
-
-def watermark_output_schema(input_schema: pa.Schema, spec: WatermarkSpec) -> pa.Schema:
-    """The input's schema, after checking that the event time column is a timestamp."""
-    kind = _field(input_schema, spec.column, "event time").type
-    if not pa.types.is_timestamp(kind):
-        raise SchemaDerivationError(f"event time column {spec.column!r} has type {kind}, allowed is timestamp")
-    if spec.delay_ms < 0:
-        raise SchemaDerivationError(f"watermark delay of column {spec.column!r} is {spec.delay_ms} ms, allowed is >= 0")
-    return input_schema
 
 
 def join_output_schema(spec: JoinSpec) -> pa.Schema:

@@ -80,6 +80,7 @@ class BoundedPool(Executor):
                 if refusal is not None:
                     self._waiting.pop()
         if refusal is not None:
+            # Outside of the lock: who waits for the future may be called here, and submit again.
             call.future.set_exception(PoolExhaustedError(refusal, self._name))
         return call.future
 
@@ -116,6 +117,7 @@ class BoundedPool(Executor):
             try:
                 threading.Thread(target=self._work, name=name, daemon=True).start()
             except RuntimeError as error:  # the system gives no more threads
+                # Those that hang will not take it; one that works will, later.
                 if self._threads <= self._hanging:
                     return f"no thread for {self._name}: {error}"
             else:
@@ -136,11 +138,13 @@ class BoundedPool(Executor):
                 failure = error
             if self._came_back(call):
                 _settle(call.future, result, failure)
+            # What a call has brought must not live on in an idle thread.
             del call, result, failure
 
     def _next(self) -> _Call | None:
         """The next call; None when this thread ends."""
         with self._changed:
+            # Threads that took the places of hanging calls end when these have come back.
             if self._threads <= self._thread_limit:
                 self._idle += 1
                 self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE_S)
@@ -161,6 +165,7 @@ class BoundedPool(Executor):
     def _deadline_passed(self, call: _Call) -> None:
         unserved: list[_Call] = []
         with self._changed:
+            # It came back while the deadline's thread waited for the lock.
             if call.finished:
                 return
             call.late = True
@@ -201,10 +206,12 @@ class _Deadlines:
     def add(self, at: float, pool: BoundedPool, call: _Call) -> None:
         """Tells ``pool`` at a moment of the monotonic clock."""
         with self._changed:
+            # The number keeps equal moments from comparing pools.
             heapq.heappush(self._heap, (at, next(self._numbers), pool, weakref.ref(call)))
             if not self._started:
                 self._started = True
                 threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
+            # Only a new first deadline shortens the wait of the thread.
             elif self._heap[0][0] == at:
                 self._changed.notify()
 

@@ -78,12 +78,14 @@ class ConfigurationUpdates:
         return await asyncio.shield(task)
 
     def _done(self, job_id: str, task: asyncio.Task[ConfigurationAnswer]) -> None:
+        # A later request may have taken its place.
         if self._in_progress.get(job_id, (None, None))[1] is task:
             del self._in_progress[job_id]
         if not task.cancelled():
             task.exception()  # its client may have gone
 
     async def _change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigurationAnswer:
+        # Remembered by identity: planning takes seconds, and the core refuses what was made of another plan.
         base = job.accepted_plan
         present = base.own
         wanted = wanted_configuration(present.given, request)

@@ -33,6 +33,7 @@ class Consequences:
 
     def release(self) -> None:
         """The cause is known, or nobody knows one."""
+        # Taken and forgotten before the first is delivered: delivering may hold others.
         held = list(self._held)
         self.forget()
         for execution, cause in held:

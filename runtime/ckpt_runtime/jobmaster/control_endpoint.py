@@ -118,10 +118,13 @@ class ControlEndpoint:
         assert task is not None
         self._connections.add(task)
         if len(self._strangers) >= MAX_HANDSHAKES:
+            # The oldest: a stranger that says nothing must not keep peers out, and one that is honest is done in
+            # milliseconds.
             next(iter(self._strangers)).cancel()
         self._strangers[task] = None
         try:
             peer = await self._registered(reader, writer)
+            # A registered one is not to be cancelled for a newcomer.
             self._strangers.pop(task)
             if peer is not None:
                 await self._serve(peer, reader)
@@ -162,6 +165,7 @@ class ControlEndpoint:
             reason, explained = f"its message broke its handler: {summary_of(error)}", True
             log_failure(logger, logging.ERROR, f"slot {peer.slot}: a control message broke its handler", error)
         finally:
+            # Closed by its owner, who knows: it is told of ends that it did not bring about.
             was_closed, peer.closed = peer.closed, True
             if not was_closed:
                 self._listener.peer_lost(peer, reason, explained=explained)

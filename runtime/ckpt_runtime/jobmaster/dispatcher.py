@@ -7,22 +7,19 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
-from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, RecoveryClaimMode
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.graph.job_graph import JobVertex
-from ckpt_runtime.jobmaster.catalogue_gateway import SavepointList
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
@@ -30,7 +27,6 @@ from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway import (
-    NOT_YET,
     CheckpointKind,
     ClusterOverview,
     DashboardConfig,
@@ -47,6 +43,7 @@ from ckpt_runtime.jobmaster.gateway import (
     OperationKind,
     OperationStatus,
     RunRequest,
+    SavepointList,
     SlotOverview,
     StoredPipeline,
     SubmissionFailed,
@@ -55,8 +52,8 @@ from ckpt_runtime.jobmaster.gateway import (
 )
 from ckpt_runtime.jobmaster.job_announcer import operation_ended
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.job_submitter import JobSubmitter
+from ckpt_runtime.jobmaster.known_jobs import KnownJobs
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.planning import Planner
 from ckpt_runtime.jobmaster.program_holds import ProgramHolds
@@ -70,14 +67,11 @@ from ckpt_runtime.jobmaster.request_checks import (
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.jobmaster.savepoint_catalogue import SavepointCatalogue
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
-from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
-from ckpt_runtime.jobmaster.stored_submissions import forget_result
-from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
-from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, dispose_of
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy, dispose_of
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
@@ -111,26 +105,23 @@ class Dispatcher:
         self._on_shutdown = on_shutdown
         self._leads = leads
         self._leader_elsewhere: LeaderInfo | None = None
-        self._jobs: dict[str, JobMaster | EndedJob] = {}
-        self._stranded = StrandedJobs(self._look_again, self._take_over_job)
-        self._cleaning: list[JobMaster] = []
         self._submissions = Submissions()
         self._events = EventLog(uuid.uuid4().hex[:16], configuration.get(RestOptions.EVENT_BUFFER_SIZE))
+        self._known = KnownJobs(configuration, slots, pools, self._events, self._submissions)
         self._operations = OperationStore(partial(operation_ended, self._events.publish))
-        self._holds = ProgramHolds(programs, self._running_archive)
+        self._holds = ProgramHolds(programs, self._known.running_archive)
         self._planner = Planner(configuration, pools)
         self._catalogue = SavepointCatalogue(pools.paths)
-        self._references = SnapshotReferences(self._living_references, pools.paths)
-        self._create = partial(JobMaster, slots=slots, pools=pools, events=self._events)
+        self._references = SnapshotReferences(self._known.references, pools.paths)
         self._submitter = JobSubmitter(
-            self._create,
+            self._known.create,
             programs,
             configuration,
             str(work_directory / "checkpoints"),
             pools,
             self._planner,
             self._references,
-            self._ended_before,
+            self._known.ended_before,
         )
         allow_list = configuration.get(JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST)
         self._configuration_updates = ConfigurationUpdates(self._planner, allow_list)
@@ -141,16 +132,9 @@ class Dispatcher:
     async def stop(self) -> None:
         """Suspends every job: their retained checkpoints and savepoints stay."""
         self._closing = True
-        self._stranded.close()
+        self._known.stop_looking()
         await self._operations.stop()
-        self._suspend_all(fenced=False)
-
-    def _suspend_all(self, *, fenced: bool) -> None:
-        for cleaning in self._cleaning:
-            cleaning.close()
-        for job in self._jobs.values():
-            if isinstance(job, JobMaster):
-                job.suspend(fenced=fenced)
+        self._known.suspend_all(fenced=False)
 
     # --- high availability
 
@@ -168,60 +152,19 @@ class Dispatcher:
         self._submitter.store = store
         await self._holds.take_over(store.programs)
         await self._submissions.take_over(store.burnt)
-        jobs = await asyncio.to_thread(find_jobs, store, self._configuration, self._read_snapshot)
+        jobs = await self._known.find(store)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
-        for found in jobs:
-            self._take_over_job(found)
-        self._stranded.look_for([job for job in jobs if job.may_pass])
+        self._known.take_over(jobs)
         self._leads = True
-        logger.info("recovered %d jobs, %d could not be recovered", len(self._jobs), len(self._stranded))
-
-    def _read_snapshot(self, url: str) -> CompletedCheckpoint:
-        return self._pools.paths.submit(read_snapshot, url).result()
-
-    def _look_again(self, earlier: FoundJob) -> FoundJob:
-        assert self._store is not None
-        return find_job(self._store, earlier.job_id, self._configuration, earlier.result, self._read_snapshot)
-
-    def _take_over_job(self, found: FoundJob) -> None:
-        try:
-            self._go_on_with(found)
-        except (ConfigurationError, KeyError, TypeError, ValueError) as error:
-            logger.exception("job %s cannot be recovered", found.job_id)
-            self._stranded.add(found.job_id, f"{type(error).__name__}: {error}")
-
-    def _go_on_with(self, found: FoundJob) -> None:
-        if found.failure is not None:
-            self._stranded.add(found.job_id, found.failure)
-        request = None
-        if found.result is not None:
-            ended = self._jobs[found.job_id] = EndedJob(found.result)
-            request = ended.request
-            if found.submission is not None:
-                self._finish_clean_up(found.submission, ended)
-        elif found.submission is not None:
-            request = found.submission.request
-            submission = replace(found.submission, ended_jobs=self._ended_before(found.submission.savepoint))
-            job = self._jobs[found.job_id] = self._create(submission)
-            job.start()
-        if request is not None:
-            self._submissions.remember(found.job_id, request)
-
-    def _finish_clean_up(self, submission: JobSubmission, ended: EndedJob) -> None:
-        """As at the end of the job, which its driver did not live to see."""
-        job = JobMaster(submission, self._slots, self._pools)
-        self._cleaning.append(job)
-        kept = not ended.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
-        job.clean_up_after(ended.status, retain=kept)
 
     async def lose_leadership(self) -> None:
         """Another driver leads: nothing may be changed any more, and this session ends."""
         self._leads = False
         self._closing = True
-        self._stranded.close()
+        self._known.stop_looking()
         await self._operations.stop()
-        self._suspend_all(fenced=True)
+        self._known.suspend_all(fenced=True)
         self._on_shutdown()
 
     def _check_leads(self) -> None:
@@ -233,7 +176,7 @@ class Dispatcher:
     # --- the cluster
 
     async def cluster_overview(self) -> ClusterOverview:
-        statuses = Counter(job.status for job in self._jobs.values())
+        statuses = Counter(job.status for job in self._known)
         return ClusterOverview(self._slots.total, self._slots.available, len(self._slots.all()), statuses)
 
     async def slot_agents(self) -> tuple[SlotOverview, ...]:
@@ -265,6 +208,7 @@ class Dispatcher:
     async def shutdown_cluster(self) -> None:
         self._closing = True
         self.told_to_end = self._leads
+        # Later, so that this very request is still answered.
         asyncio.get_running_loop().call_later(0.1, self._on_shutdown)
 
     # --- pipelines
@@ -294,11 +238,6 @@ class Dispatcher:
 
     def _shown(self, pipeline: StoredPipeline) -> StoredPipeline:
         return replace(pipeline, holds=self._holds.of(pipeline.id))
-
-    def _running_archive(self, pipeline_id: str) -> bytes | None:
-        """What a job that has not ended has of a program."""
-        masters = (job for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended)
-        return next((job.program().archive for job in masters if job.config_info().pipeline_id == pipeline_id), None)
 
     async def plan_pipeline(self, request: RunRequest) -> PlanPreview:
         self._check_leads()
@@ -345,33 +284,13 @@ class Dispatcher:
     async def _submit(self, job_id: str, request: RunRequest) -> None:
         job = await self._submitter.submit(job_id, request)
         self._check_leads()
-        self._jobs[job_id] = job
-        job.start()
-        self._forget_old_jobs()
-
-    def _ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
-        """The job that took a snapshot, if it is known to run no more. Of another session's nothing is known."""
-        job = None if savepoint is None else self._jobs.get(savepoint.job_id)
-        return (savepoint.job_id,) if savepoint and job is not None and job.status.is_globally_terminal else ()
-
-    def _forget_old_jobs(self) -> None:
-        ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
-        for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
-            del self._jobs[job_id]
-            self._submissions.forget(job_id)
-            if self._store is not None:
-                asyncio.get_running_loop().run_in_executor(self._pools.own, forget_result, self._store, job_id)
+        self._known.add(job_id, job)
 
     # --- jobs
 
     def _job(self, job_id: str) -> JobMaster | EndedJob:
         self._check_leads()
-        job = self._jobs.get(job_id)
-        if job is None:
-            if job_id in self._stranded:
-                raise NotReady(f"job {job_id} cannot be recovered: {self._stranded.reason(job_id)}")
-            raise JobNotFound(job_id)
-        return job
+        return self._known.get(job_id)
 
     def has_cleaned_up(self, job_id: str) -> bool:
         """Whether all is done that follows the end of a job: files, claims and records of it have gone."""
@@ -386,8 +305,7 @@ class Dispatcher:
 
     async def list_jobs(self) -> tuple[JobOverview, ...]:
         self._check_leads()
-        unrecovered = (_unrecovered(job_id) for job_id in self._stranded if job_id not in self._jobs)
-        return (*unrecovered, *(job.overview() for job in reversed(self._jobs.values())))
+        return self._known.overviews()
 
     async def job_status(self, job_id: str) -> JobStatus:
         return self._job(job_id).status
@@ -469,19 +387,10 @@ class Dispatcher:
         trigger_id: str | None,
         requester: str | None = None,
     ) -> str:
-        operation = OperationKind.SAVEPOINT
-        if self._operations.knows(operation, job_id, trigger_id):
-            return trigger_id or ""
-        job = self._living_job(job_id)
-        check_target(directory)
-        job.check_no_drill(NO_SAVEPOINT)
-        taken_by = job.taken_by(self._submitter.cluster, requester)
-        return self._operations.start(
-            operation,
-            job_id,
-            trigger_id,
-            lambda: job.trigger_savepoint(directory, savepoint_format, cancel_job, taken_by),
-        )
+        def take(job: JobMaster, taken_by: TakenBy) -> Awaitable[OperationStatus]:
+            return job.trigger_savepoint(directory, savepoint_format, cancel_job, taken_by)
+
+        return self._start_savepoint(job_id, directory, trigger_id, requester, take)
 
     async def stop_with_savepoint(
         self,
@@ -492,6 +401,19 @@ class Dispatcher:
         trigger_id: str | None,
         requester: str | None = None,
     ) -> str:
+        def take(job: JobMaster, taken_by: TakenBy) -> Awaitable[OperationStatus]:
+            return job.stop_with_savepoint(directory, savepoint_format, drain, taken_by)
+
+        return self._start_savepoint(job_id, directory, trigger_id, requester, take)
+
+    def _start_savepoint(
+        self,
+        job_id: str,
+        directory: str,
+        trigger_id: str | None,
+        requester: str | None,
+        take: Callable[[JobMaster, TakenBy], Awaitable[OperationStatus]],
+    ) -> str:
         operation = OperationKind.SAVEPOINT
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
@@ -499,9 +421,7 @@ class Dispatcher:
         check_target(directory)
         job.check_no_drill(NO_SAVEPOINT)
         taken_by = job.taken_by(self._submitter.cluster, requester)
-        return self._operations.start(
-            operation, job_id, trigger_id, lambda: job.stop_with_savepoint(directory, savepoint_format, drain, taken_by)
-        )
+        return self._operations.start(operation, job_id, trigger_id, lambda: take(job, taken_by))
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         operation = OperationKind.SAVEPOINT_DISPOSAL
@@ -528,14 +448,6 @@ class Dispatcher:
 
         return self._operations.start(operation, None, trigger_id, dispose)
 
-    def _living_references(self) -> list[References]:
-        living = [job.references() for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended]
-        for job_id, request in self._submissions.in_progress():
-            snapshots = () if request.savepoint_path is None else (request.savepoint_path,)
-            claims = request.claim_mode is RecoveryClaimMode.CLAIM
-            living.append(References(job_id, "being submitted", snapshots=snapshots, claims=claims))
-        return [*living, *(References(job_id, "not recovered yet", is_known=False) for job_id in self._stranded)]
-
     def _dispose(self, path: str) -> None:
         if self._store is not None:
             self._store.fence()
@@ -559,7 +471,7 @@ class Dispatcher:
         """The one that was given, or that is configured: for the latest known job of that id or name, or for all."""
         if directory is not None:
             return directory
-        known = (found for found in reversed(self._jobs.values()) if job in (found.overview().job_id, found.graph.name))
+        known = (found for found in self._known if job in (found.overview().job_id, found.graph.name))
         of_job = next((found.configuration for found in known), Configuration())
         option = CheckpointingOptions.SAVEPOINT_DIRECTORY
         configured = Configuration.merge(self._configuration, of_job).get(option)
@@ -581,11 +493,6 @@ def _retained(job: JobMaster | EndedJob) -> CheckpointStats | None:
 
 async def _fail(error: StorageError) -> OperationStatus:
     raise error
-
-
-def _unrecovered(job_id: str) -> JobOverview:
-    now = wall_clock_ms()
-    return JobOverview(job_id, "(cannot be recovered)", JobStatus.RECONCILING, NOT_YET, NOT_YET, now, {})
 
 
 def _vertex(job: JobMaster | EndedJob, vertex_id: str) -> JobVertex:

@@ -109,10 +109,6 @@ class ExecutionGraph:
             if execution.state not in TERMINAL:
                 execution.enter(state)
 
-    def all_in(self, states: Iterable[ExecutionState]) -> bool:
-        allowed = set(states)
-        return all(execution.state in allowed for execution in self.executions.values())
-
     def counts(self, vertex_id: str | None = None) -> Counter[ExecutionState]:
         return Counter(
             execution.state for key, execution in self.executions.items() if vertex_id is None or key[0] == vertex_id

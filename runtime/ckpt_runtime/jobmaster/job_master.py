@@ -145,6 +145,7 @@ class JobMaster:
         Raises StorageError when the directory cannot be used.
         """
         first = self._shell.storage.prepare()
+        # Directories of an earlier job of this id may be there: their numbers are not given again.
         self._ids.advance_to(first)
         return first
 
@@ -195,6 +196,7 @@ class JobMaster:
             )
         except StorageError as error:
             logger.warning("a later driver will not know of savepoint %s: %s", done.external_path, error)
+        # Before the job is cancelled: with it the driver may end, and the entry would be missing.
         await self._catalogue(done.external_path, taken_by)
         if cancel_job:
             self.cancel()
@@ -356,6 +358,7 @@ class JobMaster:
         else:
             rescaling = self._loop.create_task(self._rescale(bounds))
             rescaling.add_done_callback(lambda done: done.cancelled() or done.exception())  # its client may have gone
+            # One in progress stays the one that is joined; another one is answered as busy.
             self._rescaling = self._rescaling or (bounds, rescaling)
         await asyncio.shield(rescaling)
 
@@ -453,6 +456,7 @@ def create_job_core(
     recovered = [entry.checkpoint for entry in history.checkpoints]
     statistics = CheckpointStatsTracker(configuration.get(JobManagerOptions.CHECKPOINT_HISTORY_SIZE), on_checkpoint)
     for checkpoint in recovered:
+        # A claimed snapshot of another job was never a checkpoint of this one.
         if checkpoint.job_id == submission.job_id:
             statistics.report_recovered(checkpoint)
     return JobCore(

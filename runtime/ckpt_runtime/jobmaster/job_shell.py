@@ -98,6 +98,7 @@ class JobShell:
             earlier_ids,
             submission.claims,
         )
+        # What an earlier driver has begun to delete is not in any record of checkpoints any more: nobody else goes on.
         self.storage.dispose(history.disposals)
         self._consequences = Consequences(host, self._deliver_consequence)
         self._inbox: deque[JobInput] = deque()
@@ -119,6 +120,8 @@ class JobShell:
         Raises as :meth:`JobCore.handle`.
         """
         self._inbox.append(event)
+        # Carrying out an output may raise an event (a worker that is gone cannot be cancelled): the core is not entered
+        # twice.
         if self._busy:
             return
         self._busy = True
@@ -134,6 +137,7 @@ class JobShell:
             self.view.touched()
         for output in self.core.handle(event, self._host.now()):
             self._execute(output)
+            # After it is carried out: who hears of a change looks at the job, which has to show it.
             self._announcer.told(output)
         self._announcer.looked(self.core)
 
@@ -196,6 +200,8 @@ class JobShell:
                 if not self._tasks.trigger(checkpoint_id, timestamp, options, tasks):
                     self.tell(checkpoint_on.TriggerFailed(checkpoint_id, "a worker to be triggered is gone"))
             case checkpoint_out.NotifyComplete(checkpoint_id, _, tasks):
+                # A checkpoint has just been stored, so storage answers: deletions that failed need not wait for their
+                # pause.
                 self.storage.retry_deletions()
                 reach("notify-before")
                 self._tasks.complete(checkpoint_id, tasks)
@@ -227,6 +233,7 @@ class JobShell:
 
     def _schedule(self, timer: TimerId | str, at_rel_ms: int, event: JobInput) -> None:
         self._cancel_timer(timer)
+        # May be negative: the core has decided by the moment of its event, and carrying it out took time.
         delay_ms = at_rel_ms - self._host.now().rel_ms
         self._timers[timer] = self._host.call_later(max(0, delay_ms), partial(self._fire, timer, event))
 
@@ -286,6 +293,7 @@ class JobShell:
         self.view.deploying(order)
         # A slot that this job has heard of as lost is not among them any more.
         slots = self._slots.held
+        # Slots were acquired before the state was restored, which took time: any of them may have been lost since.
         gone = any(slot.lost or slot.worker is None for slot in slots)
         if gone or len(slots) < order.graph.slots:
             cause = FailureInfo("SlotLostException", "a slot was lost before the deployment")
@@ -293,6 +301,7 @@ class JobShell:
                 self._task_failed(execution, cause)
             return
         submission = self._submission
+        # Pinned, two workers of one core would wait for each other while other cores are free.
         crowded = any(self._host.slots_in_use(slot.host) > len(slot.cpus) for slot in slots)
         pin = order.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO and not crowded
         workers = [(slot.host, slot.worker.data_address, slot.cpus) for slot in slots if slot.worker is not None]
@@ -316,6 +325,7 @@ class JobShell:
             self.view.enter(execution, ExecutionState.CANCELING)
             by_slot.setdefault(execution.subtask, []).append(execution)
         for subtask, gone in by_slot.items():
+            # A worker that is gone will not answer: its tasks are gone with it.
             if not self._tasks.cancel(subtask):
                 for execution in gone:
                     self._task_canceled(execution)
@@ -348,6 +358,7 @@ class JobShell:
             case DeploymentFailed():
                 self._reported_failure(index, self._alive_in(index), message.failure)
             case Canceled():
+                # Some task does not end when it is asked to: only the end of its process ends it.
                 if not message.ended:
                     self._host.replace_worker(slot)
                 for execution in self._alive_in(index):
@@ -398,6 +409,7 @@ class JobShell:
             self._consequences.hold(executions, failure.cause)
             return
         self._tasks.note_failure(subtask)
+        # Before the tasks: their failures would be counted, and a restart begun that cannot help.
         if not failure.recoverable:
             self.tell(job_on.JobFailed(failure.cause, recoverable=False))
         for execution in executions:
@@ -452,6 +464,7 @@ class JobShell:
             result()
         except (StorageError, ValueError) as error:  # ValueError: no document, too large or no JSON
             logger.warning("the failures of job %s cannot be stored: %s", self._submission.job_id, error)
+        # Others came while these were being written: one write at a time, so that no older list replaces a newer one.
         if self._failures_changed and not self._closed:
             self._keep_failures()
             return

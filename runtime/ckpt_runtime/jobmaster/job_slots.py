@@ -29,6 +29,7 @@ class JobSlots:
     def acquire(self, attempt: int, count: int) -> None:
         """For a deployment that begins. What it does not need any more is given back."""
         self._stop_acquiring()
+        # The reserved ones as well: a restart behind a rescale that was stored is what they were gathered for.
         held = [*self.held, *self._reserved]
         self._acquiring = self._host.acquire_slots(self._owner, count, held, partial(self._acquired, attempt))
 
@@ -37,6 +38,7 @@ class JobSlots:
         try:
             slots = result()
         except SlotsUnavailableError as error:
+            # All or nothing: half of its slots would keep another job from starting.
             self._release(self.held)
             self.held = []
             self._tell(SlotsFailed(attempt, FailureInfo("NoResourceAvailableException", str(error))))
@@ -59,6 +61,7 @@ class JobSlots:
         except SlotsUnavailableError as error:
             self._tell(core.SlotsNotReserved(request_id, str(error)))
             return
+        # `held` by now: slots may have been lost while the answer was on its way.
         self._reserved = [slot for slot in slots if slot not in self.held]
         self._tell(core.SlotsReserved(request_id, len(slots)))
 

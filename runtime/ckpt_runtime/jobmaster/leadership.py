@@ -75,8 +75,10 @@ class Leadership:
         info = self._info
         if info is None or self._lost:
             raise NotLeaderError("this driver does not lead", "")
+        # Asked before storage is: a driver that stood still knows by its own clock that another one may lead.
         if not self._claim.holds(time.monotonic()):
             raise StorageError("the lease of this driver has run out and is not renewed yet", "")
+        # The claim alone is no proof: what counts is who leads by what is stored.
         self._store.check(info)
 
     async def acquire(
@@ -121,6 +123,7 @@ class Leadership:
             except NotLeaderError:
                 logger.info("another driver was faster")
             except StorageError as error:
+                # Never seen at all: the directory is wrong, rather than away for a moment.
                 if watch.epoch is None:
                     raise
                 logger.warning("cannot see who leads: %s", error)
@@ -129,6 +132,7 @@ class Leadership:
     async def release(self, *, ended: bool = False) -> None:
         """Ends in order: the next driver need not wait. ``ended``: those that wait already end, too."""
         if self._renewal is not None:
+            # Before the release, which a renewal behind it would take back.
             self._renewal.cancel()
         info, self._info = self._info, None
         if info is not None:
@@ -171,6 +175,7 @@ class Leadership:
                 if not self._claim.holds(time.monotonic()):
                     break
             await asyncio.sleep(self._lease_timeout_s / 5)
+        # Closes the fence at once, whatever those who are told do next.
         self._lost = True
         logger.error("this driver has lost its leadership")
         on_lost()

@@ -58,6 +58,7 @@ class LossNotices:
         held.timer.cancel()
         for tell, own in held.notices:
             tell(own if reason is None else reason)
+            # The others are lost because of the first: the cause is told once, their own reasons stay.
             reason = None
         return True
 

@@ -59,6 +59,7 @@ class OperationStore:
         if key not in self._operations:
             task = asyncio.get_running_loop().create_task(_run(operation))
             entry = self._operations[key] = _Operation(task)
+            # Bound to the entry: the key may belong to another operation by the time this one ends.
             task.add_done_callback(partial(self._ended, key, entry))
         return trigger_id
 
@@ -91,6 +92,7 @@ class OperationStore:
             for key, operation in self._operations.items()
             if operation.ended_at is not None and now - operation.ended_at > STORE_DURATION_S
         ]
+        # Those that run are never dropped, whatever their number: somebody has been promised an answer.
         surplus = len(self._operations) - len(expired) - MAX_OPERATIONS
         if surplus > 0:
             ended = [key for key, operation in self._operations.items() if operation.ended_at is not None]

@@ -48,6 +48,7 @@ class ProgramHolds:
         found = await asyncio.to_thread(store.adopt)
         self._store = store
         for program_id, program in found.items():
+            # Before the archive is read: a hold whose archive is damaged still has to be released by somebody.
             self._holds[program_id] = dict(program.holds)
             try:
                 await asyncio.to_thread(self._put_back, store, program_id, program)

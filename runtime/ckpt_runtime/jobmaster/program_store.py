@@ -105,6 +105,7 @@ class ProgramStore:
 def _keep(name: str, archive: bytes, path: Path) -> list[str]:
     """Puts an archive that is accepted into its place, at once; of one that is refused nothing stays."""
     make_private_directory(path.parent)
+    # In the same directory, so that putting it into place is one step.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as draft:
         draft.write(archive)
     try:
@@ -127,5 +128,6 @@ def _archive_of_module(name: str, source: bytes) -> bytes:
         raise InvalidRequest("jarfile", name, f"it has {len(source)} bytes; a module has at most {MAX_SOURCE_BYTES}")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as files:
+        # ZipInfo without a time: the id is the digest of the archive, and equal uploads have to be equal bytes.
         files.writestr(zipfile.ZipInfo(name), source)
     return buffer.getvalue()

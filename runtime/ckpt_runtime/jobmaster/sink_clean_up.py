@@ -66,6 +66,7 @@ def clean_up_sinks(outputs: Iterable[SinkOutput], storage: CheckpointStorage, sa
             if part.owner != output.owner:
                 continue
             if part.checkpoint is not None:
+                # Read when it is needed first, and once: most jobs leave nothing pending.
                 retained = _retained_names(storage) if retained is None else retained
                 if part.pending in retained or part.checkpoint <= savepoint_id:
                     continue

@@ -121,6 +121,7 @@ class SlotPool:
             count = max(least, min(count, sum(not slot.lost for slot in held) + self.available))
         chosen = [slot for slot in held if not slot.lost][:count]
         for slot in chosen:
+            # Between deployments, when nothing runs in it.
             if slot.worker is not None and slot.worker.failures >= MAX_FAILURES:
                 self.replace_worker(slot)
         taken: list[Slot] = []
@@ -132,6 +133,7 @@ class SlotPool:
             return chosen
         except BaseException as error:
             for slot in taken:
+                # The owner may have given it back meanwhile, and another job have it.
                 if slot.owner is owner:
                     self.release(slot)
             if least is not None:
@@ -151,6 +153,7 @@ class SlotPool:
     ) -> None:
         """Until ``chosen`` is complete; notes which free slots were taken, and which stages launched, for it."""
         while True:
+            # Looked at anew after each wait: any of them may have been lost, or given back by the owner.
             chosen[:] = [slot for slot in chosen if not slot.lost and slot.owner is owner]
             for slot in self._slots.values():
                 if len(chosen) < count and slot.owner is None:
@@ -159,7 +162,9 @@ class SlotPool:
                     taken.append(slot)
             if len(chosen) == count and all(slot.worker is not None for slot in chosen):
                 return
+            # One stage at a time: slots that are on their way count, or each wake-up would launch the same again.
             if len(chosen) < count and not self._stages.launching:
+                # Stages that end at once would else be launched in a circle.
                 await asyncio.sleep(_pause_before(len(launched)))
                 launched.append(self._stages.launch(count - len(chosen)))
             async with self._changed:
@@ -229,6 +234,7 @@ class SlotPool:
                 if not (isinstance(message, WorkerHeartbeat) or (sender is not None and sender.used)):
                     what = type(message).__name__
                     raise MalformedMessageError(f"the message {what} came from a worker that was given no work")
+                # A spare, and one that has just been replaced, have nothing to say to the owner.
                 if slot.owner is not None and sender is slot.worker:
                     slot.owner.worker_message(slot, message)
 
@@ -263,6 +269,7 @@ class SlotPool:
 
         self._promote_spare(slot)
         if not explained:
+            # Opened before the notice is told, or it would go out at once and without its cause.
             self._losses.open(worker.worker_id, self._times.loss_grace_s)
         self._losses.tell(worker.worker_id, tell, reason)
         self._start_workers(slot)
@@ -311,6 +318,7 @@ class SlotPool:
         if slot.worker is not None and not self._has_workers(slot.stage_id):
             return
         machine = slot.agent.registration.process.machine
+        # Pids mean the same process only where machine is equal; elsewhere the agent could not hold it.
         orphan = next((worker for worker in self._orphans.values() if worker.machine == machine), None)
         if orphan is not None:
             self._adopt(slot, orphan)
@@ -349,8 +357,10 @@ class SlotPool:
     def _worker_exited(self, slot: Slot, worker_id: str, code: int | None) -> None:
         """The agent says that a process has ended, or that it could not be adopted."""
         if slot.starting.pop(worker_id, None) is not None:
+            # A machine without memory fails each start: the next one waits, longer each time.
             slot.failed_starts += 1
         reason = describe_exit(code)
+        # Its connection ended first, as a rule: then everything is done but to say why.
         if not self._losses.explain(worker_id, reason):
             self._worker_ended(slot, worker_id, reason)
 
@@ -374,10 +384,13 @@ class SlotPool:
     def _slot_ended(self, slot: Slot, reason: str, *, keep_workers: bool = True) -> None:
         if slot.lost:
             return
+        # First: what follows ends the whole stage, and comes back here for each slot of it.
         slot.lost = True
         self._slots.pop(slot.slot_id, None)
+        # Taken before the slot forgets them: an orphan must be found by its id alone from now on.
         workers = slot.workers
         slot.worker = slot.spare = slot.adopting = None
+        # One that is still starting is as warm as a spare by the time the next stage is there.
         kept = list(slot.starting) if keep_workers else []
         for worker in workers:
             if keep_workers and not worker.used:
@@ -410,6 +423,7 @@ class SlotPool:
         self._notify()
 
     def _notify(self) -> None:
+        # A task: the condition can only be entered by waiting, and its callers are no coroutines.
         async def notify() -> None:
             async with self._changed:
                 self._changed.notify_all()

@@ -75,6 +75,7 @@ class SlotStages:
 
     def launch(self, slots: int) -> int:
         """Returns the stage's id. Raises SlotsUnavailableError."""
+        # Never given again: an agent of a stage that was given up may register much later.
         stage_id, self._next = self._next, self._next + 1
         self._stages[stage_id] = _Stage(slots)
         self._failures.clear()  # of launches that nobody waited for in the end
@@ -127,6 +128,7 @@ class SlotStages:
 
     def _end(self, stage_id: int, error: BaseException | None) -> None:
         stage = self._stages.pop(stage_id, None)
+        # Once agents have come, the loss of one explains the end, and its owner hears of that.
         if error is not None and stage is not None and not stage.ending and not stage.arrived:
             self._failures.append(error)
         self._on_ended(stage_id, error)

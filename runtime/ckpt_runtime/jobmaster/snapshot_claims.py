@@ -156,6 +156,7 @@ def claim_snapshot(snapshot: CompletedCheckpoint, claimant: Claimant, written: C
     directory = resolve(snapshot.directory)
     own = claims.place_of_snapshot(directory)
     files = _files_by_place(snapshot, own)
+    # All are checked before the first is acquired: a refusal should have changed nothing.
     for place in files:
         _check_is_claimable(place, own, written)
         check_not_written(place, claimant.cluster)
@@ -165,6 +166,7 @@ def claim_snapshot(snapshot: CompletedCheckpoint, claimant: Claimant, written: C
             named = tuple(sorted(claims.relative_path(place, file) for file in files.get(place, ())))
             heir_of = (own.url,) if made.places else ()
             claims.acquire(place, Claim(claimant, snapshot.directory, named), heir_of, is_dead)
+            # One by one, so that what is released on an error is what was acquired.
             made = replace(made, places=(*made.places, place.url))
         if not has_metadata(directory):  # who owned it before has just deleted it
             raise NotFoundError(f"cannot find checkpoint or savepoint: {directory.url} is gone", directory.url)

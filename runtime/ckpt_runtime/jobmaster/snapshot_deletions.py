@@ -97,6 +97,7 @@ class SnapshotDeletions:
         try:
             self._fence()
             deletion.delete()
+        # Gone already, by an attempt whose answer was lost.
         except NotFoundError:
             return True
         except (NotLeaderError, InvalidLocationError, CorruptFileError) as error:
@@ -118,6 +119,7 @@ class SnapshotDeletions:
             logger.warning("will try %d deletions again: %s", len(deletions), error)
             failed = deletions
         for deletion in deletions:
+            # Told after the first attempt only; later ones concern nobody.
             answer, deletion.attempted = deletion.attempted, None
             if answer is not None:
                 answer()
@@ -133,6 +135,7 @@ class SnapshotDeletions:
             logger.error("gave up to %s: too many deletions wait", given_up.what)
         del self._waiting[:-MAX_WAITING]
         if self._timer is None and not self._closed:
+            # The newest failure sets the pause: one that has failed for hours must not make a fresh one wait.
             least = min(deletion.failures for deletion in self._waiting)
             pause = min(RETRY_MAX_MS, RETRY_BASE_MS * 2 ** min(least - 1, 16))
             self._timer = self._host.call_later(pause, self._fire)

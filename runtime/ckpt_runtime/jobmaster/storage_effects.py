@@ -306,6 +306,7 @@ class StorageEffects:
         if call.checkpoint_id in self._late:
             # Asking again would only make another thread hang.
             hangs = StorageTimeoutError("an earlier call hangs", "storage")
+            # As an answer of the pool would come: never from within the call that asks for it.
             self._host.call_later(0, partial(self._failed, call, hangs))
             return
         self._host.in_pool(pool, partial(call.run, run), partial(self._answered, call))
@@ -317,6 +318,7 @@ class StorageEffects:
             event = result()
         except StorageError as error:  # the pool's own; a call answers whatever storage says
             if isinstance(error, StorageTimeoutError):
+                # Before the answer: what the hanging call makes after this has nobody who would delete it.
                 call.abandoned.set()
                 self._late[call.checkpoint_id] = call
             self._failed(call, error)
@@ -359,6 +361,8 @@ class StorageEffects:
 
     def _initialize(self, effect: out.InitializeLocation, call: _StorageCall) -> JobInput:
         try:
+            # Before the directory: a later driver must not give this number again, and would find the files of this one
+            # in it.
             self._record.reserve(effect.checkpoint_id)
             reach("checkpoint-reserved")
             shared = ""
@@ -428,6 +432,8 @@ class StorageEffects:
     def _resolve_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
         """That adding it again fails does not tell what became of the first attempt."""
         try:
+            # Looked up before it is written again, since a pointer that is there would be refused as one of somebody
+            # else's.
             if self._record.contains(checkpoint.id):
                 return on.StoreAdded(checkpoint.id)
         except NotLeaderError as error:

@@ -77,8 +77,10 @@ class Submissions:
                 raise JobAlreadyExists(job_id)
             submitting = self._submitting.get(job_id)
             if submitting is not None:
+                # Shielded: who gives up waiting must not cancel what the first one submits.
                 await asyncio.shield(submitting)
             return
+        # Before anything is awaited: the same request that comes meanwhile must find it.
         self._requests[job_id] = request
         done = self._submitting[job_id] = asyncio.get_running_loop().create_future()
         try:
@@ -86,6 +88,7 @@ class Submissions:
         except BaseException as error:
             del self._requests[job_id]
             done.set_exception(error)
+            # Looked at, or the loop would complain about an error that nobody has waited for.
             done.exception()
             raise
         finally:
@@ -104,6 +107,7 @@ class Submissions:
 
         Raises JobLives, and NotReady when it is not sure that a later driver will know.
         """
+        # A loop: while this one is waited for, the next may have begun.
         while (submitting := self._submitting.get(job_id)) is not None:
             await asyncio.wait((submitting,))
         if lives(job_id):

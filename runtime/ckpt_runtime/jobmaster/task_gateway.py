@@ -58,6 +58,7 @@ class TaskGateway:
             worker = slot.worker
             assert worker is not None
             worker.used = True
+            # Sent once to each process: it may be large, and a restart in place should take milliseconds.
             known = worker.worker_id in self._sent_archive
             self._sent_archive.add(worker.worker_id)
             worker.peer.send(DeploySubtasks(deployment, None if known else self.archive))
@@ -83,6 +84,7 @@ class TaskGateway:
         Raises MalformedMessageError when it names a subtask that it was not given.
         """
         index = self.index_of(slot)
+        # Messages of the deployment before may still be on their way, from the very same process.
         if message.deployment != self.deployment or index is None or not self.lives(index):
             return None
         named: list[SubtaskKey] = []
@@ -124,6 +126,7 @@ class TaskGateway:
         by_slot: dict[int, list[SubtaskKey]] = {}
         for task in tasks:
             by_slot.setdefault(task.subtask, []).append(task.key)
+        # A list and no generator: all() must not stop sending at the first that is gone.
         delivered = [
             self._send(subtask, msgspec.structs.replace(message, tasks=tuple(addressed)))
             for subtask, addressed in by_slot.items()

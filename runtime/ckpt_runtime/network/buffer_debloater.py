@@ -80,6 +80,8 @@ class BufferSizeWish:
         self.latest: int | None = None
 
     def announce(self, size: int) -> None:
+        # Set before the listener is looked at, as listen() does it the other way round: whichever comes second tells
+        # it.
         self.latest = size
         if self._listener is not None:
             self._listener(size)

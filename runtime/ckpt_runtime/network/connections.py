@@ -16,6 +16,7 @@ from ckpt_runtime.network.tls import AnySocket, TlsSocket, internal_context, sec
 M = TypeVar("M")
 
 HANDSHAKE_TIMEOUT_S = 10.0
+# A deployment's message is the largest: it may carry the program's archive.
 MAX_MESSAGE_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
 LENGTH_BYTES = _LENGTH.size

@@ -31,6 +31,7 @@ class OutputQueue:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._queue: deque[QueuedElement] = deque()
+        # Two counters, each written by one thread, so that their difference needs no lock.
         self._added = 0
         self._taken = 0
 

@@ -70,6 +70,7 @@ def internal_context(credentials: str, role: str) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if role == "server" else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Certificates are of the session's own authority and name no hosts: workers come up on any machine.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     _load(
@@ -193,6 +194,7 @@ class TlsSocket:
         while True:
             try:
                 with self._lock:
+                    # Locked for the step alone: while one thread waits for the peer, another may send.
                     return step()
             except ssl.SSLWantReadError:
                 events = select.POLLIN

@@ -151,6 +151,7 @@ class StatefulProcessorOperator(Operator):
         self._due_ms = None
         if self._gathered is None or self._gathered.is_empty:
             return
+        # One moment for all calls of a trigger, as in Spark.
         self._now = self.context.now_ms()
         for part in self._gathered.take():
             self._handle_rows(part, self._timer_values())
@@ -183,6 +184,7 @@ class StatefulProcessorOperator(Operator):
                     results = iter(result)
                 except TypeError:
                     raise self._not_iterable("handleInputRows", result) from None
+                # At once: a generator runs user code, which has to see its own key.
                 pending.extend(results)
                 if len(pending) >= PENDING_ROWS:
                     self._collect_pending()
@@ -274,6 +276,7 @@ class StatefulProcessorOperator(Operator):
         while callbacks < MOST_CALLBACKS and (due := timers.due(min(until, MAX_WATERMARK - 1))):
             self._backend.prefetch(dict.fromkeys(key for _, key in due))
             for time, key in due:
+                # A callback before it may have deleted it.
                 if time in timers.times_of(key):
                     self._fire_one(time, key, timer_values)
                     timers.delete(key, time)

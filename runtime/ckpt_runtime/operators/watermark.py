@@ -49,6 +49,7 @@ class WatermarkOperator(Operator):
         greatest = pc.max(column).cast(pa.int64()).as_py()
         if greatest is None:
             return
+        # Rounded down: up, it would make rows of the same millisecond late.
         multiply, divide = _PER_MS[column.type.unit]
         self._advance(greatest * multiply // divide - self._delay_ms)
 

@@ -41,6 +41,7 @@ class EventStreams:
     def end(self) -> None:
         """Each stream says so and ends; later ones at once."""
         self.ended = True
+        # A copy, since a stream that ends leaves the set.
         for wake in tuple(self._wakes):
             wake()
 
@@ -49,6 +50,7 @@ class EventStreams:
     ) -> AsyncIterator[bytes]:
         """The bytes of one stream."""
         due = asyncio.Event()
+        # Before the place in the log is taken, or an event in between would not be told until the next one.
         silence = log.listen(due.set)
         self._wakes.add(due.set)
         try:
@@ -62,6 +64,7 @@ class EventStreams:
 
     async def _frames(self, log: EventLog, reader: EventReader, due: asyncio.Event) -> AsyncIterator[bytes]:
         while True:
+            # Before the look: an event that comes behind it sets it again.
             due.clear()
             try:
                 events = reader.take()

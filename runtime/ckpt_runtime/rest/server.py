@@ -81,6 +81,7 @@ async def start(
         **options,
     )
     config.load()
+    # Behind load(), which makes contexts of files only.
     config.ssl = tls
     server = EmbeddedServer(config)
     server.serving = asyncio.create_task(server.serve([listening]), name="rest-server")
@@ -89,6 +90,7 @@ async def start(
             listening.close()
             await server.serving
             raise RuntimeError("the REST server ended before it had started")
+        # uvicorn tells nobody that it has started.
         await asyncio.sleep(0.005)
     return server, int(listening.getsockname()[1])
 
@@ -107,6 +109,7 @@ def _bind(host: str, port: int) -> socket.socket:
     )[0]
     listening = socket.socket(family, kind, protocol)
     try:
+        # A session that is started again at once finds connections of the one before still closing on its port.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(256)

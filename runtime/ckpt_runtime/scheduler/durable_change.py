@@ -48,6 +48,7 @@ class DurableChange:
         """A write was not done (``final``: nor was any before), or may have been."""
         if not unknown and (final or not self.unknown):
             return Next.GIVE_UP
+        # Once one write may have been done, a later failure proves nothing about it.
         self.unknown |= unknown
         self.attempt += 1
         return Next.SETTLE if self.is_answered else Next.STORE_AGAIN

@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
@@ -32,15 +32,13 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobInput, JobOutput, RestoredState
-from ckpt_runtime.scheduler.durable_change import ANOTHER_LEADS, Next
+from ckpt_runtime.scheduler.durable_change import ANOTHER_LEADS
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.plan_change import PlanChange, checkpoint_request
-from ckpt_runtime.scheduler.replacement import subtasks_of
+from ckpt_runtime.scheduler.live_changes import LiveChanges, Ways
 from ckpt_runtime.scheduler.restored_state import restored_state
-from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 
 _CLEARING = (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
 _TELLS_OF_THE_END = (job_out.StatusChanged, job_out.StopCompleted, job_out.StopFailed, job_out.JobEnded)
@@ -64,15 +62,20 @@ class JobCore:
     ) -> None:
         self.machine = machine
         self.coordinator = coordinator
-        self._plan = self._next_plan = plan
-        self._update = SettingsUpdate(CheckpointOverrides() if overrides is None else overrides)
-        self._change = PlanChange()
-        self._redeploy_is_due = False
         self._savepoint_id = savepoint_id
         self._lineage = lineage or plan.savepoint
         self._restored: RestoredState | None = None
         self._at_end_of_data: list[checkpoint_on.EndOfDataReached] = []
+        # The changes look at this very set, so it is altered in place and never replaced.
         self._savepoint_requests: set[str] = set()
+        self._changes = LiveChanges(
+            plan,
+            CheckpointOverrides() if overrides is None else overrides,
+            machine,
+            coordinator,
+            self._savepoint_requests,
+            Ways(self._emit, self._follow, self._tell, self._to_coordinator, self._record_failure),
+        )
         self._stop_request: str | None = None
         self._cancel_request: str | None = None
         self._untold: list[JobOutput] = []
@@ -84,6 +87,8 @@ class JobCore:
         self._now = Instant(0, 0)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             **dict.fromkeys(get_args(job_on.JobEvent), self._to_machine),
+            # Behind the machine's and in front of the core's own: the later entry counts.
+            **self._changes.handlers,
             job_on.TaskFinished: self._on_task_finished,
             job_on.TaskFailed: self._on_task_failed,
             job_on.SlotsFailed: self._on_slots_failed,
@@ -93,16 +98,6 @@ class JobCore:
             checkpoint_on.EndOfDataReached: self._on_end_of_data,
             core.AttemptRecorded: self._on_attempt_recorded,
             core.AttemptNotRecorded: self._on_attempt_not_recorded,
-            core.PatchRequested: self._on_patch_requested,
-            core.OverridesStored: self._on_overrides_stored,
-            core.OverridesRefused: self._on_overrides_answer,
-            core.ChangeNotStored: self._on_unconfirmed_change,
-            core.ChangeUnknown: self._on_unconfirmed_change,
-            core.RescaleRequested: self._on_change_requested,
-            core.ConfigurationRequested: self._on_change_requested,
-            core.SlotsReserved: self._on_slots_reserved,
-            core.SlotsNotReserved: self._on_slots_not_reserved,
-            core.PlanStored: self._on_plan_stored,
             core.ResultStored: self._on_result_stored,
             core.ResultNotStored: self._on_result_not_stored,
             core.SavepointBeforeCancel: self._on_savepoint_before_cancel,
@@ -128,39 +123,39 @@ class JobCore:
     # --- what is in force
 
     @property
-    def graph(self) -> JobGraph:
-        """What the present deployment runs, and the next one unless it has been replaced."""
-        return self._plan.graph
-
-    @property
-    def wanted_graph(self) -> JobGraph:
-        """What the job is being brought to, else what it runs or is about to."""
-        return (self._change.plan or self._next_plan).graph
-
-    @property
     def plan(self) -> JobPlan:
         """What the present deployment runs; what a live change has replaced is replaced here."""
-        return self._plan
+        return self._changes.plan
 
     @property
     def accepted_plan(self) -> JobPlan:
         """What was accepted last, and the next deployment runs."""
-        return self._next_plan
+        return self._changes.accepted_plan
+
+    @property
+    def graph(self) -> JobGraph:
+        """What the present deployment runs, and the next one unless it has been replaced."""
+        return self.plan.graph
+
+    @property
+    def wanted_graph(self) -> JobGraph:
+        """What the job is being brought to, else what it runs or is about to."""
+        return self._changes.wanted_graph
 
     @property
     def configuration(self) -> Configuration:
         """As :attr:`graph`."""
-        return self._plan.configuration
+        return self.plan.configuration
 
     @property
     def settings(self) -> CheckpointConfiguration:
         """Those of checkpoints before overrides; the effective ones are the coordinator's."""
-        return self._plan.settings
+        return self.plan.settings
 
     @property
     def overrides(self) -> CheckpointOverrides:
         """FLIP-571's."""
-        return self._update.overrides
+        return self._changes.overrides
 
     @property
     def is_fenced(self) -> bool:
@@ -180,7 +175,7 @@ class JobCore:
     @property
     def referenced(self) -> tuple[str, ...]:
         """Directories of the snapshots that the job may have to start from."""
-        origin = self._plan.savepoint
+        origin = self.plan.savepoint
         begins = () if origin is None or self.coordinator.latest_checkpoint is not None else (origin.directory,)
         return (*begins, *self.coordinator.referenced)
 
@@ -196,6 +191,7 @@ class JobCore:
             self._take(event)
             while self._queue:
                 self._queue.popleft()()
+        # Half of an event must not be carried out with the next one.
         except BaseException:
             self._queue.clear()
             self._outputs = []
@@ -208,8 +204,7 @@ class JobCore:
 
     def _to_machine(self, event: Any) -> None:
         self._route(self.machine.handle(event, self._now))
-        if self._change.needs_running_job and self.machine.state is not JobState.RUNNING:
-            self._give_up_change(f"it is {self.machine.state.value}")
+        self._changes.check_state()
 
     def _to_coordinator(self, event: Any) -> None:
         self._route(self.coordinator.handle(event, self._now))
@@ -235,16 +230,16 @@ class JobCore:
 
     def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
         """No task of an earlier deployment is left: what has been replaced comes into force."""
-        before, self._plan = self._plan, self._next_plan
-        self._redeploy_is_due = False
-        if self._plan.graph is not before.graph:
-            self._queue.append(partial(self._to_coordinator, checkpoint_on.GraphReplaced(self._plan.graph)))
+        another = self._changes.come_into_force()
+        if another is not None:
+            self._queue.append(partial(self._to_coordinator, checkpoint_on.GraphReplaced(another)))
         self._emit(effect)
 
     def _on_attempt_recorded(self, event: core.AttemptRecorded) -> None:
         restoring = self.machine.state is JobState.RESTORING and event.attempt == self.machine.attempt
+        # The write took time: the job may have been cancelled meanwhile, or another attempt have begun.
         if restoring and self.coordinator.state in (CoordinatorState.CREATED, CoordinatorState.RESTORING):
-            plan = self._plan
+            plan = self.plan
             request = checkpoint_on.RestoreRequested(_restore_id(event.attempt), plan.savepoint, plan.restore_mode)
             self._to_coordinator(request)
 
@@ -254,24 +249,25 @@ class JobCore:
     def _restore_from(self, effect: checkpoint_out.RestoreFrom) -> None:
         attempt = _attempt_of(effect.request_id)
         checkpoint = effect.checkpoint
+        # Without a checkpoint sinks stay who they were: a new identity would not clean up what they have hidden.
         self._lineage = checkpoint or self._lineage
         try:
-            self._restored = None if checkpoint is None else self._assign(checkpoint, self._plan.graph)
+            self._restored = None if checkpoint is None else self._assign(checkpoint)
         except StateAssignmentError as error:
             cause = FailureInfo(type(error).__name__, str(error))
             self._tell(job_on.StateRestoreFailed(attempt, cause, recoverable=False))
             return
         self._tell(job_on.StateRestored(attempt))
 
-    def _assign(self, checkpoint: CompletedCheckpoint, graph: JobGraph) -> RestoredState:
-        return restored_state(checkpoint, self._plan, graph, owned=self.coordinator.latest_is_owned)
+    def _assign(self, checkpoint: CompletedCheckpoint) -> RestoredState:
+        return restored_state(checkpoint, self.plan, self.graph, owned=self.coordinator.latest_is_owned)
 
     def _restore_failed(self, effect: checkpoint_out.RestoreFailed) -> None:
         cause = FailureInfo("StateRestoreException", effect.message)
         self._tell(job_on.StateRestoreFailed(_attempt_of(effect.request_id), cause))
 
     def _deploy(self, effect: job_out.Deploy) -> None:
-        plan = self._plan
+        plan = self.plan
         self._emit(
             core.DeployTasks(
                 self.machine.attempt,
@@ -290,6 +286,7 @@ class JobCore:
         self._tell(checkpoint_on.JobRunning(effect.executions, effect.finished, finished_vertices))
         if self._cancel_request is not None:
             self._tell(checkpoint_on.PeriodicTriggerStopped())
+        # Behind JobRunning, or the coordinator would take them for reports of tasks that it does not know.
         waiting, self._at_end_of_data = self._at_end_of_data, []
         for event in waiting:
             self._tell(event)
@@ -309,6 +306,7 @@ class JobCore:
     def _on_task_finished(self, event: job_on.TaskFinished) -> None:
         """The coordinator first: the machine may end the job with it, and then nothing more is asked of checkpoints."""
         self._to_coordinator(checkpoint_on.SubtaskFinished(event.execution))
+        # Queued, not called: what the coordinator has decided on it (a last checkpoint) comes first.
         self._queue.append(partial(self._to_machine, event))
 
     # --- failures
@@ -344,8 +342,11 @@ class JobCore:
     # --- requested checkpoints and savepoints
 
     def _on_savepoint_before_cancel(self, event: core.SavepointBeforeCancel) -> None:
+        # Of two such requests the first one cancels; the second fails as any checkpoint does meanwhile.
         if self._cancel_request is None and self.coordinator.state is CoordinatorState.RUNNING:
             self._cancel_request = event.trigger.request_id
+            # First: those under way end with the trigger, and a redeployment behind them waits for this one too.
+            self._savepoint_requests.add(event.trigger.request_id)
             self._to_coordinator(checkpoint_on.PeriodicTriggerStopped())
         self._on_trigger_requested(event.trigger)
 
@@ -370,10 +371,11 @@ class JobCore:
         if effect.request_id == self._stop_request:
             self._tell(job_on.SavepointCompleted(effect.request_id, effect.external_path))
             return
-        if self._change.awaits_checkpoint(effect.request_id):
-            self._store_change()
+        if self._changes.awaits_checkpoint(effect.request_id):
+            self._changes.checkpoint_taken()
             return
         if effect.request_id in self._savepoint_requests:
+            # Savepoints may complete out of order.
             self._savepoint_id = max(self._savepoint_id, effect.checkpoint_id)
             self._savepoint_ended(effect.request_id)
         self._emit(effect)
@@ -381,13 +383,14 @@ class JobCore:
     def _request_failed(self, effect: checkpoint_out.RequestFailed) -> None:
         self._savepoint_ended(effect.request_id)
         if effect.request_id == self._cancel_request:
+            # The job is not cancelled after all, so that checkpoints go on; only a running one takes any.
             self._cancel_request = None
             if self.machine.state is JobState.RUNNING:
                 self._start_periodic_trigger(job_out.StartPeriodicTrigger())
         if effect.request_id == self._stop_request:
             self._tell(job_on.SavepointFailed(effect.request_id, effect.message, effect.reached_tasks))
-        elif self._change.awaits_checkpoint(effect.request_id):
-            self._give_up_change(f"its checkpoint failed: {effect.message}")
+        elif self._changes.awaits_checkpoint(effect.request_id):
+            self._changes.checkpoint_failed(effect.message)
         else:
             self._emit(effect)
 
@@ -395,37 +398,22 @@ class JobCore:
         """A redeployment has waited for the last one that a user asked for; behind some the job is cancelled."""
         if request_id in self._savepoint_requests:
             self._savepoint_requests.remove(request_id)
-            if self._redeploy_is_due and request_id != self._cancel_request:
-                self._redeploy()
+            if request_id != self._cancel_request:
+                self._changes.redeploy_if_due()
 
-    # --- settings of checkpoints (FLIP-571)
-
-    def _on_patch_requested(self, event: core.PatchRequested) -> None:
-        if self._fenced:
-            self._emit(core.ChangeAnswered(event.request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS))
-        elif self._change.configures is not None:
-            self._follow([core.ChangeAnswered(event.request_id, ChangeOutcome.BUSY)])
-        else:
-            self._follow(self._update.requested(event, self._next_plan.settings))
-
-    def _on_overrides_answer(self, event: core.OverridesRefused | core.ChangeNotStored | core.ChangeUnknown) -> None:
-        self._follow(self._update.answered(event))
-
-    def _on_unconfirmed_change(self, event: core.ChangeNotStored | core.ChangeUnknown) -> None:
-        if not self._change.concerns(event.request_id):
-            self._on_overrides_answer(event)
+    def _start_periodic_trigger(self, effect: job_out.StartPeriodicTrigger) -> None:
+        """The stop that failed went before what was replaced, not before a cancellation behind a savepoint."""
+        if self._cancel_request is not None:
             return
-        following, outputs = self._change.unconfirmed(event)
-        self._follow(outputs)
-        if following is Next.GIVE_UP:
-            self._give_up_change(event.message)
+        self._tell(checkpoint_on.PeriodicTriggerStarted())
+        self._changes.redeploy_if_due()
 
-    def _on_overrides_stored(self, event: core.OverridesStored) -> None:
-        """What is stored comes into force, also when its sender was told that nobody knows."""
-        if self._update.concerns(event.request_id):
-            outputs = self._update.stored(event)
-            self._patch_coordinator()
-            self._follow(outputs)
+    # --- the end
+
+    @property
+    def _has_untold_end(self) -> bool:
+        """Nobody hears of the end before it is stored: a job that was said to have ended must never run again."""
+        return self.machine.status.is_globally_terminal and not self._fenced and not self._end_is_stored
 
     def _follow(self, outputs: list[JobOutput]) -> None:
         """A change that races with the end of the job is answered with the end, whether it was stored or not."""
@@ -435,107 +423,6 @@ class JobCore:
                 told.append(replace(output, outcome=ChangeOutcome.JOB_ENDED))
             else:
                 self._emit(output)
-
-    def _patch_coordinator(self) -> None:
-        effective = self._update.overrides.applied_to(self._next_plan.settings)
-        self._to_coordinator(checkpoint_on.ConfigurationPatched(effective))
-
-    # --- another parallelism, another configuration (FLIP-530)
-
-    def _on_change_requested(self, event: core.RescaleRequested | core.ConfigurationRequested) -> None:
-        self._follow(self._refusal(event) or self._change.requested(event, self._next_plan, self.machine.state))
-
-    def _refusal(self, event: core.RescaleRequested | core.ConfigurationRequested) -> list[JobOutput]:
-        """Overrides and configuration change one after the other, and have to go together."""
-        request_id = event.request_id
-        if self._fenced:
-            return [core.ChangeAnswered(request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS)]
-        if self._redeploy_is_due and self.machine.state is JobState.RUNNING and self._needs_slots(event):
-            return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]  # others are reserved until its redeployment
-        if isinstance(event, core.RescaleRequested):
-            return []
-        if self._update.is_busy:
-            return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]
-        try:
-            self._update.overrides.applied_to(event.plan.settings)
-        except CheckpointConfigurationError as error:
-            text = f"the new settings do not go with the overrides in force: {error}"
-            return [core.ChangeAnswered(request_id, ChangeOutcome.REFUSED, text)]
-        return []
-
-    def _needs_slots(self, event: core.RescaleRequested | core.ConfigurationRequested) -> bool:
-        present = self._next_plan.graph.vertices
-        return isinstance(event, core.RescaleRequested) or event.plan.graph.vertices != present
-
-    def _on_slots_reserved(self, event: core.SlotsReserved) -> None:
-        self._follow(self._change.slots_reserved(event, self._next_plan))
-        request_id = checkpoint_request(event)
-        if self._change.awaits_checkpoint(request_id):
-            self._tell(checkpoint_on.TriggerRequested(request_id, CheckpointProperties()))
-
-    def _on_slots_not_reserved(self, event: core.SlotsNotReserved) -> None:
-        if self._change.needs_running_job and self._change.concerns(event.request_id):
-            self._give_up_change(event.message)
-
-    def _store_change(self) -> None:
-        """What cannot be restored at the new parallelism is found before anything is stopped."""
-        checkpoint, plan = self.coordinator.latest_checkpoint, self._change.plan
-        assert checkpoint is not None
-        assert plan is not None
-        try:
-            self._assign(checkpoint, plan.graph)
-        except StateAssignmentError as error:
-            self._give_up_change(str(error))
-        else:
-            self._follow(self._change.checkpoint_taken())
-
-    def _on_plan_stored(self, event: core.PlanStored) -> None:
-        plan, request = self._change.plan, self._change.configures
-        if plan is None or not self._change.concerns(event.request_id):
-            return
-        self._follow(self._change.stored())
-        restarts = request.restarts if request else plan.graph.vertices != self._next_plan.graph.vertices
-        self._next_plan = plan
-        if request is not None:
-            self._patch_coordinator()
-            if request.strategy is not None:
-                self._tell(job_on.RestartStrategyReplaced(request.strategy))
-        if restarts:
-            self._redeploy_is_due = True
-            self._redeploy()
-        elif not self._redeploy_is_due:
-            self._plan = replace(plan, graph=self._plan.graph)  # nothing that tasks run with has changed
-
-    def _give_up_change(self, reason: str) -> None:
-        """Whoever asked is told, and the exception history keeps it for those who have gone."""
-        message = f"{self._change.refusal}: {reason}"
-        outputs = self._change.given_up(message)
-        if outputs and not self.machine.state.is_terminal:
-            self._record_failure(FailureInfo("RescaleException", message))
-        self._follow(outputs)
-
-    def _start_periodic_trigger(self, effect: job_out.StartPeriodicTrigger) -> None:
-        """The stop that failed went before what was replaced, not before a cancellation behind a savepoint."""
-        if self._cancel_request is not None:
-            return
-        self._tell(checkpoint_on.PeriodicTriggerStarted())
-        if self._redeploy_is_due:
-            self._redeploy()
-
-    def _redeploy(self) -> None:
-        """Behind what new settings have set off: a job that fails by them must not restart without its strategy.
-
-        A savepoint that a user waits for goes first.
-        """
-        subtasks = subtasks_of(self._next_plan.graph)
-        self._tell(job_on.RedeployRequested(subtasks, at_once=not self._savepoint_requests))
-
-    # --- the end
-
-    @property
-    def _has_untold_end(self) -> bool:
-        """Nobody hears of the end before it is stored: a job that was said to have ended must never run again."""
-        return self.machine.status.is_globally_terminal and not self._fenced and not self._end_is_stored
 
     def _job_ended(self, effect: job_out.JobEnded) -> None:
         if not self._has_untold_end:
@@ -572,7 +459,7 @@ class JobCore:
         self._fenced = True
         if self.coordinator.state is not CoordinatorState.CLOSED:
             self._to_coordinator(checkpoint_on.Shutdown(JobStatus.SUSPENDED.value, fenced=True))
-        abandoned = [*self._update.abandoned(), *self._change.abandoned()]
+        abandoned = self._changes.let_go()
         if had_ended:
             self._outputs += abandoned
             self._take_back_the_end()

@@ -56,6 +56,7 @@ class JobMachine:
         self._subtasks = tuple(subtasks)
         self._restarts = Restarts(restart_strategy)
         self._backoff = backoff
+        # Counted up when slots are acquired, which is how each deployment begins.
         self._attempt = first_attempt - 1
         self._state = JobState.INITIALIZING
         self._status = JobStatus.INITIALIZING
@@ -139,6 +140,7 @@ class JobMachine:
 
     def _acquire(self, now: Instant) -> None:
         self._attempt += 1
+        # Forgotten here already: messages of the attempt before must not count for tasks of this one.
         self._tasks = DeployedTasks((), self._attempt)
         self._enter(JobState.ACQUIRING, now)
         self._emit(out.AcquireSlots(self._attempt))
@@ -154,8 +156,11 @@ class JobMachine:
 
     def _on_state_restored(self, event: on.StateRestored, now: Instant) -> None:
         if self._state is JobState.RESTORING and event.attempt == self._attempt:
+            # Only now, and of the subtasks that are wanted now: the plan may have been replaced while slots were
+            # awaited.
             self._tasks = DeployedTasks(self._subtasks, self._attempt)
             self._enter(JobState.DEPLOYING, now)
+            # A job that waits for slots is CREATED for users until its first deployment, RESTARTING behind it.
             self._first_deployment = False
             self._emit(out.Deploy(self._tasks.executions))
 
@@ -179,6 +184,7 @@ class JobMachine:
             return
         if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
             self._check_all_gone(now)
+        # A task may finish while others deploy: then the rest being up is all that RUNNING waits for.
         elif not self._tasks.all_finished:
             self._check_all_up(now)
         elif self._state is not JobState.STOPPING:
@@ -201,6 +207,7 @@ class JobMachine:
             self._fail(event.cause, now)
 
     def _on_job_failed(self, event: on.JobFailed, now: Instant) -> None:
+        # Tasks are being cancelled for a restart that would not help any more.
         if self._state is JobState.CLEARING and not event.recoverable:
             self._cause = event.cause
             self._enter(JobState.FAILING, now, event.cause)
@@ -230,8 +237,10 @@ class JobMachine:
         """Enters CLEARING, FAILING or CANCELLING; leaves it at once when no task is left."""
         had_tasks = self._state.has_tasks
         if self._state is JobState.BACKING_OFF:
+            # The timer may have fired already, with its event on the way.
             self._generation += 1
             self._emit(out.CancelRestart())
+        # Tasks are told once only: a user who cancels a failing job changes its end, not what becomes of its tasks.
         already_clearing = self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
         self._enter(state, now, cause)
         if had_tasks and not already_clearing:
@@ -275,6 +284,7 @@ class JobMachine:
             if event.at_once:
                 self._restart_at = now.rel_ms
                 self._clear(JobState.CLEARING, now)
+        # Nothing is deployed: slots are asked for anew, with a number of their own, so that late answers do not count.
         elif self._state in (JobState.ACQUIRING, JobState.RESTORING):
             self._acquire(now)
 
@@ -320,6 +330,7 @@ class JobMachine:
             return
         self._stop = _Stop(event.request_id)
         self._enter(JobState.STOPPING, now)
+        # In this order: no checkpoint may slip in between the last one and the savepoint.
         self._emit(out.StopPeriodicTrigger())
         self._emit(out.TriggerSavepoint(event.request_id, event.drain, event.target_directory, event.savepoint_format))
 
@@ -333,6 +344,7 @@ class JobMachine:
                 self._end(JobState.FINISHED, now)
         elif self._state is JobState.CLEARING:
             assert self._cause is not None
+            # Planned to restart, until it turned out that the savepoint is complete: restarting would commit twice.
             self._cause = _failed_after_savepoint(event.location, self._cause)
             self._enter(JobState.FAILING, now, self._cause)
             self._check_all_gone(now)
@@ -346,6 +358,7 @@ class JobMachine:
         self._emit(out.StopFailed(event.request_id, event.message))
         if self._state is not JobState.STOPPING:
             self._check_all_gone(now)
+        # The data has ended by itself meanwhile: there is nothing left to be stopped.
         elif self._tasks.all_finished:
             self._end(JobState.FINISHED, now)
         elif event.reached_tasks:

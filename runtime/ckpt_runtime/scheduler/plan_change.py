@@ -111,6 +111,7 @@ class PlanChange:
         return self._begin(event, replace(present, graph=graph), least, at_once=at_once)
 
     def _configure(self, event: core.ConfigurationRequested, present: JobPlan, state: JobState) -> list[JobOutput]:
+        # Compared by identity: an equal plan of another version would be given that version's number twice.
         if event.base is not present:
             return [core.ChangeAnswered(event.request_id, ChangeOutcome.STALE)]
         graph = event.plan.graph
@@ -147,6 +148,7 @@ class PlanChange:
 
     def stored(self) -> list[JobOutput]:
         """It is in force. The slots stay: they are the next deployment's."""
+        # Without the ReleaseReserve in front, see _end.
         return self._end(ChangeOutcome.APPLIED)[1:]
 
     def unconfirmed(self, event: core.ChangeNotStored | core.ChangeUnknown) -> tuple[Next, list[JobOutput]]:

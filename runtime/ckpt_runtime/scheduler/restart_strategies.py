@@ -66,6 +66,7 @@ class BackoffSettings:
         """After so many failures in a row; none after none."""
         if failures <= 0:
             return 0
+        # The exponent is bounded: 1.5 to the power of some thousands is no float any more.
         return min(self.max_ms, round(self.initial_ms * self.multiplier ** min(failures - 1, 100)))
 
 
@@ -104,6 +105,7 @@ class FailureRate:
     delay_ms: int = 1_000
 
     def delay(self, history: RestartHistory, now: int) -> int | None:
+        # Counted from all failures, whichever strategy they happened under.
         recent = sum(now - failure <= self.interval_ms for failure in history.failures)
         if recent > self.max_failures_per_interval:
             return None
@@ -129,6 +131,8 @@ class ExponentialDelay:
 
     def delay(self, history: RestartHistory, now: int) -> int | None:
         if history.restart_at is not None:
+            # Several tasks fail for one cause: those that come while the restart is pending are no failures of their
+            # own.
             if now < history.restart_at:
                 return history.restart_at - now
             if now >= history.restart_at + self.reset_threshold_ms:

@@ -48,6 +48,7 @@ class SettingsUpdate:
 
     def stored(self, event: core.OverridesStored) -> list[JobOutput]:
         """The change in progress is settled: :attr:`overrides` are what is stored."""
+        # What is stored and not what was asked for: an earlier write may have come through as well.
         self.overrides = CheckpointOverrides.from_document(event.text)
         return self._settle(ChangeOutcome.APPLIED, "")
 

@@ -10,7 +10,7 @@ from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, TASK_OWNED_NAME
 from ckpt_runtime.storage.errors import InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import Location, is_directory, is_plain_name, list_names
 from ckpt_runtime.storage.savepoint_entry import CATALOGUE_NAME
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
 
 MAX_DEPTH = 4
 MAX_DIRECTORIES = 20_000
@@ -20,22 +20,14 @@ _PASSED_OVER = (*NOT_ALLOWED, errno.EINVAL, errno.ELOOP, errno.ENOTDIR, errno.ES
 _NO_SNAPSHOTS = (SHARED_NAME, TASK_OWNED_NAME)
 
 
-def find_snapshots(directory: Location, depth: int = MAX_DEPTH) -> Iterator[Location]:
-    """Directories with metadata, this one included, in the order of their names; none lies in another.
-
-    ``depth`` says how many levels below are looked at. Raises :class:`StorageError` when a directory cannot be listed.
-    """
-    return (found for found in find_places(directory, depth, at_most=None) if has_metadata(found))
-
-
 def find_places(
     directory: Location, depth: int = MAX_DEPTH, at_most: int | None = MAX_DIRECTORIES
 ) -> Iterator[Location]:
-    """As :func:`find_snapshots`, with directories that only an entry of the catalogue is left in.
+    """Directories with metadata, or that only an entry of the catalogue is left in, in the order of their names.
 
-    What lies below and may not, or cannot, be listed is passed over.
-
-    Raises :class:`InvalidLocationError` when it would have to look into more than ``at_most`` directories, too.
+    This one is included; none lies in another. ``depth`` says how many levels below are looked at. What lies below and
+    may not, or cannot, be listed is passed over. Raises :class:`StorageError` when this one cannot be listed, and
+    :class:`InvalidLocationError` when it would have to look into more than ``at_most`` directories.
     """
     waiting = [(directory, depth)]
     for seen in itertools.count(1):

@@ -121,6 +121,7 @@ def open_snapshot(path: str | Location, *, own: bool = False) -> Snapshot:
     file, data = read_metadata_bytes(path)
     if own or text_length(data, file.url) <= HARMLESS_TEXT_BYTES:
         return Snapshot(file.parent, parse_metadata(data, file.url, file.parent.url))
+    # One at a time: what is parsed takes many times the memory of its text.
     with _LARGE_AND_FOREIGN:
         try_metadata(data, file.url)
         return Snapshot(file.parent, parse_metadata(data, file.url, file.parent.url))

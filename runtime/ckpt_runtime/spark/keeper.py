@@ -32,6 +32,7 @@ def keep(become_worker: Callable[[], NoReturn], tether: int, telling: int, direc
     code = 1
     try:
         processes.set_name(processes.KEEPER)
+        # Before the fork: whatever the worker starts at once is adopted as well.
         _control(_PR_SET_CHILD_SUBREAPER, 1)
         keeper = os.getpid()
         pid = os.fork()
@@ -47,6 +48,7 @@ def keep(become_worker: Callable[[], NoReturn], tether: int, telling: int, direc
         code = _wait_for(pid)
         end_descent()
         shutil.rmtree(directory, ignore_errors=True)
+        # By the same signal, so that whoever waits for the keeper is told what ended the worker.
         if code < 0:
             _end_by_signal(-code)
     finally:
@@ -60,6 +62,7 @@ def end_descent() -> None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
+            # Reaped one at a time, and looked again: what has just been killed may have started others before.
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
@@ -76,11 +79,13 @@ def _wait_for(worker: int) -> int:
 def _end_with(keeper: int) -> None:
     """A worker whose keeper is killed ends with it."""
     _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have died before the signal was asked for.
     if os.getppid() != keeper:
         os._exit(1)
 
 
 def _end_by_signal(number: int) -> None:
+    # The worker has left a core already, if any is wanted.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

@@ -116,6 +116,7 @@ def start_session(
     write_private(configuration_file, configuration_text(conf if authenticated else {**conf, **NO_AUTHENTICATION}))
     try:
         with append_private(log_file) as log:
+            # Earlier sessions have written to it as well, and their last lines would be shown for this one's.
             begin = log.tell()
             process = subprocess.Popen(
                 command,

@@ -85,6 +85,7 @@ def rotate(file: Path, max_bytes: int, max_files: int) -> bool:
             whole.seek(-max_bytes, os.SEEK_END)
             # With what is written meanwhile, but not for ever behind a writer that is faster.
             last.write(whole.read(2 * max_bytes))
+        # Cut as soon as it is copied: what is written between both steps is lost.
         os.truncate(file, 0)
         for number in range(max_files, 1, -1):
             older = _numbered(file, number - 1)

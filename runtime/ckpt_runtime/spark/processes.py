@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpt_runtime import process_mark
-from ckpt_runtime.client.process_id import started
+from ckpt_runtime.client.process_id import started, stat_fields
 
 WORKER = "ckpt-worker"
 TEMPLATE = "ckpt-template"
@@ -48,7 +48,7 @@ def descendants(pid: int) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with suppress(OSError, IndexError, ValueError):
-                parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(entry)] = int(stat_fields(entry)[1])
     found: list[int] = []
     wanted = {pid}
     while wanted:

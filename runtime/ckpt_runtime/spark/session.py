@@ -90,6 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     Raises SystemExit when a session is refused or lost Spark; the log says why.
     """
     start_logging(PLAIN, "driver")
+    # Before any file is made: logs, uploads and addresses are for the session's user alone.
     os.umask(PRIVATE_UMASK)
     options = parse_arguments(arguments)
     start_logging(LogSettings(options.configuration.get(LoggingOptions.FORMAT)), "driver")
@@ -215,6 +216,7 @@ def _configuration_of(file: Path | None) -> Configuration:
 
 def _token(configuration: Configuration) -> str | None:
     """From the environment, a file, or the configuration, in this order."""
+    # Taken out, since whatever this process starts inherits the environment.
     token = os.environ.pop(TOKEN_VARIABLE, None)
     if token:
         return token
@@ -268,12 +270,15 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
     logger.info("CKPT_REST_URL %s", url)
     try:
         await _lead(cluster.lead(url, context.applicationId or "", options.token), stop)
+        # Not before it leads: whoever waits for the file goes on at once.
         if options.ready_file is not None and not stop.is_set():
             _write_ready_file(options.ready_file, url, context.applicationId or "")
         await stop.wait()
     finally:
         logger.info("the session ends")
+        # The end of the application that follows is this session's own, and no news.
         watch.close()
+        # Before the cluster: no request may come to a dispatcher that has stopped.
         await rest_server.stop(server)
         await cluster.stop()
         if options.ready_file is not None:

@@ -130,8 +130,10 @@ class SlotAgent:
     def _watch(self, worker_id: str, worker: WorkerProcess) -> None:
         code = worker.wait()
         directory = self._directories.pop(worker_id, "")
+        # One that was let go has another agent, which tells of its end.
         if self._workers.pop(worker_id, None) is not None:
             self._report_exit(worker_id, code)
+        # Behind the report: deleting may take long, and a job waits for its next worker.
         _remove(directory)
 
     def _report_exit(self, worker_id: str, code: int | None) -> None:

@@ -73,6 +73,7 @@ class ForkServer:
             os.close(told)
             raise
         finally:
+            # Held by the keeper alone from now on: reading ends when it has told, or has died.
             os.close(telling)
         try:
             worker = _told_pid(told)
@@ -89,11 +90,13 @@ class ForkServer:
     def _become_keeper(self, start: WorkerStart, pipe: int, told: int, telling: int) -> NoReturn:
         try:
             os.close(told)
+            # What a fork inherits and has no use for: held open here, it would outlive the template.
             self._connection.close()
             for descriptor in self._workers:
                 os.close(descriptor)
             keep(partial(self._become_worker, start, pipe), pipe, telling, start.directory)
         finally:
+            # Never back into the template's loop, whatever was raised.
             os._exit(1)
 
     def _become_worker(self, start: WorkerStart, pipe: int) -> NoReturn:

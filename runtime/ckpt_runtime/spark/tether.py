@@ -68,6 +68,7 @@ class Tether:
             return
         with self._lock:
             self._agent = held
+        # The watching thread still sleeps on the former agent.
         os.write(self._wake, b"!")
 
     def _follow(self) -> None:

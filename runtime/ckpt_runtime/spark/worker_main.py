@@ -49,6 +49,7 @@ def prepare() -> None:
     from ckpt_runtime.task import worker, worker_warm_up
 
     del worker
+    # By itself Arrow takes a thread per core, in each worker of the machine.
     pa.set_cpu_count(1)
     worker_warm_up.warm_up()
     gc.collect()
@@ -79,6 +80,7 @@ def _tethered(start: WorkerStart, pipe: int) -> Tether:
     directory = start.directory
     hold(directory)  # as long as this process lives, whatever becomes of its agent
     tether = Tether(pipe, partial(_end, directory), directory=directory)
+    # Before anything heavy: an agent may end while its worker still imports.
     tether.start()
     return tether
 

@@ -74,6 +74,7 @@ class ForkedProcess:
             process = None  # it has ended already, as the template will say
         with self._lock:
             self._process = process
+            # It was wished dead before the template had forked it.
             if self._killed and process is not None:
                 process.kill()
         self._answered.set()
@@ -158,6 +159,7 @@ class WorkerTemplate:
             with self._lock:
                 if self._lost:
                     raise BrokenPipeError("the template process is gone")
+                # Before it is asked for: the answer may come before this thread goes on.
                 self._workers[start.worker] = worker
             socket.send_fds(self._connection, [msgspec.json.encode(start)], [theirs])
         except OSError:

@@ -62,6 +62,7 @@ class SharedFiles:
         with self._lock:
             if checkpoint_id > self._completed:
                 self._completed = checkpoint_id
+                # One that is not known to be written any more leaves nothing to refer to.
                 self._base = dict(self._pending.get(checkpoint_id) or {})
                 self._pending = {known: files for known, files in self._pending.items() if known > checkpoint_id}
 

@@ -101,6 +101,7 @@ class CheckpointStorage:
 
     def initialize(self) -> None:
         """Makes the job's directories; they may exist. Raises :class:`StorageError` naming the directory or bucket."""
+        # Making directories proves nothing on an object store; a bucket that is not there shows here.
         check_bucket(self.location)
         make_directory(self.shared)
         make_directory(self.task_owned)

@@ -180,6 +180,7 @@ def _succession(
     so who is late may create a file, and finds another claim.
     """
     digest = checksum_of(_encoded(place, present)).rpartition(":")[2]
+    # By the claim's content, in which `number` makes each unique: a successor that is late cannot meet a newer claim.
     names = [f"{_SUCCESSOR}{digest}-{number}" for number in range(_MOST_SUCCESSORS)]
     number = next((number for number, name in enumerate(names) if _is_next(place, name, successor, is_dead)), None)
     if number is None:
@@ -189,6 +190,7 @@ def _succession(
     except AmbiguousWriteError:
         raise
     except BaseException:
+        # Only its own: those of the dead ones in front show the next one where to go on.
         _forget(place, names[number : number + 1])
         raise
     _forget(place, names[: number + 1])
@@ -245,6 +247,7 @@ def let_go(place: Location, claim: Claim) -> None:
 
 def release(place: Location) -> None:
     """Anybody may claim the place from now on; for its owner alone. None there is fine."""
+    # The claim before the files of successors: who comes in between claims afresh.
     delete_file(claim_file(place))
     with suppress(StorageError):
         _forget(place, [name for name in list_names(place) if name.startswith(_SUCCESSOR)])

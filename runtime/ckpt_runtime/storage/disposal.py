@@ -112,7 +112,9 @@ class SnapshotDisposal:
         for segments in self.files:
             delete_file(directory.child(*segments))
             parents.update(directory.child(*segments[:depth]) for depth in range(1, len(segments)))
+        # The catalogue's entry goes behind the files: until then it shows that something is left to dispose of.
         delete_entry(directory)
+        # Deepest first: a directory is empty only when those in it have gone.
         for parent in sorted(parents, key=lambda location: -len(location.path)):
             delete_empty_directory(parent)
         delete_empty_directory(directory)

@@ -62,6 +62,7 @@ class FencedDocument(Generic[T]):
                 self._fence()
                 revision = self._document.read()
                 present: dict[str, Any] = {} if revision is None else revision.document
+                # Read anew in each round: a later leader may have adopted the document since the last one.
                 check_epoch(present.get("epoch", 0), self._epoch, self.directory)
             except StorageError as error:
                 if unknown:
@@ -69,14 +70,17 @@ class FencedDocument(Generic[T]):
                 raise
             content = self._content(present)
             changed = modify(content)
+            # Of an older epoch it is written all the same: that is what closes it for earlier leaders.
             if changed == content and present.get("epoch") == self._epoch:
                 return changed
             try:
                 document = {**to_builtins(changed), "epoch": self._epoch}
                 self._document.write(0 if revision is None else revision.number, document)
+            # Somebody was faster, or it was this very change, whose answer was lost: reading tells.
             except ConflictError:
                 continue
             except AmbiguousWriteError:
+                # Written again on top of what is read: of a change that has arrived `modify` makes nothing new.
                 unknown += 1
                 if unknown == _UNKNOWN_OUTCOMES:
                     raise

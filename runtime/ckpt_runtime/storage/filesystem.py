@@ -253,7 +253,9 @@ def exists(location: Location) -> bool:
     """Whether a file or directory is there now."""
     with naming("look for", location):
         if location.is_local:
+            # A dangling link is there: creating a file of its name would fail.
             return os.path.lexists(location.path)
+        # fsspec keeps listings, and other processes write here too.
         location.filesystem.invalidate_cache(location.parent.path)
         return bool(location.filesystem.exists(location.path))
 
@@ -368,6 +370,8 @@ def read_descriptor(descriptor: int, offset: int, length: int) -> bytes:
     """``length`` bytes from ``offset`` of an open local file, fewer at its end; safe to call from several threads."""
     parts: list[bytes] = []
     while length > 0:
+        # pread leaves the descriptor's position alone, so that threads may share it. Linux moves 2 GiB at most in one
+        # call.
         part = os.pread(descriptor, min(length, 1 << 30), offset)
         if not part:
             break
@@ -442,10 +446,12 @@ def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool 
 def _make_parents(path: str, mode: int) -> None:
     missing: list[str] = []
     parent = os.path.dirname(path)
+    # Not os.makedirs: it gives the mode to the last directory alone, and parents hold users' rows as well.
     while not os.path.isdir(parent):
         missing.append(parent)
         parent = os.path.dirname(parent)
     for directory in reversed(missing):
+        # Another process may be making the same one.
         with suppress(FileExistsError):
             os.mkdir(directory, mode)
 
@@ -483,6 +489,7 @@ def delete_tree(directory: Location) -> None:
     """Deletes a directory and everything in it, never what symbolic links in it point to; makes sure it is gone."""
     with naming("delete", directory):
         if directory.is_local:
+            # What a link points to was not made by the job.
             if os.path.islink(directory.path):
                 raise StorageError(f"cannot delete {directory.url}: it is a symbolic link", directory.url)
             with suppress(FileNotFoundError):

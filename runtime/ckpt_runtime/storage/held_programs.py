@@ -67,6 +67,7 @@ class HeldProgramStore:
         checksum = checksum_of(archive)
         make_directory(self._directory)
         with suppress(AlreadyExistsError):
+            # Archive first: what the document names has to be there.
             publish(self._directory.child(self._name(checksum)), archive)
 
         def held(present: _Document) -> _Document:

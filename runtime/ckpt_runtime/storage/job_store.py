@@ -89,9 +89,11 @@ class JobStore:
         plan = VersionedDocument(directory.child(_PLAN_NAME))
         stored = replace(job, epoch=self._epoch)
         with self._lock:
+            # Asked before the archive is written, which may be large.
             if plan.read() is not None:
                 raise AlreadyExistsError(f"job {job.job_id} is already stored in {directory.url}", directory.url)
             if archive is not None:
+                # Archive first: the plan makes the job exist, and must not point to what is not there.
                 stored = self._put_archive(directory, stored, archive)
             try:
                 plan.write(0, stored.to_json())
@@ -148,6 +150,7 @@ class JobStore:
         self._fence()
         directory = self._job_directory(job_id)
         with self._lock:
+            # Plan first: what is half deleted must not look like a job.
             VersionedDocument(directory.child(_PLAN_NAME)).delete()
             delete_tree(directory)
 

@@ -78,6 +78,7 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
     if checksum_of(body) != fields["checksum"]:
         raise _corrupt(name, "the checksum of its content is wrong")
     try:
+        # Before memory is taken for it: a small frame may claim to hold gigabytes.
         if zstandard.frame_content_size(body) != fields["text_length"]:
             raise _corrupt(name, "its length is not what its header says")
         text = zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)

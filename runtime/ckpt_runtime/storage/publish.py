@@ -41,6 +41,7 @@ _DEFINITE = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirector
 
 _CONFLICT = 409
 _PRECONDITION_FAILED = 412
+# 408, 425 and 429 say that the server had no time, not that nothing was done.
 _REFUSALS = (*(status for status in range(400, 500) if status not in (408, 425, 429)), 501)
 """Answers of HTTP servers with the same meaning."""
 
@@ -116,10 +117,12 @@ def _publish_locally(location: Location, data: bytes, install: Callable[[str, st
             with open(temporary, "xb", opener=open_private) as file:
                 file.write(data)
                 file.flush()
+                # Before it has its name: after a power failure the name could else be there and the content not.
                 os.fsync(file.fileno())
             install(temporary, location.path)
     finally:
         with suppress(OSError):
+            # A link leaves it as a second name; os.replace has used it up.
             os.unlink(temporary)
     try:
         fsync_directory(directory)

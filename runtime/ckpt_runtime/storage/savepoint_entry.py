@@ -115,6 +115,7 @@ def change_entry(
         changed = change(present)
         if revision is not None and changed == present:
             return changed
+        # Writing would make it anew: an entry must not bring back a savepoint that has just gone.
         check_directory(savepoint)
         try:
             document.write(0 if revision is None else revision.number, to_builtins(changed))

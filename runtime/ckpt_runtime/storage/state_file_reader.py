@@ -105,6 +105,7 @@ class StateFileReader:
             with self._lock, naming("read", self._location):
                 if self._descriptor >= 0:
                     os.close(self._descriptor)
+                # The link is opened, not the stored name, which may be another file's by now.
                 self._descriptor, self._verified = open_regular(path), False
             self.verify()
         except BaseException:

@@ -72,6 +72,7 @@ class VersionedDocument:
         is unknown whether the revision was made; reading then tells.
         """
         data = encode_document(document)
+        # Only an early no: creating the file exclusively is what decides.
         if self._latest() != expected:
             raise self._conflict(expected)
         make_directory(self.directory)
@@ -80,6 +81,7 @@ class VersionedDocument:
             publish(file, data)
         except AlreadyExistsError:
             raise self._conflict(expected) from None
+        # Old ones go last: a crash in between leaves a revision too many, never one too few.
         self._delete(self._superseded(expected, file))
 
     def delete(self) -> None:

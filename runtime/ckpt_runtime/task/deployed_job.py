@@ -24,10 +24,11 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.specs import JoinSpec, ProcessSpec, RangeReaderSpec
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
-from ckpt_runtime.network.transport import DataTransport, RemoteSubpartition
+from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
+from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
-from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.backend import BackendParameters, Keepsakes, KeyedStateBackend
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
@@ -54,8 +55,16 @@ class PlanMismatchError(RuntimeError):
 class DeployedJob:
     """Builds everything in the constructor (and may raise); nothing runs before :meth:`start`."""
 
-    def __init__(self, deployment: Deployment, plan: CompiledPlan, transport: DataTransport, host: SubtaskHost) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        plan: CompiledPlan,
+        transport: DataTransport,
+        host: SubtaskHost,
+        keepsakes: Keepsakes | None = None,
+    ) -> None:
         self.deployment = deployment
+        self._keepsakes = keepsakes
         self.subtasks: dict[SubtaskKey, Subtask] = {}
         self._plan = plan
         self._transport = transport
@@ -65,6 +74,7 @@ class DeployedJob:
         self._wakeups: dict[SubtaskKey, Wakeup] = {}
         self._gates: dict[SubtaskKey, InputGate] = {}
         shared = Wakeup()
+        # All gates before the first output: outputs inside of this worker look for their receiving ends.
         for descriptor in deployment.subtasks:
             own = Wakeup() if self._has_user_code(descriptor) else shared
             self._build_gate(descriptor, own)
@@ -98,6 +108,7 @@ class DeployedJob:
             self.mail(key, Subtask.cancel)
         deadline = time.monotonic() + timeout_s
         ended = [thread.join(max(0.0, deadline - time.monotonic())) for thread in self.threads]
+        # Behind the threads, which send and poll until they have ended.
         self._transport.release(self.deployment.deployment)
         return all(ended)
 
@@ -252,6 +263,7 @@ class DeployedJob:
                     # The worker's agent removes the temporary directory of a worker that has ended, a killed one too.
                     partial(tempfile.mkdtemp, prefix="ckpt-state-"),
                     self.deployment.graph.configuration,
+                    self._keepsakes,
                 ),
                 () if state is None else state.keyed,
                 self.deployment.snapshot_directory,

@@ -91,6 +91,7 @@ class PersistedBuffers:
         with self._lock:
             for reference, place in self._written.pop(checkpoint_id, ()):
                 self._remember(reference, place)
+            # Older ones are subsumed: their files go, and nothing may refer to them.
             self._written = {known: places for known, places in self._written.items() if known > checkpoint_id}
             self._begun = {known for known in self._begun if known > checkpoint_id}
 
@@ -105,6 +106,7 @@ class PersistedBuffers:
         An older checkpoint under way that keeps the buffer elsewhere makes the file go when it completes.
         """
         with self._lock:
+            # While an older one is being written, nobody knows whether its file will hold the buffer in another place.
             reference, place = self._places.get(id(buffer), (None, None))
             if reference is None or reference() is not buffer or any(known < checkpoint_id for known in self._begun):
                 return None
@@ -116,10 +118,15 @@ class PersistedBuffers:
         buffer = reference()
         if buffer is None:
             return
+        # By identity: buffers are compared by content, and this is about what lies in memory. An id may be given again,
+        # so the reference is compared as well.
         key = id(buffer)
 
+        # Called by the collector in whatever thread drops the buffer, perhaps one that holds the lock: so it takes
+        # none.
         def forget(gone: object, key: int = key) -> None:
             known = self._places.get(key)
+            # The id may be another buffer's by now.
             if known is not None and known[0] is gone:
                 del self._places[key]
 

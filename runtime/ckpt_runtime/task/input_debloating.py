@@ -34,6 +34,7 @@ class InputDebloating:
         """
         processed = self.taken_bytes - rest_bytes
         own_ns = metrics.busy_ns + metrics.backpressured_ns
+        # Differences of running totals: nothing is lost when a sample is left out.
         last, self._last = self._last, (now_ms, processed, metrics.idle_ns, own_ns)
         self.next_ms = now_ms + self._period_ms
         if last is None:

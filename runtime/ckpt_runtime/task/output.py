@@ -170,6 +170,7 @@ class ResultPartition:
             Partitioning.REBALANCE: self._rebalance if overtakes else self._deal,
             Partitioning.BROADCAST: self._broadcast,
         }[partitioning]
+        # Nothing to be split: no row needs a hash.
         if len(self._subpartitions) == 1:
             self._route = self._forward
 
@@ -191,6 +192,7 @@ class ResultPartition:
 
         Holds from the next rows on; what is queued stays as it is, and no limit exceeds the one given at first.
         """
+        # One assignment: the subtask's thread sees the limit before or the limit after.
         self._channel_limits[index] = replace(self._limits, bytes=min(size, self._limits.bytes))
 
     @property
@@ -252,6 +254,7 @@ class ResultPartition:
     ) -> list[CapturedChannel]:
         captured = []
         for position, subpartition in enumerate(self._subpartitions):
+            # What a channel leaves of its share goes to those behind it.
             share = None if limit is None else limit // (len(self._subpartitions) - position)
             elements = capture(subpartition, share)
             if elements:

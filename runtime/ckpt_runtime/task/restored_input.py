@@ -99,6 +99,7 @@ class RestoredInput:
         if isinstance(element.content, InFlightWatermark):
             return RestoredWatermark(stream.edge, stream.peer, element.content.timestamp_ms)
         batch = pa.ipc.read_record_batch(element.content, self._reader.schema)
+        # After a rescale several subtasks read the same element, and each takes the rows of its own key groups.
         if element.place.key_groups is not None:
             batch = _clip(batch, self._edge_keys[stream.edge], element.place.key_groups)
         return RestoredRows(stream.edge, batch) if batch.num_rows else None

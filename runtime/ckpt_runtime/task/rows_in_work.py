@@ -57,6 +57,8 @@ class RowsInWork:
         rows = left if whole else min(left, self._size.rows)
         if self._ends is not None and rows < left:
             rows = self._ends[bisect_left(self._ends, self._offset + rows)] - self._offset
+        # The batch itself and no slice of it: operators know it again by identity, and a slice costs as much as a small
+        # batch.
         if rows == batch.num_rows:
             part = batch
         else:

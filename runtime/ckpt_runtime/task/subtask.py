@@ -131,6 +131,7 @@ class Subtask:
     def open(self) -> None:
         """Opens the operators and goes to RUNNING, or straight to FINISHED for one that finished before."""
         if self._finished_on_restore:
+            # Receivers wait for all three, as from a subtask that runs.
             self.chain.end.emit_watermark(MAX_WATERMARK)
             self.chain.end.send_control(EndOfData(True))
             self.chain.end.send_control(EndOfPartition())
@@ -141,12 +142,14 @@ class Subtask:
 
     def step(self) -> bool:
         """Does one piece of work; False when there is none. Raises what an operator raises: the subtask has failed."""
+        # First of all: triggers and cancellations must not wait behind rows.
         if self._mails:
             self._mails.popleft()()
             return True
         if self.checkpoints.work():
             return True
         end = self.chain.end
+        # Also while there is no room: rows that are due must not wait for another channel.
         if end.next_flush_ms is not None:
             end.flush_due(self._host.monotonic_ms())
         if self._finishing:
@@ -155,6 +158,7 @@ class Subtask:
             self.trigger_checkpoint(self._held_back.pop(0))
             return True
         if not end.has_room:
+            # A lost channel has no room ever again; this is where its error comes up.
             end.check()
             self.backpressured = True
             return False
@@ -242,6 +246,7 @@ class Subtask:
             if not self._data_ended:
                 self._behind_the_end.append(barrier)
                 return
+        # The predecessors have finished, but their ends may still stand in the queues, behind rows.
         if self._open_partitions:
             trigger = TriggeredByCoordinator(barrier.checkpoint_id, barrier.timestamp_ms, barrier.options)
             self.checkpoints.handle(trigger)
@@ -270,6 +275,7 @@ class Subtask:
         if latest_completed is not None:
             self.notify_complete(latest_completed)
         if self.state is TaskState.RUNNING:
+            # Not triggered when the head operator lets go: nobody waits for it any more.
             self._held_back = [barrier for barrier in self._held_back if barrier.checkpoint_id != checkpoint_id]
             self.checkpoints.aborted(checkpoint_id)
             self.chain.notify_aborted(checkpoint_id)
@@ -306,6 +312,7 @@ class Subtask:
         return status
 
     def _process(self, channel: InputChannel, element: object) -> None:
+        # Before it is processed: it is in-flight data of all checkpoints whose barrier this channel has not shown yet.
         if self.checkpoints.records and isinstance(element, pa.RecordBatch | pa.Buffer | Watermark):
             self.checkpoints.record(channel, element)
         match element:
@@ -329,6 +336,7 @@ class Subtask:
                 self._open_partitions -= 1
                 self.checkpoints.handle(EndOfPartitionReceived((channel.input_index, channel.index)))
                 self._finish_behind_inputs()
+            # A lost channel arrives as an element, behind the rows that had come before.
             case BaseException():
                 raise element
 
@@ -349,6 +357,7 @@ class Subtask:
         """Goes on with the rows in work. A reader of ranges takes its buffer whole: one row of it is hours of work."""
         channel = self._work.channel
         done = self._work.process(self.chain.head.process_batch, whole=channel is not None and not channel.overtakes)
+        # Credit goes back for what is done with only: this is what bounds the rows in memory.
         if done and channel is not None:
             channel.buffer_consumed()
         self.checkpoints.rows_processed()
@@ -459,6 +468,7 @@ class Subtask:
         now = self._host.now_ms()
         due = [position for position, at in enumerate(self._timers) if at is not None and at <= now]
         for position in due:
+            # All are cleared before the first is called: operators set their next timer while they are.
             self._timers[position] = None
         for position in due:
             self.chain.operators[position].on_processing_time(now)
@@ -471,6 +481,7 @@ class Subtask:
             self._restored.close()
         for failure in self.chain.close():
             log_failure(logger, logging.ERROR, f"closing {self.name} failed", failure)
+            # An operator that cannot close may not have written its last rows.
             if state is TaskState.FINISHED:
                 state, error = TaskState.FAILED, failure
         self._change(state, error)

@@ -196,6 +196,7 @@ class SubtaskCheckpoints:
                 measure = True
             else:
                 self._carry_out(effect, ended=isinstance(event, EndOfPartitionAnnounced))
+        # After all effects: they may have blocked channels, or taken the snapshot of an older checkpoint.
         if measure:
             self.handle(InFlightMeasured(self._in_flight_bytes()))
 
@@ -293,6 +294,7 @@ class SubtaskCheckpoints:
             known: begun for known, begun in self._alignments.items() if known >= checkpoint_id or known in self._open
         }
         chain = self._subtask.chain
+        # Receivers may be waiting for this barrier: in its place they hear that it will not come.
         if checkpoint_id in self._aborted:
             self._aborted.discard(checkpoint_id)
             chain.end.send_control(CancelCheckpoint(checkpoint_id))
@@ -322,6 +324,7 @@ class SubtaskCheckpoints:
             sync_ms=self._subtask.monotonic_ms() - start,
             unaligned=unaligned,
         )
+        # Sent in order, but still in a queue: should it not get out in time, it overtakes what is in front of it there.
         turnable = _may_overtake(barrier) and not overtaking and chain.end.holds_barrier(checkpoint_id)
         self._open[checkpoint_id] = _OpenSnapshot(
             SubtaskSnapshot(barrier, tuple(operators), InFlight(), measures),
@@ -374,6 +377,7 @@ class SubtaskCheckpoints:
         settled = False
         now = self._subtask.now().abs_ms
         end = self._subtask.chain.end
+        # A copy: what is complete leaves the dictionary.
         for checkpoint_id, snapshot in list(self._open.items()):
             if not snapshot.waits_for_outputs:
                 continue
@@ -400,6 +404,7 @@ class SubtaskCheckpoints:
                 unaligned=snapshot.snapshot.measures.unaligned or not in_flight.is_empty,
             )
             if not in_flight.is_empty:
+                # Before it is handed over: the thread that writes may be done before this one goes on.
                 self.persisted.begun(checkpoint_id)
             self._writing.add(checkpoint_id)
             self._subtask.write(replace(snapshot.snapshot, in_flight=in_flight, measures=measures))

@@ -24,6 +24,7 @@ class TaskThread:
     def __init__(self, name: str, subtasks: Sequence[Subtask], wakeup: Wakeup) -> None:
         self.subtasks = list(subtasks)
         self._wakeup = wakeup
+        # User code that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -73,6 +74,7 @@ class TaskThread:
                 self._sleep(live)
 
     def _sleep(self, live: Sequence[Subtask]) -> None:
+        # Before the last look for work: what arrives from here on ends the sleep.
         self._wakeup.prepare()
         if any(subtask.has_work for subtask in live):
             self._wakeup.cancel()

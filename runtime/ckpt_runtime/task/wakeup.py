@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+# A lock cannot be waited for longer than threading.TIMEOUT_MAX, and a user's timer may be centuries away.
 LONGEST_SLEEP_S = 3600.0
 
 
@@ -18,11 +19,13 @@ class Wakeup:
 
     def wake(self) -> None:
         """Any thread."""
+        # A plain flag: nearly all wake-ups find the thread awake, and setting an event takes a lock.
         if self._sleeping:
             self._event.set()
 
     def prepare(self) -> None:
         """The sleeper is about to sleep; it must look for work once more after this call."""
+        # In this order: a wake-up between both lines sets the event of this sleep, not of the last one.
         self._event.clear()
         self._sleeping = True
 

@@ -57,6 +57,7 @@ from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.state.backend import Keepsakes
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.structured_log import about, log_of_process
@@ -109,11 +110,11 @@ class TaskWorker:
     ) -> None:
         self._connection = connection
         self._tether = tether
-        self._worker_id = worker_id
         self._transport = DataTransport(connection.local_host, secret)
         self._job: DeployedJob | None = None
         self._plan: tuple[str, CompiledPlan] | None = None
         self._programs: dict[str, str] = {}
+        self._keepsakes = Keepsakes()
         self._writing: dict[tuple[Subtask, int], NewFiles] = {}
         self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
         self._closing = threading.Event()
@@ -133,12 +134,14 @@ class TaskWorker:
         self._snapshots.shutdown(wait=False, cancel_futures=True)
         self._transport.close()
         self._connection.close()
+        self._keepsakes.close()
         for directory in self._programs.values():
             shutil.rmtree(directory, ignore_errors=True)
 
     def _handle(self, command: WorkerCommand) -> None:
         match command:
             case DeploySubtasks():
+                # From now on it ends with its agent: only a worker that never worked may be adopted by another.
                 self._tether.begin_work()
                 self._deploy(command)
             case CancelDeployment():
@@ -164,8 +167,9 @@ class TaskWorker:
             _pin(deployment.pin_cpu)
             directory = self._unpack(deployment.program.directory, command.archive)
             plan = self._plan_of(deployment, directory)
-            self._job = DeployedJob(deployment, plan, self._transport, self)
+            self._job = DeployedJob(deployment, plan, self._transport, self, self._keepsakes)
             self._job.start()
+        # An entry point may call sys.exit(), which must not end the worker.
         except (Exception, SystemExit) as error:
             failure = _logged(f"deployment {deployment.deployment} failed", error)
             self._report(DeploymentFailed(deployment.deployment, failure))
@@ -190,6 +194,7 @@ class TaskWorker:
     def _plan_of(self, deployment: Deployment, directory: str) -> CompiledPlan:
         """The entry point runs once per worker, job and configuration, not once per restart."""
         graph = deployment.graph
+        # A live rescale changes these alone, and operators do not see them: the entry point need not run again for it.
         rescaled = (VERTEX_PARALLELISM, VERTEX_BOUNDS)
         options = sorted((key, text) for key, text in graph.configuration.items() if key not in rescaled)
         key = f"{deployment.program.directory}:{graph.plan_fingerprint}:{options}"
@@ -198,6 +203,7 @@ class TaskWorker:
         return self._plan[1]
 
     def _cancel(self, command: CancelDeployment) -> None:
+        # First: what its tasks report on their way down is covered by the one answer below.
         job, self._job = self._job, None
         ended = True
         if job is not None:
@@ -321,6 +327,7 @@ class TaskWorker:
             SnapshotProgress(
                 subtask.vertex_id, subtask.index, checkpoint_id, files.written_bytes, files.duplicated_bytes
             )
+            # A copy: threads of the pool begin and end writing meanwhile.
             for (subtask, checkpoint_id), files in list(self._writing.items())
             if _runs(job, subtask)
         )
@@ -406,6 +413,7 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
 def _pin(cpu: int | None) -> None:
     """Binds the process to a core; threads started later inherit it. None leaves it alone."""
     if cpu is not None and hasattr(os, "sched_setaffinity"):
+        # Each thread has an affinity of its own, and many run already.
         for thread in os.listdir("/proc/self/task"):
             try:
                 os.sched_setaffinity(int(thread), {cpu})

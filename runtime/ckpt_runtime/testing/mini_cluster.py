@@ -194,7 +194,7 @@ class MiniCluster:
         return self.call(self.dispatcher.checkpoint_statistics(job_id)).counts.completed
 
     def restarts(self, job_id: str) -> int:
-        """How often the job was deployed again."""
+        """Counts how often the job was deployed again."""
         return int(self.call(self.dispatcher.job_metrics(job_id))["numRestarts"])
 
     def savepoint(
@@ -228,7 +228,7 @@ class MiniCluster:
         return location
 
     def failure(self, job_id: str) -> str:
-        """The newest failure: its stack trace, or what it says where it has none; empty without one."""
+        """Returns the newest failure: its stack trace, or what it says where it has none; empty without one."""
         entries = self.call(self.dispatcher.exception_history(job_id, 1)).entries
         if not entries:
             return ""
@@ -236,7 +236,7 @@ class MiniCluster:
         return failure.stack_trace or f"{failure.exception}: {failure.message}"
 
     def worker_pids(self, job_id: str | None = None) -> list[int]:
-        """Process ids of the active workers, in slot order; of a job, those that run it."""
+        """Returns the process ids of the active workers, in slot order; of a job, those that run it."""
 
         async def pids() -> list[int]:
             slots = list(self.cluster.slots.all())
@@ -249,7 +249,7 @@ class MiniCluster:
         return self.call(pids())
 
     def spare_pids(self) -> list[int]:
-        """Process ids of the spare workers that are ready."""
+        """Returns the process ids of the spare workers that are ready."""
 
         async def pids() -> list[int]:
             return [slot.spare.pid for slot in self.cluster.slots.all() if slot.spare is not None]

@@ -21,7 +21,7 @@ from ckpt_runtime.network.framing import (
     encode_credit,
 )
 from ckpt_runtime.network.gate import InputChannel
-from ckpt_runtime.network.transport import RemoteSubpartition
+from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.scheduler.deployment import Address
 from tests.simulation.schedules.violation import Violation
 

@@ -25,9 +25,10 @@ from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import OutputQueue
-from ckpt_runtime.network.transport import RemoteSubpartition
+from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
+from ckpt_runtime.scheduler.live_changes import LiveChanges
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
@@ -543,7 +544,7 @@ def _():
 
 @bug("a job is rescaled before its fresh checkpoint is complete", "203.14")
 def _():
-    original = JobCore._on_slots_reserved
+    original = LiveChanges._on_slots_reserved
 
     def reserved(self, event):
         """Nothing is to be stored before that."""
@@ -553,7 +554,7 @@ def _():
             self._follow([order])
             self._tell(core.PlanStored(event.request_id))
 
-    return [(JobCore, "_on_slots_reserved", reserved)]
+    return [(LiveChanges, "_on_slots_reserved", reserved)]
 
 
 @bug("slots that a smaller job does not need stay its own", "203.14")
@@ -575,18 +576,18 @@ def _():
 
 @bug("a rescale that failed is deployed with the next restart", "203.14", seed=52)
 def _():
-    original = JobCore._give_up_change
+    original = LiveChanges._give_up_change
 
     def give_up(self, reason):
         self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
         original(self, reason)
 
-    return [(JobCore, "_give_up_change", give_up)]
+    return [(LiveChanges, "_give_up_change", give_up)]
 
 
 @bug("one vertex of a rescale keeps its parallelism", "203.14, half of it is deployed")
 def _():
-    original = JobCore._on_plan_stored
+    original = LiveChanges._on_plan_stored
 
     def stored(self, event):
         wanted = self.wanted_graph
@@ -595,7 +596,7 @@ def _():
         if self._next_plan.graph is wanted:
             self._next_plan = replace(self._next_plan, graph=wanted.with_parallelism(kept))
 
-    return [(JobCore, "_on_plan_stored", stored)]
+    return [(LiveChanges, "_on_plan_stored", stored)]
 
 
 # --- the shell
@@ -614,7 +615,7 @@ def _():
 
 @bug("a change of settings is confirmed and not in force", "571.3, the wiring")
 def _():
-    return [(JobCore, "_patch_coordinator", nothing)]
+    return [(LiveChanges, "_patch_coordinator", nothing)]
 
 
 @bug("an early end of data is forgotten", "FLIP-147, the wiring", seed=116)

@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.scheduler import core_events as core
-from ckpt_runtime.scheduler.job_core import JobCore
+from ckpt_runtime.scheduler.live_changes import LiveChanges
 from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 from tests.simulation.planted.registry import bug, nothing
 from tests.simulation.protocols import driver as simulated_driver
@@ -112,7 +112,7 @@ def _():
 
 @bug("overrides are applied before they are stored", "571.5")
 def _():
-    original = JobCore._on_patch_requested
+    original = LiveChanges._on_patch_requested
 
     def requested(self, event):
         before = self._update.overrides
@@ -122,18 +122,18 @@ def _():
         self._update.overrides = before
         original(self, event)
 
-    return [(JobCore, "_on_patch_requested", requested)]
+    return [(LiveChanges, "_on_patch_requested", requested)]
 
 
 @bug("overrides are answered before they are stored", "571.6")
 def _():
-    original = JobCore._on_patch_requested
+    original = LiveChanges._on_patch_requested
 
     def requested(self, event):
         self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
         original(self, event)
 
-    return [(JobCore, "_on_patch_requested", requested)]
+    return [(LiveChanges, "_on_patch_requested", requested)]
 
 
 @bug("overrides are lost with their driver", "571.5")
@@ -148,7 +148,7 @@ def _():
 
 @bug("overrides are stored and not applied", "571.2")
 def _():
-    return [(JobCore, "_patch_coordinator", nothing)]
+    return [(LiveChanges, "_patch_coordinator", nothing)]
 
 
 @bug("one override drops the others", "571.1")
@@ -277,7 +277,7 @@ def _():
     return [(CheckpointFailureManager, "on_success", nothing)]
 
 
-@bug("a restart does not reset the count", "1.5")
+@bug("a restart does not reset the count", "1.5", seed=64)
 def _():
     def on_failure(self, *arguments, **more):
         return _ON_FAILURE(self, *arguments, **more)

@@ -17,6 +17,7 @@ from ckpt_runtime.scheduler.durable_change import DurableChange, Next
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
+from ckpt_runtime.scheduler.live_changes import LiveChanges
 from ckpt_runtime.scheduler.plan_change import PlanChange
 from ckpt_runtime.scheduler.restart_strategies import RestartHistory, Restarts
 from ckpt_runtime.scheduler.settings_update import SettingsUpdate
@@ -37,7 +38,7 @@ def _():
     return [(JobCore, "handle", lambda self, event, now: original(self, event, now)[::-1])]
 
 
-@bug("an end of data that comes early is forgotten", "6.2")
+@bug("an end of data that comes early is forgotten", "6.2", seed=229)
 def _():
     original = JobCore._on_end_of_data
 
@@ -53,7 +54,7 @@ def _():
     return [(ExecutionView, "_is_held_up", lambda self, key, known: False)]
 
 
-@bug("a checkpoint does not say that it is the last one", "147.7")
+@bug("a checkpoint does not say that it is the last one", "147.7", seed=139)
 def _():
     original = Triggering._options
     return [(Triggering, "_options", lambda self, *rest: replace(original(self, *rest), final=False))]
@@ -62,7 +63,7 @@ def _():
 # --- attempts
 
 
-@bug("a recorded attempt is taken for the present one", "one attempt's answers are not another's")
+@bug("a recorded attempt is taken for the present one", "one attempt's answers are not another's", seed=150)
 def _():
     original = JobCore._on_attempt_recorded
     return [
@@ -102,7 +103,7 @@ def _():
 # --- settings
 
 
-@bug("a patch is settled twice", "571.6", seed=147)
+@bug("a patch is settled twice", "571.6", seed=358)
 def _():
     def settle(self, outcome, message):
         patch, self._patch = self._patch, None
@@ -111,7 +112,7 @@ def _():
     return [(SettingsUpdate, "_settle", settle)]
 
 
-@bug("two changes of settings at the same time", "571.6")
+@bug("two changes of settings at the same time", "571.6", seed=53)
 def _():
     original = SettingsUpdate.requested
 
@@ -124,7 +125,7 @@ def _():
 
 @bug("a patch is applied that was not stored", "571.5", seed=114)
 def _():
-    original = JobCore._on_overrides_answer
+    original = LiveChanges._on_overrides_answer
 
     def answered(self, event):
         if isinstance(event, core.ChangeNotStored) and self._update.concerns(event.request_id):
@@ -135,7 +136,7 @@ def _():
             self._update.overrides = before
         original(self, event)
 
-    return [(JobCore, "_on_overrides_answer", answered)]
+    return [(LiveChanges, "_on_overrides_answer", answered)]
 
 
 # --- replacements
@@ -146,12 +147,12 @@ def _():
     def extra(self, event):
         self._plan = self._next_plan
 
-    return [also(JobCore, "_on_plan_stored", extra)]
+    return [also(LiveChanges, "_on_plan_stored", extra)]
 
 
 @bug("a replaced graph is not deployed", "530")
 def _():
-    return [(JobCore, "_redeploy", nothing)]
+    return [(LiveChanges, "_redeploy", nothing)]
 
 
 @bug("the coordinator does not hear of a replaced graph", "530, one plan is in force")
@@ -180,9 +181,9 @@ def _():
     original = JobCore._on_attempt_recorded
 
     def recorded(self, event):
-        before, self._plan = self._plan, self._next_plan
-        if self._plan.graph is not before.graph:
-            self._to_coordinator(checkpoint_on.GraphReplaced(self._plan.graph))
+        another = self._changes.come_into_force()
+        if another is not None:
+            self._to_coordinator(checkpoint_on.GraphReplaced(another))
         original(self, event)
 
     return [(JobCore, "_acquire_slots", JobCore._emit), (JobCore, "_on_attempt_recorded", recorded)]
@@ -193,22 +194,22 @@ def _():
     def stored(self, event):
         self._to_coordinator(checkpoint_on.ConfigurationPatched(self._next_plan.settings))
 
-    return [also(JobCore, "_on_plan_stored", stored)]
+    return [also(LiveChanges, "_on_plan_stored", stored)]
 
 
 @bug("a replaced configuration waits for the next patch", "571.1")
 def _():
-    original = JobCore._on_plan_stored
+    original = LiveChanges._on_plan_stored
 
     def stored(self, event):
         patch, self._patch_coordinator = self._patch_coordinator, lambda: None
         original(self, event)
         self._patch_coordinator = patch
 
-    return [(JobCore, "_on_plan_stored", stored)]
+    return [(LiveChanges, "_on_plan_stored", stored)]
 
 
-@bug("a configuration is replaced while settings are being changed", "571.6")
+@bug("a configuration is replaced while settings are being changed", "571.6", seed=57)
 def _():
     return [(SettingsUpdate, "is_busy", False)]
 
@@ -230,7 +231,7 @@ def _():
 
 @bug("a configuration is in force before it is stored", "530.5")
 def _():
-    original = JobCore._on_change_requested
+    original = LiveChanges._on_change_requested
 
     def requested(self, event):
         before = self._change.configures
@@ -239,7 +240,7 @@ def _():
             self._next_plan = replace(self._next_plan, settings=event.plan.settings)
             self._patch_coordinator()
 
-    return [(JobCore, "_on_change_requested", requested)]
+    return [(LiveChanges, "_on_change_requested", requested)]
 
 
 @bug("a restart for a configuration uses up the restart budget", "530.5")
@@ -267,7 +268,7 @@ def _():
 
 @bug("DELETE of overrides returns to the submitted configuration", "530.9")
 def _():
-    original = JobCore._patch_coordinator
+    original = LiveChanges._patch_coordinator
 
     def patch(self):
         self.__dict__.setdefault("submitted", self._plan.settings)
@@ -280,8 +281,8 @@ def _():
         original_stored(self, event)
         self._patch_coordinator = before
 
-    original_stored = JobCore._on_overrides_stored
-    return [(JobCore, "_on_overrides_stored", stored)]
+    original_stored = LiveChanges._on_overrides_stored
+    return [(LiveChanges, "_on_overrides_stored", stored)]
 
 
 @bug("a removed option comes back out of the job's stored options", "530.9, after a takeover")
@@ -379,14 +380,14 @@ def _():
 
 @bug("a rescale does not wait for its checkpoint", "203.14, a fresh checkpoint first")
 def _():
-    original = JobCore._on_slots_reserved
+    original = LiveChanges._on_slots_reserved
 
     def reserved(self, event):
         original(self, event)
         if self._change.needs_running_job and self._change.concerns(event.request_id):
             self._follow(self._change.checkpoint_taken())
 
-    return [(JobCore, "_on_slots_reserved", reserved)]
+    return [(LiveChanges, "_on_slots_reserved", reserved)]
 
 
 @bug("a rescale does not wait for its slots", "203.14, slots first")
@@ -404,7 +405,7 @@ def _():
 
 @bug("a rescale goes on when its slots are lost", "203.14, slots first")
 def _():
-    return [(JobCore, "_on_slots_not_reserved", nothing)]
+    return [(LiveChanges, "_on_slots_not_reserved", nothing)]
 
 
 @bug("a rescale goes on when its job fails", "203.14, a fresh checkpoint first")
@@ -427,13 +428,13 @@ def _():
 
 @bug("a rescale that is given up is in force all the same", "203.14, the job goes on as it was")
 def _():
-    original = JobCore._give_up_change
+    original = LiveChanges._give_up_change
 
     def give_up(self, reason):
         self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
         original(self, reason)
 
-    return [(JobCore, "_give_up_change", give_up)]
+    return [(LiveChanges, "_give_up_change", give_up)]
 
 
 @bug("half of a rescale is stored", "203.14, a later driver runs the old or the new", seed=93)
@@ -456,7 +457,7 @@ def _():
 
 @bug("a rescale is in force before it is stored", "203.14, persist, then apply", seed=213)
 def _():
-    original = JobCore._store_change
+    original = LiveChanges.checkpoint_taken
 
     def store(self):
         original(self)
@@ -464,7 +465,7 @@ def _():
             self._next_plan = self._change.plan
             self._redeploy()
 
-    return [(JobCore, "_store_change", store)]
+    return [(LiveChanges, "checkpoint_taken", store)]
 
 
 # --- the end

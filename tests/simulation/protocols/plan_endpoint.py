@@ -384,9 +384,9 @@ class PlanEndpoint:
         state, deployment = self._driver.machine.state, self._driver.deployment
         about_to_deploy = state in (JobState.CLEARING, JobState.BACKING_OFF, JobState.STOPPING, JobState.ENDING)
         ends = state.is_terminal or state in (JobState.CANCELLING, JobState.FAILING)
-        kept = self._wish is not None or about_to_deploy or ends or bool(self.savepoints)
-        self._require(kept or self._reserved is None, "slots stay reserved for a rescale that is over")
         waits = bool(self.savepoints) or self._driver.checker.is_cancelled_next
+        kept = self._wish is not None or about_to_deploy or ends or waits
+        self._require(kept or self._reserved is None, "slots stay reserved for a rescale that is over")
         if state is JobState.RUNNING and deployment is not None and not waits:
             runs = shape(deployment.graph)
             self._require(runs == self.shape, f"{runs} goes on running, {self.shape} is in force")

@@ -171,6 +171,7 @@ class Int64KeyIndex(KeyIndex):
         key = fixed_key(columns.plain(arrays[0]))
         self._make_room(key)
         slots = np.empty(len(key.values), dtype=np.uint32)
+        # Once more over the whole batch: keys that the smaller table could take are found now.
         while not self._find_or_insert(key, slots):
             self._replace_table(key)
         return slots

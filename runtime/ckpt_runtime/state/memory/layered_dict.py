@@ -17,6 +17,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 CHUNK = 10_000
+# A read may have to look at each of them.
 _MAX_LAYERS = 4
 _TOMBSTONE: Any = object()
 
@@ -75,6 +76,7 @@ class LayeredDict(Generic[K, V]):
         elif self._views:
             layers[-1][key] = value
         else:
+            # Nobody looks at the layers: straight to the bottom, where no entry above may hide it.
             for layer in layers[1:]:
                 layer.pop(key, None)
             layers[0][key] = value
@@ -106,6 +108,7 @@ class LayeredDict(Generic[K, V]):
     def freeze(self) -> FrozenView[K, V]:
         """A view of the present entries, in constant time."""
         self._forget_released()
+        # Nothing has changed since the last one: no second empty layer is piled up.
         if len(self._layers) > 1 and not self._layers[-1]:
             view = FrozenView(tuple(self._layers[:-1]))
         else:
@@ -134,6 +137,7 @@ class LayeredDict(Generic[K, V]):
         while len(self._layers) > 1 and budget > 0:
             layer = self._layers[1]
             while layer and budget > 0:
+                # Taken out as it is moved: wherever the budget ends, each entry is in one layer.
                 key, value = layer.popitem()
                 if value is _TOMBSTONE:
                     base.pop(key, None)

@@ -44,6 +44,7 @@ class TimerQueue(MemoryState):
             ordered = list(times)
             insort(ordered, time)
             self._entries.put(key, tuple(ordered))
+        # Between time and key: keys of equal times are never compared, which None among their values would not bear.
         self._pushes += 1
         heapq.heappush(self._heap, (time, self._pushes, key))
 
@@ -73,6 +74,7 @@ class TimerQueue(MemoryState):
 
     def due(self, until: int) -> list[tuple[int, Key]]:
         """Timers at or before ``until``, ascending. They stay listed until deleted but are not given out again."""
+        # A timer that was deleted and registered again is in the heap twice.
         found: dict[tuple[int, Key], None] = {}
         while self._heap and self._heap[0][0] <= until:
             time, _, key = heapq.heappop(self._heap)

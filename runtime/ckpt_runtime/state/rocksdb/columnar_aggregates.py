@@ -19,10 +19,10 @@ from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable, FrozenAggregateTable
 from ckpt_runtime.state.memory.key_index import capacity_for, grown
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
+from ckpt_runtime.state.rocksdb.codec import BATCH
 from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
-from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
 
 _HASTE = 2
@@ -195,6 +195,7 @@ class CachedAggregates:
     def _age(self) -> None:
         """The younger table becomes the older one, once the database has all that this one had."""
         self._write_old(len(self._unwritten))
+        # What snapshots have frozen of it as well: from here on reads of these keys go to the database.
         self._database.settle()
         if self._old is not None:
             self._forgotten.add(self._old.table.hashes())

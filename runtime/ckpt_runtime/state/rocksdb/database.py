@@ -14,12 +14,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.dirty import FrozenDirty
 from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
-from ckpt_runtime.state.rocksdb.store import Store
+
+if TYPE_CHECKING:  # what every worker loads before it has a job must not load rocksdict
+    from ckpt_runtime.state.rocksdb.store import Store
 
 
 class Moment:
@@ -30,7 +33,6 @@ class Moment:
         self.directory = directory
         self._parts = parts
         self._wanted = True
-        self._linked = False
         self._failure: Exception | None = None
 
     def files(self) -> list[Path]:
@@ -92,6 +94,7 @@ class Database:
         with self._users_lock:
             self._users += 1
         moment = Moment(self, parts, self._directory.path / f"snapshot-{next(self._numbers)}")
+        # Without the lock of the order, which a writer may hold for as long as the disk takes.
         self._pending.append(moment)
         return moment
 
@@ -111,6 +114,7 @@ class Database:
             moment.store(self._store)
             # Before the entries of the next moment come: the files show this one and nothing younger.
             moment.link(self._store)
+            # Only now: an error above leaves it the first, and whoever settles next goes on with it.
             self._pending.popleft()
 
     def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> None:

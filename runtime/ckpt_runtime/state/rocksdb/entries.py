@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ckpt_runtime.state.rocksdb.codec import KeyCodec, RowsCodec, state_prefix
+from ckpt_runtime.state.rocksdb.codec import BATCH, KeyCodec, RowsCodec, state_prefix
 from ckpt_runtime.state.rocksdb.database import Database
-from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
 
 _UNKNOWN: Any = object()
@@ -138,6 +137,7 @@ class CachedEntries:
         return entry
 
     def _at_hand(self, key: Key) -> Any:
+        # From the youngest to the oldest: whichever knows the key first has its latest entry.
         for known in (self._old, self._changed, *(frozen.changed for frozen in reversed(self._frozen))):
             entry = known.get(key, _UNKNOWN)
             if entry is not _UNKNOWN:

@@ -112,6 +112,7 @@ class StoredRowBuffer(RowBuffer):
         """These rows, all of their keys, leave memory. What they were in it is removed by the next compaction."""
         if not len(numbers):
             return
+        # Stable: rows of one key stay in the order in which they came.
         order = np.argsort(slots, kind="stable")
         slots, numbers = slots[order], numbers[order]
         matched = (self._flags[numbers] & MATCHED) >> 1
@@ -174,6 +175,7 @@ class StoredRowBuffer(RowBuffer):
             return None
         made = self._new_chunks(new)
         self._noted[new] = self._flags[new]
+        # Flags change in place, so they are copied; homes and positions of these rows never change.
         frozen = FrozenChunks(
             self.spec, self.codec, self._rows.segments, self._flags[:rows].copy(), self._homes[:rows],
             self._positions[:rows], made,
@@ -182,6 +184,7 @@ class StoredRowBuffer(RowBuffer):
             chunk = self._chunks[number]
             if not chunk.living:
                 frozen.ended.append(self._chunks.pop(number))
+            # Less than half is left: it is written anew. Of others only the flags are, which are a byte per row.
             elif 2 * chunk.living < chunk.stored:
                 frozen.rewritten[number] = chunk
                 chunk.stored = chunk.living

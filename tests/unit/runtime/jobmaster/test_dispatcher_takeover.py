@@ -14,8 +14,7 @@ import pytest
 from ckpt_runtime.checkpoint.events import RetentionAsked
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster import dispatcher as dispatcher_module
-from ckpt_runtime.jobmaster import job_recovery
+from ckpt_runtime.jobmaster import job_recovery, known_jobs
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway import (
     CheckpointKind,
@@ -287,7 +286,7 @@ def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
         go_on.wait()
         return job_recovery.find_jobs(*arguments)
 
-    monkeypatch.setattr(dispatcher_module, "find_jobs", find)
+    monkeypatch.setattr(known_jobs, "find_jobs", find)
 
     async def test(session: Session) -> None:
         job = await session.crashed_job()
@@ -300,13 +299,13 @@ def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
         await taking_over
         with pytest.raises(NotReady):
             await dispatcher.list_jobs()
-        assert dispatcher._jobs == {}
+        assert list(dispatcher._known) == []
 
     run(tmp_path, test)
 
 
 def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher_module, "MAX_ENDED_JOBS", 0)
+    monkeypatch.setattr(known_jobs, "MAX_ENDED_JOBS", 0)
 
     async def test(session: Session) -> None:
         job = await session.crashed_job()
@@ -314,7 +313,7 @@ def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, monkeyp
         store = session.store(1)
         await session.world.until(lambda: store.jobs.list_ids() == [] and not store.results.list_ids(dirty_only=True))
         await session.dispatcher.take_over(session.store(2))
-        session.dispatcher._forget_old_jobs()
+        session.dispatcher._known._forget_old_jobs()
         await session.world.until(lambda: store.results.list_ids() == [])
         assert await session.dispatcher.list_jobs() == ()
 
@@ -330,7 +329,7 @@ def test_a_job_whose_storage_was_away_goes_on_when_it_is_back(tmp_path: Path, mo
         snapshots = tmp_path / "ha" / "default" / "snapshots" / JOB
         snapshots.rename(tmp_path / "away")
         dispatcher = session.dispatcher
-        dispatcher._stranded._pause_s = 0.01
+        dispatcher._known._stranded._pause_s = 0.01
         await dispatcher.take_over(session.store(2))
         with pytest.raises(NotReady, match="cannot be recovered: .*chk-1"):
             await dispatcher.job_status(JOB)
@@ -355,10 +354,10 @@ def test_a_job_that_turns_out_to_be_damaged_is_looked_for_no_longer(
         content = metadata.read_bytes()
         metadata.unlink()
         dispatcher = session.dispatcher
-        dispatcher._stranded._pause_s = 0.01
+        dispatcher._known._stranded._pause_s = 0.01
         await dispatcher.take_over(session.store(2))
         metadata.write_bytes(content[:-9])
-        looking = dispatcher._stranded._looking
+        looking = dispatcher._known._stranded._looking
         assert looking is not None
         await looking
         with pytest.raises(NotReady, match="damaged"):

@@ -15,7 +15,8 @@ from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import EndOfPartition
 from ckpt_runtime.network.framing import HEADER_BYTES, FrameKind, channel_id, encode_header
 from ckpt_runtime.network.gate import InputGate
-from ckpt_runtime.network.transport import DataTransport, RemoteSubpartition
+from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
+from ckpt_runtime.network.transport import DataTransport
 
 SECRET = "secret"
 WIRE = channel_id(1, 0)

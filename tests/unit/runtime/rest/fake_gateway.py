@@ -34,12 +34,11 @@ from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfigur
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway as g
-from ckpt_runtime.jobmaster.catalogue_gateway import SavepointList
 from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest, VersionConflict
 from ckpt_runtime.jobmaster.configuration_updates import changed_options, judge, wanted_configuration
 from ckpt_runtime.jobmaster.event_log import EventLog
-from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
+from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState, SavepointList
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.jobmaster.submissions import JobLives
 from ckpt_runtime.network.control_messages import SubtaskMeasures

@@ -432,6 +432,19 @@ class TestConfiguration:
         assert out.RequestFailed in job.kinds()
         assert job.machine.state is JobState.CLEARING
 
+    @pytest.mark.row("530.10")
+    def test_a_restart_waits_for_the_savepoint_of_a_cancellation_that_ends_another_one(self):
+        job = Job().run()
+        job.step(on.TriggerRequested("s", CheckpointProperties(CheckpointType.SAVEPOINT), "/savepoints"))
+        job.step(configured(job))
+        job.step(core.PlanStored("c2"))
+        trigger = on.TriggerRequested("c", CheckpointProperties(CheckpointType.SAVEPOINT), "/savepoints")
+        job.step(core.SavepointBeforeCancel(trigger))
+        assert job.one(out.RequestFailed).request_id == "s"
+        assert job.machine.state is JobState.RUNNING
+        job.step(on.LocationFailed(job.one(out.InitializeLocation).checkpoint_id, "no directory"))
+        assert job.machine.state is JobState.CLEARING
+
     def test_a_failure_while_it_waits_deploys_it(self):
         job = Job(FixedDelay(3, 0), interval_ms=None).run()
         job.step(on.TriggerRequested("s", CheckpointProperties(CheckpointType.SAVEPOINT), "/savepoints"))

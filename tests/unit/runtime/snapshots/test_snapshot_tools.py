@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.description import states_of, summary_of
-from ckpt_runtime.snapshots.finding import find_snapshots
+from ckpt_runtime.snapshots.finding import find_places
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
@@ -53,9 +53,9 @@ def test_snapshots_are_found_at_any_level_and_nothing_else(base: Location) -> No
         write_snapshot(base.child(*names))
     for names in (("a" * 32, "shared"), ("a" * 32, "chk-11"), ("a" * 32, "chk-3", "deeper")):
         make_directory(base.child(*names))
-    assert set(find_snapshots(base)) == {base.child(*names) for names in places}
-    assert list(find_snapshots(base.child("savepoint-1"))) == [base.child("savepoint-1")]
-    assert list(find_snapshots(base, depth=1)) == [base.child("savepoint-1")]
+    assert set(find_places(base)) == {base.child(*names) for names in places}
+    assert list(find_places(base.child("savepoint-1"))) == [base.child("savepoint-1")]
+    assert list(find_places(base, depth=1)) == [base.child("savepoint-1")]
 
 
 # --- describing

@@ -17,7 +17,7 @@ from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, dec
 from ckpt_runtime.network.framing import FrameKind, decode_header
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.network.output_queue import InFlightData
-from ckpt_runtime.network.transport import RemoteSubpartition
+from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.operators.operator import (
     Operator,
     OperatorContext,

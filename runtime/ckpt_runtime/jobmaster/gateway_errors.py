@@ -1,0 +1,126 @@
+"""What a call of the gateway may raise on purpose: each is an answer of the REST API, its message is for the client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckpt_runtime.jobmaster.gateway_values import OperationKind
+from ckpt_runtime.scheduler.job_status import JobStatus
+
+
+class GatewayError(Exception):
+    """Is the base of the errors that a gateway call may raise on purpose; the message is for the client."""
+
+
+class NotFound(GatewayError):
+    """Something that the request names does not exist."""
+
+
+class JobNotFound(NotFound):
+    """No living or kept job has this id."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Job {job_id} not found")
+
+
+class VertexNotFound(NotFound):
+    """The job has no such vertex."""
+
+    def __init__(self, vertex_id: str) -> None:
+        super().__init__(f"Job vertex {vertex_id} not found")
+
+
+class CheckpointNotFound(NotFound):
+    """No statistics are kept for this checkpoint."""
+
+    def __init__(self, checkpoint_id: int) -> None:
+        super().__init__(f"Could not find checkpointing statistics for checkpoint {checkpoint_id}.")
+
+
+class OperationNotFound(NotFound):
+    """No operation has this trigger id, or it was forgotten after its time."""
+
+    def __init__(self, kind: OperationKind, trigger_id: str, job_id: str | None = None) -> None:
+        suffix = "" if job_id is None else f" for job {job_id}"
+        super().__init__(f"There is no {kind.value} operation with triggerId={trigger_id}{suffix}.")
+
+
+class PipelineNotFound(NotFound):
+    """Nothing uploaded has this id."""
+
+    def __init__(self, pipeline_id: str) -> None:
+        super().__init__(f"There is no uploaded pipeline {pipeline_id!r}")
+
+
+class InvalidRequest(GatewayError):
+    """A value is not acceptable. ``field`` is the request's field or configuration option; nothing has changed."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}: {value!r} is not acceptable, {allowed}")
+        self.field = field
+
+
+class RequirementsRefused(GatewayError):
+    """A job cannot run with these bounds of its vertices' parallelism; a line for each thing that is wrong."""
+
+
+class SubmissionFailed(GatewayError):
+    """The pipeline's entry point raised, its plan is wrong, or the snapshot to restore from cannot be used."""
+
+
+class Conflict(GatewayError):
+    """The request is fine, but the present state of its target forbids it; nothing has changed."""
+
+
+class PipelineInUse(Conflict):
+    """An uploaded pipeline that somebody holds is not deleted."""
+
+    def __init__(self, pipeline_id: str, owners: Sequence[str]) -> None:
+        super().__init__(f"Pipeline {pipeline_id} is held by {', '.join(owners)}; release it first")
+
+
+class UpdateInProgress(Conflict):
+    """FLIP-571: of two concurrent updates of one job the second is refused."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Another update of the configuration of job {job_id} is in progress")
+
+
+class RescaleInProgress(Conflict):
+    """One rescale of a job after the other."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Another rescale of job {job_id} is in progress")
+
+
+class JobTerminated(Conflict):
+    """The job has ended for good."""
+
+    def __init__(self, job_id: str, status: JobStatus, message: str | None = None) -> None:
+        super().__init__(message or f"Job {job_id} has already reached the terminal state {status.value}")
+        self.status = status
+
+
+class SnapshotInUse(Conflict):
+    """A snapshot that is to be disposed of, or claimed, is one that a living job refers to."""
+
+    def __init__(self, path: str, job_id: str, state: str, reason: str, wish: str = "disposed of") -> None:
+        super().__init__(f"{path} cannot be {wish} while job {job_id} is {state}: {reason}")
+
+
+class NoSnapshot(Conflict):
+    """What is to be disposed of is a directory of something else."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} cannot be disposed of: it holds no checkpoint or savepoint, there is no _metadata")
+
+
+class JobAlreadyExists(Conflict):
+    """A client-chosen job id is taken by a job of another submission."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Job {job_id} already exists and was submitted with a different request")
+
+
+class NotReady(GatewayError):
+    """This driver cannot serve now (it is starting, is not the leader, or is shutting down); try again later."""

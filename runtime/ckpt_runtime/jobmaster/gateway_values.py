@@ -1,0 +1,299 @@
+"""What passes between REST and the dispatcher: immutable values, without I/O, clock or web framework.
+
+Times are milliseconds since the epoch with -1 for "not yet"; durations are milliseconds; sizes are bytes; job, vertex
+and trigger ids are 32 lower-case hex digits, already checked by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.effective import EffectiveOption
+from ckpt_runtime.configuration.own_configuration import ChangeNote
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.network.control_messages import SubtaskMeasures
+from ckpt_runtime.scheduler.job_status import JobStatus
+
+if TYPE_CHECKING:
+    from ckpt_runtime.graph.job_graph import JobGraph
+    from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
+
+NOT_YET = -1
+
+
+class ExecutionState(StrEnum):
+    """States of one subtask's execution attempt, as Flink's."""
+
+    CREATED = "CREATED"
+    SCHEDULED = "SCHEDULED"
+    DEPLOYING = "DEPLOYING"
+    INITIALIZING = "INITIALIZING"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    CANCELING = "CANCELING"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+    RECONCILING = "RECONCILING"
+
+
+class CheckpointKind(StrEnum):
+    """What a triggered checkpoint writes: as configured, or everything."""
+
+    CONFIGURED = "CONFIGURED"
+    FULL = "FULL"
+
+
+class OperationKind(StrEnum):
+    """Kinds of asynchronous operations. A stop is polled as a savepoint, as in Flink."""
+
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+    SAVEPOINT_DISPOSAL = "savepoint-disposal"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOverview:
+    """``jobs_by_status`` counts living and kept jobs; states without jobs may be left out.
+
+    Slots that Spark could start count as well: there are none before the first job.
+    """
+
+    slots_total: int
+    slots_available: int
+    slot_agents: int
+    jobs_by_status: Mapping[JobStatus, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOverview:
+    """A slot with the process that supervises it. ``data_port`` is -1 while no worker is ready."""
+
+    slot_id: str
+    endpoint: str
+    data_port: int
+    cpus: int
+    is_free: bool
+    last_heartbeat_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardConfig:
+    """``refresh_interval_ms`` is how often the pages poll; ``timezone_offset_ms`` is the driver's."""
+
+    refresh_interval_ms: int
+    timezone_name: str
+    timezone_offset_ms: int
+    version: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPipeline:
+    """An uploaded pipeline. ``id`` is chosen by the server; ``name`` is the client's file name, for display only.
+
+    ``holds`` maps those who need it to since when, in milliseconds since the epoch.
+    """
+
+    id: str
+    name: str
+    uploaded_at_ms: int
+    entry_points: tuple[str, ...] = ()
+    holds: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Start a job of an uploaded pipeline.
+
+    ``entry_point`` is ``"module:function"`` or None for the archive's only one. ``job_id`` given by the client makes
+    the call idempotent: the same request again returns the same job, a different one is :class:`JobAlreadyExists`.
+    ``like_job`` gives what the request itself does not: the entry point, arguments, parallelism and options of a job
+    that runs or has ended.
+    ``drill``: the job is thrown away, and nothing outside it may be touched.
+    """
+
+    pipeline_id: str
+    entry_point: str | None = None
+    arguments: tuple[str, ...] = ()
+    parallelism: int | None = None
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    savepoint_path: str | None = None
+    allow_non_restored_state: bool = False
+    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
+    job_id: str | None = None
+    like_job: str | None = None
+    drill: bool = False
+
+    @property
+    def option_keys(self) -> frozenset[str]:
+        """The options that came with it."""
+        parallelism = () if self.parallelism is None else (PipelineOptions.PARALLELISM.key,)
+        return frozenset((*self.configuration, *parallelism))
+
+
+@dataclass(frozen=True, slots=True)
+class JobOverview:
+    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt."""
+
+    job_id: str
+    name: str
+    status: JobStatus
+    start_time_ms: int
+    end_time_ms: int
+    last_modification_ms: int
+    tasks_by_state: Mapping[ExecutionState, int]
+    pending_operators: int = 0
+    drill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskDetails:
+    """One subtask. ``state_timestamps_ms`` says when each state was entered; ``endpoint`` is ``host:port``.
+
+    ``measures`` are those since its present attempt started, None before their first report.
+    """
+
+    index: int
+    attempt: int
+    state: ExecutionState
+    endpoint: str
+    slot_agent_id: str
+    start_time_ms: int
+    end_time_ms: int
+    state_timestamps_ms: Mapping[ExecutionState, int]
+    measures: SubtaskMeasures | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VertexDetails:
+    """One vertex with its subtasks, by index. ``status`` is the state that sums them up."""
+
+    vertex_id: str
+    name: str
+    parallelism: int
+    max_parallelism: int
+    status: ExecutionState
+    start_time_ms: int
+    end_time_ms: int
+    subtasks: tuple[SubtaskDetails, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """``overview`` plus when each state was entered last, the vertices in topological order and the plan."""
+
+    overview: JobOverview
+    state_timestamps_ms: Mapping[JobStatus, int]
+    vertices: tuple[VertexDetails, ...]
+    graph: JobGraph
+    max_parallelism: int = NOT_YET
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfigInfo:
+    """``configuration`` holds what was given at submission or changed later, never the cluster's (FLIP-530).
+
+    ``pipeline_id`` is what it runs. ``version`` was accepted last.
+    The tasks run with ``running_version``, which is an older one until their restart.
+    ``effective`` are all options of the job with what holds by that version, wherever it comes from.
+    """
+
+    job_id: str
+    name: str
+    restart_strategy: str
+    parallelism: int
+    configuration: Mapping[str, str]
+    version: int = 1
+    running_version: int = 1
+    notes: tuple[ChangeNote, ...] = ()
+    pipeline_id: str | None = None
+    effective: tuple[EffectiveOption, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveCheckpointConfig:
+    """What holds now: submitted configuration, then overrides (FLIP-571), whose fields ``overrides`` names."""
+
+    settings: CheckpointConfiguration
+    exactly_once: bool
+    state_backend: str
+    checkpoint_storage: str
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """An asynchronous operation. Done when it has a ``location``, a ``checkpoint_id``, a ``failure`` or ``completed``.
+
+    ``location`` is a savepoint's URL; ``checkpoint_id`` is a triggered checkpoint's.
+    """
+
+    completed: bool
+    location: str | None = None
+    checkpoint_id: int | None = None
+    failure: FailureCause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionEntry:
+    """One failure of the job. Task fields are None for failures of the job itself."""
+
+    failure: FailureCause
+    timestamp_ms: int
+    task_name: str | None = None
+    endpoint: str | None = None
+    slot_agent_id: str | None = None
+    concurrent: tuple[ExceptionEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionHistory:
+    """Newest first; ``truncated`` when older entries were left off."""
+
+    entries: tuple[ExceptionEntry, ...]
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """``status`` is None until the job has ended; ``failure`` only when it failed."""
+
+    job_id: str
+    name: str
+    status: JobStatus | None
+    start_time_ms: int
+    end_time_ms: int
+    failure: FailureCause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskPressure:
+    """Shares of the last measuring window, each in 0..1."""
+
+    index: int
+    attempt: int
+    backpressured: float
+    idle: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class VertexPressure:
+    """``subtasks`` is empty, and ``measured_at_ms`` -1, before the first measurement."""
+
+    measured_at_ms: int
+    subtasks: tuple[SubtaskPressure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointList:
+    """What the catalogue has below ``directory``, the latest first."""
+
+    directory: str
+    savepoints: tuple[CataloguedSavepoint, ...]

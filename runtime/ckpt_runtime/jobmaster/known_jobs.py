@@ -1,0 +1,183 @@
+"""The jobs that a session knows: those it runs, those that have ended, and those it could not recover.
+
+After a take-over that is what earlier drivers have left (``job_recovery``); the dispatcher adds what is submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.ended_job import EndedJob
+from ckpt_runtime.jobmaster.event_log import EventLog
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
+from ckpt_runtime.jobmaster.gateway import NOT_YET, JobNotFound, JobOverview, NotReady
+from ckpt_runtime.jobmaster.job_master import JobMaster
+from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
+from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.snapshot_references import References
+from ckpt_runtime.jobmaster.stored_submissions import forget_result
+from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
+from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.jobmaster.submissions import Submissions
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.ha_store import HaStore
+
+logger = logging.getLogger(__name__)
+
+MAX_ENDED_JOBS = 100
+
+
+class KnownJobs:
+    """By id, oldest first. Every method belongs to the driver's event loop."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        slots: SlotPool,
+        pools: DriverPools,
+        events: EventLog,
+        submissions: Submissions,
+    ) -> None:
+        self._configuration = configuration
+        self._slots = slots
+        self._pools = pools
+        self._submissions = submissions
+        self._store: HaStore | None = None
+        self._jobs: dict[str, JobMaster | EndedJob] = {}
+        self._stranded = StrandedJobs(self._look_again, self._take_over_job)
+        self._cleaning: list[JobMaster] = []
+        self.create = partial(JobMaster, slots=slots, pools=pools, events=events)
+        """Makes the master of a submission; it is not known before :meth:`add`."""
+
+    def __iter__(self) -> Iterator[JobMaster | EndedJob]:
+        """Newest first, without those that could not be recovered."""
+        return reversed(self._jobs.values())
+
+    def add(self, job_id: str, job: JobMaster) -> None:
+        """One that was accepted. The oldest of too many that have ended are forgotten."""
+        self._jobs[job_id] = job
+        job.start()
+        self._forget_old_jobs()
+
+    def get(self, job_id: str) -> JobMaster | EndedJob:
+        """Raises JobNotFound, and NotReady for a job that could not be recovered."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            if job_id in self._stranded:
+                raise NotReady(f"job {job_id} cannot be recovered: {self._stranded.reason(job_id)}")
+            raise JobNotFound(job_id)
+        return job
+
+    def overviews(self) -> tuple[JobOverview, ...]:
+        """Those that could not be recovered first."""
+        unrecovered = (_unrecovered(job_id) for job_id in self._stranded if job_id not in self._jobs)
+        return (*unrecovered, *(job.overview() for job in self))
+
+    def running_archive(self, pipeline_id: str) -> bytes | None:
+        """What a job that has not ended has of a program."""
+        masters = (job for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended)
+        return next((job.program().archive for job in masters if job.config_info().pipeline_id == pipeline_id), None)
+
+    def ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
+        """The job that took a snapshot, if it is known to run no more. Of another session's nothing is known."""
+        job = None if savepoint is None else self._jobs.get(savepoint.job_id)
+        return (savepoint.job_id,) if savepoint and job is not None and job.status.is_globally_terminal else ()
+
+    def _forget_old_jobs(self) -> None:
+        ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
+        # The dictionary is in order of submission, so that the oldest go first.
+        for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
+            del self._jobs[job_id]
+            self._submissions.forget(job_id)
+            if self._store is not None:
+                asyncio.get_running_loop().run_in_executor(self._pools.own, forget_result, self._store, job_id)
+
+    def references(self) -> list[References]:
+        """Which snapshots this session may still need, so that nobody disposes of them."""
+        living = [job.references() for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended]
+        for job_id, request in self._submissions.in_progress():
+            snapshots = () if request.savepoint_path is None else (request.savepoint_path,)
+            claims = request.claim_mode is RecoveryClaimMode.CLAIM
+            living.append(References(job_id, "being submitted", snapshots=snapshots, claims=claims))
+        return [*living, *(References(job_id, "not recovered yet", is_known=False) for job_id in self._stranded)]
+
+    def stop_looking(self) -> None:
+        """Of the jobs that could not be recovered none is from now on."""
+        self._stranded.close()
+
+    def suspend_all(self, *, fenced: bool) -> None:
+        """Lets go of those that run; with ``fenced`` nothing is changed any more, not even to tidy up."""
+        for cleaning in self._cleaning:
+            cleaning.close()
+        for job in self._jobs.values():
+            if isinstance(job, JobMaster):
+                job.suspend(fenced=fenced)
+
+    # --- what earlier drivers have left
+
+    async def find(self, store: HaStore) -> list[FoundJob]:
+        """Raises StorageError for an unreadable directory."""
+        self._store = store
+        return await asyncio.to_thread(find_jobs, store, self._configuration, self._read_snapshot)
+
+    def take_over(self, jobs: list[FoundJob]) -> None:
+        """Goes on with them. Those whose storage is away now are looked for again."""
+        for found in jobs:
+            self._take_over_job(found)
+        self._stranded.look_for([job for job in jobs if job.may_pass])
+        logger.info("recovered %d jobs, %d could not be recovered", len(self._jobs), len(self._stranded))
+
+    def _read_snapshot(self, url: str) -> CompletedCheckpoint:
+        return self._pools.paths.submit(read_snapshot, url).result()
+
+    def _look_again(self, earlier: FoundJob) -> FoundJob:
+        assert self._store is not None
+        return find_job(self._store, earlier.job_id, self._configuration, earlier.result, self._read_snapshot)
+
+    def _take_over_job(self, found: FoundJob) -> None:
+        try:
+            self._go_on_with(found)
+        # Whatever is wrong with one stored job must not keep the others from going on.
+        except (ConfigurationError, KeyError, TypeError, ValueError) as error:
+            logger.exception("job %s cannot be recovered", found.job_id)
+            self._stranded.add(found.job_id, f"{type(error).__name__}: {error}")
+
+    def _go_on_with(self, found: FoundJob) -> None:
+        if found.failure is not None:
+            self._stranded.add(found.job_id, found.failure)
+        request = None
+        if found.result is not None:
+            ended = self._jobs[found.job_id] = EndedJob(found.result)
+            request = ended.request
+            if found.submission is not None:
+                self._finish_clean_up(found.submission, ended)
+        elif found.submission is not None:
+            request = found.submission.request
+            submission = replace(found.submission, ended_jobs=self.ended_before(found.submission.savepoint))
+            job = self._jobs[found.job_id] = self.create(submission)
+            job.start()
+        if request is not None:
+            self._submissions.remember(found.job_id, request)
+
+    def _finish_clean_up(self, submission: JobSubmission, ended: EndedJob) -> None:
+        """As at the end of the job, which its driver did not live to see."""
+        # Without the session's events: it has ended, and its end was announced by the driver that saw it.
+        job = JobMaster(submission, self._slots, self._pools)
+        # Held on to: it is in no list of jobs, and has deletions that the end of the session must stop.
+        self._cleaning.append(job)
+        kept = not ended.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
+        job.clean_up_after(ended.status, retain=kept)
+
+
+def _unrecovered(job_id: str) -> JobOverview:
+    now = wall_clock_ms()
+    return JobOverview(job_id, "(cannot be recovered)", JobStatus.RECONCILING, NOT_YET, NOT_YET, now, {})

@@ -1,0 +1,141 @@
+"""The sending end of a channel to another worker: what is queued, what credit allows, and when its producer is woken.
+
+No socket and no thread of its own: the connection that it is attached to (``data_connection``) calls it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import pyarrow as pa
+
+from ckpt_runtime.network.buffer_debloater import BufferSizeWish
+from ckpt_runtime.network.credit import SenderCredit
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, encode_element
+from ckpt_runtime.network.framing import FrameKind, encode_header
+from ckpt_runtime.network.output_queue import InFlightData, OutputQueue, QueuedElement
+
+
+class Carrier(Protocol):
+    """What a subpartition wants of its connection: to be drained soon, and why that is over."""
+
+    @property
+    def error(self) -> BaseException | None: ...
+
+    def ready(self, subpartition: RemoteSubpartition) -> None: ...
+
+
+class RemoteSubpartition:
+    """The sending end of a channel whose consumer lives in another worker.
+
+    The subtask's thread queues elements; whoever holds the connection's send lock moves them on as credit allows. The
+    producer is woken when there is room again, when a barrier that might yet turn unaligned has left the queue, and
+    when nothing is left in it after the end of data: a subtask that ends waits for that.
+    """
+
+    def __init__(self, channel: int, capacity: int, wake_producer: Callable[[], None]) -> None:
+        self.channel = channel
+        self.buffer_size = BufferSizeWish()
+        self._wake_producer = wake_producer
+        self._queue = OutputQueue(capacity)
+        self._moving = threading.Lock()
+        self._credit = SenderCredit()
+        self._schema: pa.Schema | None = None
+        self._opened = False
+        self._ends = False
+        self._connection: Carrier | None = None
+
+    @property
+    def has_room(self) -> bool:
+        return self._queue.has_room
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything has been handed to the connection."""
+        return self._queue.is_empty
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the rows sent so far; None before the first."""
+        return self._schema
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why nothing can be sent any more; None while all is well."""
+        return None if self._connection is None else self._connection.error
+
+    def attach(self, connection: Carrier) -> None:
+        self._connection = connection
+
+    def send_batch(self, batch: pa.RecordBatch) -> None:
+        """Queues a batch (in the subtask's thread: serialisation is its work, not the I/O thread's)."""
+        if self._schema is None:
+            self._schema = batch.schema
+            self._queue.add_schema(batch.schema.serialize().to_pybytes())
+        self._queue.add_rows(batch.serialize())
+        self._notify()
+
+    def send_control(self, element: ControlElement) -> None:
+        self._ends = self._ends or isinstance(element, EndOfData)
+        self._queue.add_control(element)
+        self._notify()
+
+    def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
+        """Sends the barrier in front of what is queued; see :meth:`OutputQueue.add_barrier`."""
+        # Not while somebody takes: what it takes would be put back into the queue by the copy made here.
+        with self._moving:
+            overtaken = self._queue.add_barrier(barrier, limit)
+        # Outside of the lock: it may send here and now, which takes the lock.
+        self._notify()
+        return overtaken
+
+    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
+        """Moves a barrier that is still queued to the front; see :meth:`OutputQueue.turn_unaligned`."""
+        with self._moving:
+            overtaken = self._queue.turn_unaligned(checkpoint_id, limit)
+        self._notify()
+        return overtaken
+
+    def holds_barrier(self, checkpoint_id: int) -> bool:
+        return self._queue.holds_barrier(checkpoint_id)
+
+    def _notify(self) -> None:
+        assert self._connection is not None
+        self._connection.ready(self)
+
+    def grant(self, count: int) -> None:
+        """I/O thread. The first grant also says that the receiver is there: nothing may be sent before."""
+        self._opened = True
+        self._credit.grant(count)
+
+    def drain_into(self, out: deque[bytes | memoryview | pa.Buffer]) -> None:
+        """Moves what credit allows."""
+        if not self._opened:
+            return
+        turnable = emptied = False
+        with self._moving:
+            before = self._queue.taken
+            for element in self._queue.take(self._credit):
+                kind, body = _frame_of(element)
+                out.append(encode_header(self.channel, len(memoryview(body)), kind))
+                out.append(body)
+                turnable = turnable or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
+                emptied = self._ends and self._queue.is_empty
+        # Looked at afterwards: a producer that filled the channel during the loop sleeps as well.
+        if turnable or emptied or self._queue.was_full(self._queue.taken - before):
+            self._wake_producer()
+
+    def failed(self) -> None:
+        """The connection is lost: the producer looks at :attr:`error`."""
+        self._wake_producer()
+
+
+def _frame_of(element: QueuedElement) -> tuple[FrameKind, pa.Buffer | bytes]:
+    if isinstance(element, pa.Buffer):
+        return FrameKind.DATA, element
+    if isinstance(element, bytes):
+        return FrameKind.SCHEMA, element
+    return FrameKind.CONTROL, encode_element(element)
