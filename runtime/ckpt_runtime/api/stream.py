@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.api import pyspark_names
 from ckpt_runtime.api.checks import checked_text, flattened
+from ckpt_runtime.api.intervals import parse_interval
 from ckpt_runtime.api.operator_settings import OperatorSettings
 from ckpt_runtime.api.options import Resolve
 from ckpt_runtime.api.pyspark_names import NamesOfPySpark
 from ckpt_runtime.api.writer import StreamWriter
-from ckpt_runtime.configuration.quantities import parse_duration
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.expressions import check_columns, expression_type
@@ -142,7 +142,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
         """Declares a timestamp column as event time; the watermark trails its greatest value by the threshold.
 
         :param eventTime: a column of timestamps.
-        :param delayThreshold: how late rows may be, such as ``"5 min"``.
+        :param delayThreshold: how late rows may be, such as ``"5 min"`` or ``"1 minute 30 seconds"``.
         :raises PlanError: no such column, one of another type, or no duration
         """
         check_columns([eventTime], self._schema, "withWatermark")
@@ -150,7 +150,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
         if not pa.types.is_timestamp(kind):
             raise PlanError("withWatermark", f"column {eventTime!r} is {kind}, not a timestamp")
         try:
-            delay_ms = parse_duration(delayThreshold)
+            delay_ms = parse_interval(delayThreshold)
         except (ValueError, AttributeError) as error:
             raise PlanError("withWatermark", f"delay threshold {delayThreshold!r}: {error}") from None
         return self.apply(WatermarkSpec(eventTime, delay_ms), self._schema)

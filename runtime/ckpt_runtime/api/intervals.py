@@ -1,0 +1,50 @@
+"""Lengths of time as authors of PySpark write them: ``"10 minutes"``, ``"1 minute 30 seconds"``, ``"1 week"``."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from ckpt_runtime.configuration.quantities import parse_duration
+
+INTERVAL_FORM = 'one or more numbers with a unit (week, day, hour, minute, second, millisecond), such as "10 minutes"'
+
+_PART = re.compile(r"\s*([+-]?)\s*([0-9]{1,18})(\.[0-9]{0,9})?\s*([a-z]+)")
+_MILLIS = {"week": 604_800_000, "day": 86_400_000, "hour": 3_600_000, "minute": 60_000, "second": 1_000}
+_FRACTIONS = {"millisecond": Decimal(1), "microsecond": Decimal("0.001")}
+
+
+def parse_interval(text: str) -> int:
+    """Reads an interval of Spark SQL without months, or a duration as options have them, as milliseconds, rounded down.
+
+    Months have no length of their own, and a delay in years helps nobody. Raises ValueError saying what is allowed.
+    """
+    try:
+        return parse_duration(text)
+    except ValueError:
+        millis = _spark_interval(text.strip().lower())
+    if millis is None or millis < 0:
+        raise ValueError(f"{INTERVAL_FORM}, not less than nothing")
+    return int(millis)
+
+
+def _spark_interval(text: str) -> Decimal | None:
+    """None for what is none."""
+    text = re.sub(r"^interval(?=[\s+-])", "", text)
+    total, position = Decimal(0), 0
+    if not text:
+        return None
+    while position < len(text):
+        part = _PART.match(text, position)
+        if part is None:
+            return None
+        sign, whole, fraction, plural = part.groups()
+        unit = plural.removesuffix("s")
+        if fraction is not None and unit != "second":
+            return None
+        factor = _FRACTIONS.get(unit) or Decimal(_MILLIS.get(unit, 0))
+        if not factor:
+            return None
+        total += (-1 if sign == "-" else 1) * Decimal(whole + (fraction or "")) * factor
+        position = part.end()
+    return total
