@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from ckpt_runtime.network.authentication import AuthenticationError
 from ckpt_runtime.network.buffer_debloater import BufferSizeWish
-from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, ChannelLostError, authenticate
+from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, ChannelLostError, authenticate, end_in_silence
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, decode_element, encode_element
 from ckpt_runtime.network.framing import (
@@ -174,6 +174,7 @@ class _Connection:
     def __init__(self, transport: DataTransport, connection: AnySocket, peer: str) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end_in_silence(connection)
         self.socket = connection
         self.peer = peer
         self.subpartitions: dict[int, RemoteSubpartition] = {}
