@@ -12,7 +12,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.chaos.slow_mount import SlowMount
+from tests.support.slow_mount import SlowMount
 
 _SIZE = "128m"
 _AT_FDCWD = -100

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from typing import TypeVar
 
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
@@ -22,8 +23,10 @@ from tests.chaos.oracle import Input, check_content
 from tests.chaos.remains import check_checkpoints, check_hidden_files, check_resources
 from tests.chaos.session import STORAGE_TIMEOUT_S, Session, freeze, kill, thaw
 from tests.chaos.spark_session import SparkSession
-from tests.support.processes import cut_connections
+from tests.support.processes import cut_connections, silence_connections
 from tests.support.spark_sessions import wait_until
+
+T = TypeVar("T")
 
 PIPELINE = Path(__file__).parent / "pipeline"
 OPTIONS = {
@@ -52,6 +55,8 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
 BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
 EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
+LEASE_S = 4.0
+"""Of drivers without Spark; of others it is the default."""
 PROGRESS_S = 600.0
 """How long a job may take after a fault is over until it has completed two more checkpoints."""
 
@@ -67,6 +72,7 @@ class Run:
     log: Callable[[str], None] = print
     spark: bool = False
     backend: str = "hashmap"
+    lease_s: float = LEASE_S
     parallelism: int = 2
     job_id: str = ""
     cancelled: list[str] = field(default_factory=list)
@@ -74,7 +80,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.choice = random.Random(self.seed)
-        self.session = SparkSession(self.directory) if self.spark else Session(self.directory)
+        self.session = SparkSession(self.directory) if self.spark else Session(self.directory, self.lease_s)
         self.input = Input.generate(self.seed, self.rows)
         self.input.write(self.directory)
         self.disk = Disk(self.directory / "disk")
@@ -120,7 +126,7 @@ class Run:
         """Ends the job with all of its input, and checks everything."""
         check_resources(self.session)
         self.rescale(0)
-        wait_until(lambda: self._status() == "FINISHED", "the job to finish", 300)
+        self._finished()
         check_content(self.input, self.output)
         check_hidden_files(self.disk.root)
         check_checkpoints(self.checkpoints, self.cancelled, self.directory / "savepoints")
@@ -171,9 +177,7 @@ class Run:
 
         def moved() -> bool:
             nonlocal known
-            if self.session.has_given_up():
-                self.log("  the driver has given up; whoever watches it starts another one")
-                self.session.kill_driver()
+            if self._replaced():
                 known = -1
             if known < 0:
                 known = self._completed()
@@ -183,6 +187,33 @@ class Run:
             return status == "RUNNING" and self._completed() >= known + 2
 
         wait_until(moved, f"the job to make progress after fault {self.faults}", PROGRESS_S)
+
+    def _replaced(self) -> bool:
+        """Whoever watches a driver that has given its leadership up, on a busy machine, starts another one."""
+        if not self.session.has_given_up():
+            return False
+        self.log("  the driver has given up; whoever watches it starts another one")
+        self.session.kill_driver()
+        return True
+
+    def asked(self, ask: Callable[[], T]) -> T:
+        """What may be asked twice; asks the next driver when this one gives up meanwhile."""
+        while True:
+            try:
+                return ask()
+            except CkptClientError:
+                if not self._replaced():
+                    raise
+
+    def _finished(self) -> None:
+        """However long the rest of the input takes, as long as checkpoints of it complete."""
+        moved_at, known = time.monotonic(), -1
+        while self._status() != "FINISHED":
+            completed = self._completed()
+            if self._replaced() or completed != known:
+                moved_at, known = time.monotonic(), completed
+            assert time.monotonic() - moved_at < PROGRESS_S, "the job neither finishes nor completes checkpoints"
+            time.sleep(0.5)
 
     def rescale(self, rate: int) -> None:
         """A savepoint that comes while the job restarts is refused: it is asked for again."""
@@ -194,6 +225,10 @@ class Run:
                 done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=180)
             except OperationFailed as error:
                 self.log(f"  the stop failed, again: {str(error)[:200]}")
+                return False
+            except CkptClientError:
+                if not self._replaced():
+                    raise
                 return False
             assert done.location is not None
             locations.append(done.location)
@@ -218,7 +253,7 @@ class Run:
 
     def cancel(self) -> None:
         """Cancels and waits; the newest checkpoint stays."""
-        self.client.cancel_job(self.job_id)
+        self.asked(lambda: self.client.cancel_job(self.job_id))
         wait_until(lambda: self._status() == "CANCELED", "the job to be cancelled", PROGRESS_S)
         self.cancelled.append(self.job_id)
 
@@ -277,7 +312,7 @@ def _freeze_driver(run: Run) -> None:
     pid = run.session.driver_pid
     freeze(pid)
     try:
-        run.hold(5.0)
+        run.hold(2 * LEASE_S)
     finally:
         thaw(pid)
 
@@ -313,6 +348,18 @@ def _cut(run: Run) -> None:
                 run.log(f"  {count} connections")
                 return
     run.log("  nothing to cut")
+
+
+def _silence(run: Run) -> None:
+    """Packets between two slots vanish, and nobody hears of it before the kernel gives their connection up."""
+    pairs = list(combinations(run.session.of_role("worker"), 2))
+    for one, other in run.choice.sample(pairs, len(pairs)):
+        with suppress(OSError, AssertionError):  # one of them has ended
+            count = silence_connections(one, other)
+            if count:
+                run.log(f"  {count} connections")
+                return
+    run.log("  nothing to silence")
 
 
 def _kill_jvm(run: Run) -> None:
@@ -397,11 +444,11 @@ def _patch(run: Run) -> None:
     interval, timeout = run.choice.choice((100, 300, 1000)), run.choice.choice((10, 500, 60_000))
     unaligned = run.choice.random() < 0.5
     run.log(f"  interval {interval} ms, timeout {timeout} ms, unaligned {unaligned}")
-    run.client.patch_checkpoint_config(
-        run.job_id, CheckpointConfigPatch(interval_ms=interval, timeout_ms=timeout, unaligned=unaligned)
-    )
+    harsh = CheckpointConfigPatch(interval_ms=interval, timeout_ms=timeout, unaligned=unaligned)
+    mild = CheckpointConfigPatch(interval_ms=300, timeout_ms=60_000)
+    run.asked(lambda: run.client.patch_checkpoint_config(run.job_id, harsh))
     run.hold()
-    run.client.patch_checkpoint_config(run.job_id, CheckpointConfigPatch(interval_ms=300, timeout_ms=60_000))
+    run.asked(lambda: run.client.patch_checkpoint_config(run.job_id, mild))
 
 
 def _cancel_and_resume(run: Run) -> None:
@@ -466,6 +513,7 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     "freeze driver": _freeze_driver,
     "freeze driver beyond its lease": _freeze_driver_beyond_its_lease,
     "network between two slots": _cut,
+    "packets between two slots vanish": _silence,
     "output vanishes": _vanish("out"),
     "checkpoints vanish": _vanish("checkpoints"),
     "disk is full": _fill,

@@ -30,6 +30,7 @@ class Session:
     """One driver after the other, with the same high-availability directory."""
 
     directory: Path
+    lease_s: float = 4.0
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     number: int = 0
     driver: subprocess.Popen[bytes] | None = None
@@ -84,7 +85,7 @@ class Session:
         environment["TMPDIR"] = str(self.directory)  # the last one is killed, and no other follows on it
         options = [f"{key}={value}" for key, value in self.options.items()]
         with self.log(self.number).open("wb") as log:
-            command = [sys.executable, "-m", "tests.chaos.session_main", str(ready), *options]
+            command = [sys.executable, "-m", "tests.chaos.session_main", str(ready), str(self.lease_s), *options]
             self.driver = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
     def connect(self, url: str, token: str | None = None) -> CkptClient:

@@ -1,6 +1,7 @@
-"""A session in a process of its own, to be killed and frozen. Arguments: READY KEY=VALUE...
+"""A session in a process of its own, to be killed and frozen. Arguments: READY LEASE KEY=VALUE...
 
-Writes its REST address into the file READY once it leads. It notices lost workers within two seconds.
+Writes its REST address into the file READY once it leads. LEASE is the time of its lease in seconds. It notices
+lost workers within two seconds.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     ready = Path(sys.argv[1])
     cluster = MiniCluster(
-        configuration=Configuration.from_properties(sys.argv[2:]).to_dict(),
+        configuration=Configuration.from_properties(sys.argv[3:]).to_dict(),
         rest=True,
-        lease_timeout_s=2.0,
+        lease_timeout_s=float(sys.argv[2]),
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=2.0,
     )

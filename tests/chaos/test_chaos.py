@@ -13,6 +13,8 @@ SEED = 20261122
 RATE = 250
 ROWS = 60_000
 """More than come while the faults last, on a slow machine too."""
+LEASE_S = 10.0
+"""Longer than a busy machine keeps a driver from renewing it."""
 FAULTS = [
     "cancel while it restarts",
     "cancel while the output is away",
@@ -21,13 +23,15 @@ FAULTS = [
     "kill driver",
     "output vanishes",
     "rescale",
+    "storage does not answer",
     "worker killed while it is rescaled",
+    "worker killed while storage is slow",
 ]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    made = Run(tmp_path, SEED, rows=ROWS, rate=RATE, backend="rocksdb")
+    made = Run(tmp_path, SEED, rows=ROWS, rate=RATE, backend="rocksdb", lease_s=LEASE_S)
     yield made
     made.clean_up()
 

@@ -12,6 +12,7 @@ from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence
+from tests.support.slow_mount import SlowMount
 
 TOLERANT = fast(
     execution__checkpointing__tolerable_failed_checkpoints="100000",
@@ -130,6 +131,40 @@ def test_a_full_disk(job: SequenceJob, small_disk: Path) -> None:
     again.start(savepoint=str(small_disk / job.job_id / f"chk-{latest.id}"))
     again.running()
     again.canceled()
+
+
+def test_storage_that_does_not_answer_workers(job: SequenceJob, small_disk: Path) -> None:
+    """Their checkpoints expire, and they themselves go on: what hung is done later, and nobody keeps it."""
+    options = TOLERANT | {"execution.checkpointing.timeout": "2 s"}
+    job.start(configuration=options)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    try:
+        slow = SlowMount(small_disk, None)
+    except OSError as error:
+        pytest.skip(f"the kernel does not let opens wait here: {error}")
+    try:
+        _wait_for_failure(job, "expired")
+        rows = _rows_in(job)
+        job.cluster.wait_until(lambda: _rows_in(job) > rows, "rows to come through all the same")
+    finally:
+        slow.release()
+    assert slow.delayed > 0
+    assert job.cluster.restarts(job.job_id) == 0
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    job.inject("processor-raise")
+    job.restarted(1)
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    job.cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True)
+    assert_sequence(job.out)
+    job.assert_retained()
+
+
+def _rows_in(job: SequenceJob) -> int:
+    """Of all subtasks, as their workers have told it with their heartbeats."""
+    vertices = job.cluster.call(job.cluster.dispatcher.job_details(job.job_id)).vertices
+    measures = [subtask.measures for vertex in vertices for subtask in vertex.subtasks]
+    return sum(measured.rows_in for measured in measures if measured is not None)
 
 
 def test_a_job_that_never_runs_again_leaves_no_incomplete_checkpoint(job: SequenceJob) -> None:

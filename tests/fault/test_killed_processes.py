@@ -15,7 +15,7 @@ import pytest
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
-from tests.support.processes import children, cut_connections, living, parent
+from tests.support.processes import children, cut_connections, living, parent, silence_connections
 
 RATE = 2000
 
@@ -224,6 +224,23 @@ def test_a_connection_between_two_slots_is_cut(job: SequenceJob) -> None:
     (entry,) = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
     assert "ChannelLostError" in entry.failure.exception
     assert "connection to worker" in entry.failure.message
+    assert living([one, other]) == [one, other]
+    job.stopped()
+
+
+@pytest.mark.slow
+def test_packets_between_two_slots_vanish(job: SequenceJob) -> None:
+    """As behind a firewall that has forgotten a connection: the kernel gives it up, both workers live on."""
+    job.start(rate=RATE)
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    one, other = job.cluster.worker_pids(job.job_id)
+    assert silence_connections(one, other) > 0
+    job.cluster.wait_until(lambda: job.cluster.restarts(job.job_id) > 0, "the end of a silent connection", 300)
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    (entry,) = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    assert "ChannelLostError" in entry.failure.exception
+    assert "timed out" in entry.failure.message
     assert living([one, other]) == [one, other]
     job.stopped()
 

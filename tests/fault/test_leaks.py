@@ -60,7 +60,7 @@ class Watched:
     def pause_after(self, completed: int) -> tuple[dict[int, Usage], Counter[str]]:
         """Usage and files once so many checkpoints are complete and none is under way."""
         counts = self.client.checkpoint_statistics(self.job_id).counts
-        wait_until(lambda: self._completed() >= completed, f"{completed - counts.completed} checkpoints", 300)
+        wait_until(lambda: self._completed() >= completed, f"{completed - counts.completed} checkpoints", 600)
         self.client.patch_checkpoint_config(self.job_id, CheckpointConfigPatch(interval_ms=3_600_000))
         wait_until(lambda: self.client.checkpoint_statistics(self.job_id).counts.in_progress == 0, "a quiet moment")
         wait_until(lambda: len(self._checkpoints()) == 1, "subsumed checkpoints to be deleted")
@@ -95,7 +95,7 @@ def _has_part(pid: int, line: str) -> bool:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.row("571.7")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("warm", "end"), [(300, 650), pytest.param(300, 1000, marks=pytest.mark.long)])
 def test_many_checkpoints_leave_nothing_behind(tmp_path: Path, warm: int, end: int) -> None:
     conf = {**high_availability(tmp_path), "heartbeat.timeout": "2 min"}  # nothing is lost on a busy machine

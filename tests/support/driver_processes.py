@@ -30,7 +30,8 @@ class Sessions:
     directory: Path
     storage: str = ""
     """The high-availability directory, if it is not a local one in ``directory``."""
-    lease_timeout_s: float = 3.0
+    lease_timeout_s: float = 10.0
+    """Longer than a busy machine keeps a driver from renewing it. Nobody waits for a dead driver's."""
     token: str | None = None
     options: dict[str, str] = field(default_factory=dict)
     """More of the session's options."""
@@ -40,7 +41,7 @@ class Sessions:
 
     @property
     def store(self) -> HaStore:
-        """What the drivers leave to each other; to be read only."""
+        """What the drivers leave to each other; to be read only, but for the lease of a dead one."""
         return HaStore(self._options["high-availability.storageDir"])
 
     @property
@@ -125,6 +126,7 @@ class Sessions:
         process.kill()
         process.wait()
         wait_until(lambda: not living(orphans), "the slots of the killed driver to end", 120)
+        self._lease_runs_out()
 
     def arm(self, point: str) -> None:
         """The present or the next driver dies where it gets to this point first."""
@@ -145,3 +147,10 @@ class Sessions:
         assert process.returncode == -signal.SIGKILL
         assert not self._crash_point.exists()
         wait_until(lambda: not living(orphans), "the slots of the crashed driver to end", 120)
+        self._lease_runs_out()
+
+    def _lease_runs_out(self) -> None:
+        """Of the driver that is dead. How long the next one would look at it is for the tests of standbys."""
+        leader = self.store.leader.current()
+        if leader is not None:
+            self.store.leader.release(leader)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from ckpt_runtime.spark.processes import TEMPLATE, WORKER
@@ -120,11 +122,34 @@ _PIDFD_GETFD = 438
 
 def cut_connections(one: int, other: int) -> int:
     """Ends the TCP connections between two processes, which both live on; gives how many there were."""
+    return _with_connections(one, other, lambda connection: connection.shutdown(socket.SHUT_RDWR))
+
+
+_SO_ATTACH_FILTER = 26
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
+"""A filter of one instruction: return 0, of each packet nothing is let through."""
+
+
+def silence_connections(one: int, other: int) -> int:
+    """The present TCP connections between two processes stay, and no packet arrives any more; gives how many."""
+
+    def silence(connection: socket.socket) -> None:
+        instruction = ctypes.create_string_buffer(_DROP_ALL)
+        program = struct.pack("HL", 1, ctypes.addressof(instruction))
+        connection.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+    count = _with_connections(one, other, silence)
+    assert _with_connections(other, one, silence) == count
+    return count
+
+
+def _with_connections(one: int, other: int, act: Callable[[socket.socket], None]) -> int:
+    """Those of the first process to the second one."""
     towards_one = {(remote, local) for local, remote, _ in _connections(other)}
     found = [inode for local, remote, inode in _connections(one) if (local, remote) in towards_one]
     for entry in Path(f"/proc/{one}/fd").iterdir():
         if str(entry.readlink()) in {f"socket:[{inode}]" for inode in found}:
-            _shut_down(one, int(entry.name))
+            _with_socket(one, int(entry.name), act)
     return len(found)
 
 
@@ -140,7 +165,7 @@ def _connections(pid: int) -> list[tuple[str, str, str]]:
     return [(line[1], line[2], line[9]) for line in lines if f"socket:[{line[9]}]" in inodes]
 
 
-def _shut_down(pid: int, descriptor: int) -> None:
+def _with_socket(pid: int, descriptor: int, act: Callable[[socket.socket], None]) -> None:
     """The same socket, of which this process gets a descriptor of its own for a moment."""
     process = os.pidfd_open(pid)
     try:
@@ -148,6 +173,6 @@ def _shut_down(pid: int, descriptor: int) -> None:
         if copied < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         with socket.socket(fileno=copied) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+            act(connection)
     finally:
         os.close(process)

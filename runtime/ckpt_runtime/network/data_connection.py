@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ckpt_runtime.network.connections import ChannelLostError
+from ckpt_runtime.network.connections import ChannelLostError, end_in_silence
 from ckpt_runtime.network.elements import decode_element
 from ckpt_runtime.network.framing import (
     HEADER_BYTES,
@@ -57,6 +57,7 @@ class DataConnection:
         connection.setblocking(False)
         # Credit and barriers are small and urgent: they must not wait for more to come.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end_in_silence(connection)
         self.socket = connection
         self.peer = peer
         self.subpartitions: dict[int, RemoteSubpartition] = {}

@@ -810,6 +810,7 @@ def test_shutdown_waits_for_the_write_in_flight():
     assert driver.of(out.ShutdownComplete)
 
 
+@pytest.mark.row("571.9")
 def test_progress_is_shown():
     driver = Driver().run()
     driver.trigger()

@@ -359,6 +359,7 @@ def test_a_snapshot_that_cannot_be_acknowledged_is_declined_and_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.row("571.9")
 def test_a_heartbeat_tells_how_far_a_snapshot_has_come(driver: Driver, tmp_path: Path) -> None:
     found: list[tuple[SnapshotProgress, ...]] = []
 
