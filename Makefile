@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 VENV := .venv
 FUZZ_EXAMPLES ?= 2000
-RUN := PYTHONPATH=runtime:. $(VENV)/bin
+RUN := PYTHONPATH="$(CURDIR)/runtime:$(CURDIR)" $(VENV)/bin
 .DEFAULT_GOAL := help
 
 .PHONY: help

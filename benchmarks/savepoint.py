@@ -72,7 +72,9 @@ def main() -> None:
     parser.add_argument("--state-mb", type=sizes, default=[1000], help="size of the state; several: one line for each")
     parser.add_argument("--change", type=float, default=0.01, help="share of the keys changed between two snapshots")
     parser.add_argument("--value-bytes", type=positive_int, default=500, help="size of one value")
-    parser.add_argument("--window-s", type=float, default=5.0, help="length of each window of throughput")
+    parser.add_argument(
+        "--window-s", type=float, default=20.0, help="length of each window of throughput: merges come every 20 files"
+    )
     parser.add_argument("--copies", action="store_true", help="savepoints copy files, though they could link them")
     add_backend_option(parser, default="rocksdb")
     options = parser.parse_args()
@@ -194,20 +196,23 @@ def _throughput(
     """As fast as it goes, without checkpoints and with one per second, in turn.
 
     Without checkpoints changes gather in front of RocksDB until there is no room for more, and cost nothing as long as
-    that lasts: the windows come behind it. What the processor does for a row tells more than rates on a busy machine.
+    that lasts: the windows come behind it. So RocksDB writes and merges in windows of either kind. What the processor
+    does for a row tells more than rates on a busy machine.
     """
     job = _start(running, options, replace(pace, rows_per_s=0), snapshot.external_path)
-    gathered = min(pace.keys, PARALLELISM * RocksDBOptions.CACHE_KEYS.default)
-    job.wait_for("changes to fill the cache", lambda: job.report().total("rows") >= gathered, FILL_TIMEOUT_S)
     rates: dict[str, list[float]] = {"none": [], "during": []}
     costs: dict[str, list[float]] = {"none": [], "during": []}
     for kind in ("none", "during") * WINDOWS:
-        _set_interval(job, None if kind == "none" else 1000)
+        if kind == "none":
+            _end_checkpoints(job, pace)
+        else:
+            _begin_checkpoints(job)
         before, cpu_s = job.report(), _cpu_s(running)
         job.let_run(options.window_s)
         report, cpu_s = job.report(), _cpu_s(running) - cpu_s
         rates[kind].append(report.rows_per_s_since(before))
         costs[kind].append(cpu_s * 1e6 / (report.total("rows") - before.total("rows")))
+        progress(f"  checkpoints: {kind}, {rates[kind][-1]:,.0f} rows/s, {costs[kind][-1]:.1f} us of CPU a row")
     _check(job)
     job.cancel()
     return {f"rows_per_s_{kind}": round(statistics.mean(rate)) for kind, rate in rates.items()} | {
@@ -215,12 +220,17 @@ def _throughput(
     }
 
 
-def _set_interval(job: BenchmarkJob, interval_ms: int | None) -> None:
-    """Returns when checkpoints come at that interval, or when the last one has ended."""
-    job.patch_interval(interval_ms or NEVER_MS)
-    if interval_ms is None:
-        job.wait_for("the last checkpoint to end", lambda: job.checkpoint_statistics().counts.in_progress == 0, 120)
-        return
+def _end_checkpoints(job: BenchmarkJob, pace: Pace) -> None:
+    """Returns when the last one has ended, and the cache holds as many changes as it can since."""
+    job.patch_interval(NEVER_MS)
+    job.wait_for("the last checkpoint to end", lambda: job.checkpoint_statistics().counts.in_progress == 0, 120)
+    full = job.report().total("rows") + min(pace.keys, PARALLELISM * RocksDBOptions.CACHE_KEYS.default)
+    job.wait_for("changes to fill the cache", lambda: job.report().total("rows") >= full, FILL_TIMEOUT_S)
+
+
+def _begin_checkpoints(job: BenchmarkJob) -> None:
+    """Returns when one comes every second."""
+    job.patch_interval(1000)
     least = job.checkpoint_statistics().counts.completed + 1
     job.wait_for("checkpoints", lambda: job.checkpoint_statistics().counts.completed > least, 120)
 

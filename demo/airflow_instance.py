@@ -119,7 +119,8 @@ class LocalAirflow:
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
             "AIRFLOW__CORE__FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
-            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "10",
+            # A file that has changed is read at the next refresh; one that has not, hardly ever again.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
             # The default of 5 s makes tasks fail before they start when the machine is loaded.
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "120",

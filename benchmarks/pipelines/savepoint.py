@@ -21,7 +21,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from ckpt_runtime.api import StreamSession
 
-POOL_BYTES = 1 << 24
+POOL_BYTES = 1 << 22
+"""Larger ones take each restart a part of what it takes in all."""
 STRIDE = 1_000_003
 """A prime that no number of keys is a multiple of: changes visit all keys before they come back to one."""
 

@@ -1,4 +1,4 @@
-"""The disk that output and checkpoints lie on: it fills, and parts of it vanish as a lost mount does.
+"""The disk that output and checkpoints lie on: it fills, it is slow, and parts of it vanish as a lost mount does.
 
 As root it is a small tmpfs. A part that has vanished is covered by an empty read-only file system, or by a plain file
 where nothing can be mounted: nothing may be written in its place, since that would be hidden when it comes back.
@@ -11,6 +11,8 @@ import errno
 import os
 import subprocess
 from pathlib import Path
+
+from tests.chaos.slow_mount import SlowMount
 
 _SIZE = "128m"
 _AT_FDCWD = -100
@@ -25,6 +27,7 @@ class Disk:
         root.mkdir()
         self.is_small = _mount(root, f"size={_SIZE}")
         self._covered: list[tuple[Path, bool]] = []
+        self._slow: SlowMount | None = None
 
     def vanish(self, name: str, *, mounted: bool) -> None:
         """Hides a directory. ``mounted`` under an empty file system if possible, else behind a file."""
@@ -46,8 +49,22 @@ class Disk:
                 if error.errno != errno.ENOSPC:
                     raise
 
-    def heal(self) -> None:
-        """Everything is back, and there is room."""
+    def slow_down(self, delay_s: float | None) -> bool:
+        """Each open takes so long; with ``None`` until :meth:`heal`. Says whether that can be done."""
+        if not self.is_small:
+            return False
+        try:
+            self._slow = SlowMount(self.root, delay_s)
+        except OSError:
+            return False
+        return True
+
+    def heal(self) -> int:
+        """Everything is back, fast, and there is room. Returns how many opens have been slow."""
+        delayed = 0
+        if self._slow is not None:
+            self._slow.release()
+            delayed, self._slow = self._slow.delayed, None
         (self.root / "ballast").unlink(missing_ok=True)
         for path, mounted in self._covered:
             if mounted:
@@ -56,6 +73,7 @@ class Disk:
                 _exchange(path, _away(path))
                 _away(path).unlink()
         self._covered.clear()
+        return delayed
 
     def unmount(self) -> None:
         self.heal()

@@ -20,7 +20,7 @@ from ckpt_runtime.client.packaging import pack_pipeline
 from tests.chaos.disk import Disk
 from tests.chaos.oracle import Input, check_content
 from tests.chaos.remains import check_checkpoints, check_hidden_files, check_resources
-from tests.chaos.session import Session, freeze, kill, thaw
+from tests.chaos.session import STORAGE_TIMEOUT_S, Session, freeze, kill, thaw
 from tests.chaos.spark_session import SparkSession
 from tests.support.processes import cut_connections
 from tests.support.spark_sessions import wait_until
@@ -107,7 +107,8 @@ class Run:
         try:
             SPARK_FAULTS[name](self)
         finally:
-            self.disk.heal()
+            if delayed := self.disk.heal():
+                self.log(f"  {delayed} files were slow to open")
         self._progress()
 
     def kinds(self, names: list[str]) -> Iterator[str]:
@@ -350,6 +351,48 @@ def _fill(run: Run) -> None:
         run.hold()
 
 
+def _kill_while_full(run: Run) -> None:
+    """The job restarts where nothing can be written."""
+    if run.disk.is_small:
+        run.disk.fill()
+    kill(run.victim("worker"))
+    run.hold()
+
+
+def _slow_down(run: Run) -> None:
+    """A checkpoint opens many files one after the other: it takes longer than its interval."""
+    if run.disk.slow_down(run.choice.choice((0.02, 0.2, 1.0))):
+        run.hold(8.0)
+
+
+def _no_answer(run: Run) -> None:
+    """Shorter and longer than a call is waited for."""
+    if run.disk.slow_down(None):
+        run.hold(2 * STORAGE_TIMEOUT_S)
+
+
+def _kill_while_slow(run: Run) -> None:
+    """State is loaded slowly while heartbeats go on."""
+    run.disk.slow_down(run.choice.choice((0.2, 1.0, None)))
+    kill(run.victim("worker"))
+    run.hold(8.0)
+
+
+def _kill_driver_while_slow(run: Run) -> None:
+    """The next one finds its jobs, and the snapshots that they go on from, on slow storage."""
+    run.disk.slow_down(0.2)
+    run.session.kill_driver()
+
+
+def _cancel_while_slow(run: Run) -> None:
+    """What the job deletes at its end takes its time; what is not away may not be taken for deleted."""
+    run.disk.slow_down(0.2)
+    run.hold()
+    run.cancel()
+    run.disk.heal()
+    run.resume()
+
+
 def _patch(run: Run) -> None:
     interval, timeout = run.choice.choice((100, 300, 1000)), run.choice.choice((10, 500, 60_000))
     unaligned = run.choice.random() < 0.5
@@ -426,9 +469,14 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     "output vanishes": _vanish("out"),
     "checkpoints vanish": _vanish("checkpoints"),
     "disk is full": _fill,
+    "storage is slow": _slow_down,
+    "storage does not answer": _no_answer,
     "patch": _patch,
     "worker killed while the output is away": _kill_while("out"),
     "worker killed while the checkpoints are away": _kill_while("checkpoints"),
+    "worker killed while the disk is full": _kill_while_full,
+    "worker killed while storage is slow": _kill_while_slow,
+    "driver killed while storage is slow": _kill_driver_while_slow,
     "rescale": lambda run: run.rescale(run.rate),
     "rescale while it runs": Run.rescale_live,
     "worker killed while it is rescaled": _rescale_and_kill,
@@ -437,6 +485,7 @@ FAULTS: dict[str, Callable[[Run], None]] = {
     "cancel while it restarts": _cancel_while_it_restarts,
     "cancel while all is frozen": _cancel_while_frozen,
     "cancel while the output is away": _cancel_while_the_output_is_away,
+    "cancel while storage is slow": _cancel_while_slow,
 }
 """By name: returns when the fault is over, but for what :meth:`Run.fault` heals."""
 

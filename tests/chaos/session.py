@@ -20,6 +20,8 @@ from tests.support.spark_sessions import wait_until
 MARK = "CKPT_CHAOS_RUN"
 START_S = 600.0
 """How long a driver may take to start on a busy machine: Spark's takes a minute of one."""
+STORAGE_TIMEOUT_S = 6
+"""How long a call to storage is waited for."""
 _GIVEN_UP = "this driver has lost its leadership"
 
 
@@ -98,6 +100,7 @@ class Session:
             "high-availability.type": "filesystem",
             "high-availability.storageDir": str(self.directory / "ha"),
             "jobmanager.execution.dynamic-configuration.allow-list": "*",
+            "jobmanager.storage.timeout": f"{STORAGE_TIMEOUT_S} s",
         }
 
     @property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROWS = {"stateful": 15, "unordered": 180, "typed": 5, "few": 10}
+ROWS = {"stateful": 15, "unordered": 180, "typed": 5, "leaving": 8, "few": 10}
 
 
 @dataclass
@@ -114,7 +114,8 @@ def in_the_engine(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.row("io.2")
 @pytest.mark.parametrize("name", ROWS)
 def test_rows(in_spark: Outcome, in_the_engine: Outcome, name: str) -> None:
-    """A reader that keeps its ranges; partitions in any order; objects of many types; a simple reader."""
+    """A reader that keeps its ranges; partitions in any order; objects of many types; one that keeps rows in the
+    object that reads; a simple reader."""
     found = {row: number for row, number in in_the_engine.rows().items() if row.startswith(name)}
     assert found == {row: number for row, number in in_spark.rows().items() if row.startswith(name)}
     assert set(found.values()) == {1}

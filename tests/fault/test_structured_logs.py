@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.spark.launch import start_session, stop_session
+from ckpt_runtime.spark.processes import WORKER
 from tests.support.driver_processes import Sessions
+from tests.support.flights import write_slice
 from tests.support.jobs import PIPELINES, fast
-from tests.support.spark_sessions import wait_until
+from tests.support.processes import agent_of, children, command_name, cut_connections
+from tests.support.spark_sessions import FlightsJob, standalone_cluster, wait_until
 
 
 @pytest.fixture
@@ -70,3 +76,75 @@ def test_a_failed_checkpoint_is_found_by_its_id_on_lines_of_driver_and_workers(
     assert worker[number]["vertex_id"] in {vertex.id for vertex in client.job_details(job_id).vertices}
     assert worker[number]["pid"] != driver[number]["pid"]
     assert {"time", "logger", "slot", "worker"} <= worker[number].keys()
+
+
+SECRET = "spark.authenticate.secret"
+SPARK_SETTINGS = {
+    "spark.executor.cores": "2",
+    "spark.executor.memory": "512m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
+OF_PYTHON = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} |Traceback |  File |[\w.]+(Error|Exception): ")
+"""How a line of the logging module begins without the option, and what a traceback consists of."""
+
+
+def of_engine(log: Path) -> list[dict[str, Any]]:
+    """Its lines, beside which the JVM says what it says; none that any Python process has said is no object."""
+    found = []
+    for line in log.read_text().splitlines():
+        if line.startswith("{"):
+            found.append(json.loads(line))
+        else:
+            assert not OF_PYTHON.match(line), line
+    return found
+
+
+def said_by(said: list[dict[str, Any]], process: str, **known: Any) -> list[dict[str, Any]]:
+    return [line for line in said if line["process"] == process and known.items() <= line.items()]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_driver_and_executors_of_a_spark_cluster_say_json_with_ids(tmp_path: Path) -> None:
+    """User code fails, and an agent loses the driver: each kind of process has something to say."""
+    with standalone_cluster(tmp_path, workers=1, cores=2) as cluster:
+        log = tmp_path / "session.log"
+        settings = SPARK_SETTINGS | {SECRET: cluster.secret}
+        session = start_session(cluster.url, 2, conf={"env.log.format": "json"}, spark_conf=settings, log_file=log)
+        try:
+            with CkptClient(session.rest_url, token=session.token) as client:
+                job = FlightsJob(session, client, write_slice(tmp_path / "flights.parquet", 100_000), tmp_path)
+                job.start(1000)
+                job.wait_for_checkpoint()
+                (job.faults / "map-raise").touch()
+                wait_until(lambda: job.restarts() > 0, "the restart")
+                known = job.restarts()
+                job.wait_for_checkpoint()
+                [daemon] = cluster.workers
+                worker = next(pid for pid in children(daemon.pid) if command_name(pid) == WORKER)
+                assert cut_connections(agent_of(worker), session.driver.pid) > 0
+                wait_until(lambda: job.restarts() > known, "the restart in another stage")
+                job.wait_for_checkpoint()
+                job.stopped()
+                details = client.job_details(job.job_id)
+        finally:
+            stop_session(session)
+        driver = of_engine(log)
+        executor = [line for stderr in (tmp_path / "work-0").glob("app-*/*/stderr") for line in of_engine(stderr)]
+    assert {line["process"] for line in driver} == {"driver"}
+    assert {line["process"] for line in executor} == {"agent", "worker"}
+    [application] = {line["session"] for line in driver if "session" in line}
+    assert application.startswith("app-")
+    assert all(line.get("session") == application for line in executor)
+    assert all({"time", "level", "logger", "message", "pid"} <= line.keys() for line in driver + executor)
+    about = {"job_id": job.job_id, "job_name": details.name}
+    vertices = {vertex.id for vertex in details.vertices}
+    for said in (said_by(driver, "driver", **about), said_by(executor, "worker", **about)):
+        [failure, *_] = [line for line in said if "injected in map" in line["message"]]
+        assert (failure["attempt"], failure["vertex_id"] in vertices, failure["subtask"] in (0, 1)) == (0, True, True)
+    assert [line["checkpoint_id"] for line in said_by(driver, "driver", level="WARNING", **about)]
+    assert all({"slot", "worker"} <= line.keys() for line in said_by(executor, "worker"))
+    [lost, *_] = [line for line in said_by(executor, "agent") if "the driver is gone" in line["message"]]
+    assert lost["slot"] in lost["message"]

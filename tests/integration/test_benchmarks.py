@@ -55,6 +55,7 @@ def measured(*arguments: str) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_keyed_count_measures_and_checks_itself() -> None:
@@ -175,6 +176,7 @@ def test_coordinator_reads_back_what_it_wrote() -> None:
     assert all(set(run) == times | {"subtasks", "memory_mb", "metadata_bytes"} for run in document["runs"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.airflow
 @pytest.mark.row("air.11")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from ckpt_runtime.cli.main import app
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import BadRequest, Conflict
+from ckpt_runtime.client.errors import BadRequest, CkptApiError, Conflict
 from ckpt_runtime.client.models import JobConfig
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
@@ -132,6 +133,63 @@ def test_an_interval_goes_and_comes_back(client: CkptClient, cluster: MiniCluste
     assert client.job_config(job_id).execution_config["restart-strategy"] == "exponential-delay"
     assert restarts(client, job) == "1"
     job.stopped()
+
+
+@pytest.mark.row("530.10")
+def test_a_dry_run_and_a_request_that_is_sent_again(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    """A dry run changes nothing, and is refused as the change would be. Of equal requests at once one changes it."""
+    job.start()
+    job.running()
+    job_id = job.job_id
+    options = {MARK: "blue", "my.password": "hush"}
+    dry = client.patch_job_config(job_id, options, dry_run=True)
+    assert (dry.version, dry.restart, sorted(dry.changes)) == (2, True, ["my.password", MARK])
+    with pytest.raises(BadRequest, match="pipeline.name"):
+        client.patch_job_config(job_id, {"pipeline.name": "other"}, dry_run=True)
+    with pytest.raises(Conflict, match="has version 1"):
+        client.patch_job_config(job_id, options, 7, dry_run=True)
+    found = client.job_config(job_id)
+    assert (found.version, found.running_version, found.changes) == (1, 1, ())
+    assert options.keys().isdisjoint(found.configuration)
+    wanted = {**found.configuration, **options}
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: client.replace_job_config(job_id, wanted, 1), range(4)))
+    assert {answer.version for answer in answers} == {2}
+    found = runs(client, cluster, job, 2)
+    assert found.configuration["my.password"] == "******"
+    # What is shown is sent back, with one change: the password stays what it was.
+    assert client.replace_job_config(job_id, {**found.configuration, MARK: "green"}, 2).changes.keys() == {MARK}
+    found = runs(client, cluster, job, 3)
+    given = cluster.call(_given(cluster, job_id))
+    assert (given["my.password"], given[MARK]) == ("hush", "green")
+    assert [(change.version, change.options) for change in found.changes] == [(2, ("my.password", MARK)), (3, (MARK,))]
+    assert restarts(client, job) == "2"
+    job.stopped()
+
+
+async def _given(cluster: MiniCluster, job_id: str) -> dict[str, str]:
+    """What the job was given, unmasked."""
+    return cluster.dispatcher._jobs[job_id].accepted_plan.own.given.to_dict()
+
+
+@pytest.mark.row("530.3")
+def test_what_the_cluster_allows_to_change(tmp_path: Path) -> None:
+    """An option is meant by its older name too. What is refused changes nothing, also what would be allowed of it."""
+    retained = "execution.checkpointing.num-retained"
+    allowed = f"{INTERVAL}, state.checkpoints.num-retained"
+    configuration = {"jobmanager.execution.dynamic-configuration.allow-list": allowed}
+    with MiniCluster(configuration=configuration, rest=True) as own, CkptClient(own.rest_url) as client:
+        job = SequenceJob(own, tmp_path)
+        job.start()
+        job.running()
+        with pytest.raises(CkptApiError, match=f"{TIMEOUT}, {MARK}: not to be changed") as refused:
+            client.patch_job_config(job.job_id, {INTERVAL: "300 ms", MARK: "blue", TIMEOUT: "1 min"})
+        assert refused.value.status == 403
+        with pytest.raises(BadRequest, match="pipeline.name"):
+            client.patch_job_config(job.job_id, {"pipeline.name": "other", TIMEOUT: "1 min"})
+        assert client.job_config(job.job_id).version == 1
+        assert client.patch_job_config(job.job_id, {INTERVAL: "300 ms", retained: "2"}).version == 2
+        job.canceled()
 
 
 @pytest.mark.row("530.11")

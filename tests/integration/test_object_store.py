@@ -281,6 +281,25 @@ def files_of(snapshot: Snapshot) -> dict[str, str]:
     return {f"/{locate(snapshot.directory, file.path).path}": file.checksum for file in files}
 
 
+def test_a_restart_on_the_same_workers_fetches_no_table(
+    cluster: MiniCluster, store: ObjectStore, bucket: str, job: SequenceJob
+) -> None:
+    job.start(rate=200, configuration=rocksdb(f"{bucket}/local", execution__state_recovery__from_local="true"))
+    job.running()
+    job.has_rows()
+    for _ in range(2):
+        take_checkpoint(cluster, job.job_id)
+    tables = [key for key in keys(f"{bucket}/local/{job.job_id}") if "shared/" in key]
+    assert tables
+    before = len(store.log)
+    job.inject("map-raise")
+    job.restarted(1)
+    fetched = [path for method, path, _ in store.log[before:] if method == "GET" and f"/{job.job_id}/" in path]
+    assert fetched, "the manifests are the checkpoint's"
+    assert not [path for path in fetched if "/shared/" in path]
+    job.stopped()
+
+
 @pytest.mark.row("203.2")
 @pytest.mark.row("203.3")
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from msgspec import convert, to_builtins
@@ -42,6 +43,10 @@ class InlineFiles:
 
     shared = private
 
+    def shared_from(self, path: str) -> StateFile:
+        content = Path(path).read_bytes()
+        return StateFile("", len(content), "", content)
+
 
 class InlineReader:
     """Reads what :class:`InlineFiles` has written."""
@@ -54,6 +59,9 @@ class InlineReader:
         assert file.inline is not None
         with open(path, "xb") as target:
             target.write(file.inline)
+
+    def take(self, file: StateFile, copy: str, path: str) -> bool:
+        return False
 
 
 def written(snapshot: KeyedSnapshot) -> list[KeyedHandle]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.key_groups import UPPER_BOUND_MAX_PARALLELISM
 
@@ -20,6 +23,13 @@ def checked_parallelism(field: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= UPPER_BOUND_MAX_PARALLELISM:
         raise PlanError(field, f"{value!r} is not a whole number from 1 to {UPPER_BOUND_MAX_PARALLELISM}")
     return value
+
+
+def flattened(given: Sequence[Any]) -> list[Any]:
+    """What was given one by one, or as one list, as PySpark takes names of columns."""
+    if len(given) == 1 and isinstance(given[0], list | tuple):
+        return list(given[0])
+    return list(given)
 
 
 def chosen(field: str, value: object, allowed: dict[str, str]) -> str:

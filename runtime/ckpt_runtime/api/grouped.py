@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_runtime.api import functions
+from ckpt_runtime.api import functions, pyspark_names
 from ckpt_runtime.api.checks import chosen
 from ckpt_runtime.api.functions import AggregateExpression
+from ckpt_runtime.api.pyspark_names import NamesOfPySpark
 from ckpt_runtime.api.stream import Stream
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
@@ -24,8 +25,10 @@ _TIME_MODES = {"none": "None", "processingtime": "ProcessingTime", "eventtime": 
 _PROCESSOR_METHODS = ("init", "handleInputRows", "close")
 
 
-class GroupedStream:
+class GroupedStream(NamesOfPySpark):
     """A stream split by key; ``agg`` and ``transformWithState`` keep state per key."""
+
+    _missing = pyspark_names.GROUPED
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
         self._stream = stream

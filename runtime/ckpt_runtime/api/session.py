@@ -14,6 +14,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ckpt_runtime.api import pyspark_names
+from ckpt_runtime.api.pyspark_names import NamesOfPySpark
 from ckpt_runtime.api.reader import StreamReader
 from ckpt_runtime.configuration.checkpointing_options import StateRecoveryOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -94,14 +96,14 @@ class DataSourceRegistration:
         self._classes: dict[str, type] = {}
 
     def register(self, dataSource: type) -> None:
-        """Registers a class under ``dataSource.name()``; a later class of that name replaces an earlier one.
+        """Registers a class under ``dataSource.name()``, upper or lower case; a later class of that name replaces it.
 
         :param dataSource: a subclass of PySpark's ``DataSource``.
         :raises PlanError: no such class, or the name of a built-in format
         """
         if not is_data_source(dataSource):
             raise PlanError("dataSource", f"expected a subclass of PySpark's DataSource, not {dataSource!r}")
-        name = dataSource.name()  # type: ignore[attr-defined]
+        name = dataSource.name().lower()  # type: ignore[attr-defined]
         if name in SOURCE_FORMATS or name in SINK_FORMATS:
             raise PlanError("dataSource", f"{name!r} is the name of a built-in format; override name()")
         self._classes[name] = dataSource
@@ -113,17 +115,25 @@ class DataSourceRegistration:
         :raises PlanError: neither a name nor such a class
         """
         if isinstance(format_, str):
-            return self._classes.get(format_, format_)
+            return self._classes.get(format_.lower()) or _built_in(format_)
         if is_data_source(format_):
             return format_
         raise PlanError("format", f"expected a name or a DataSource class, not {format_!r}")
 
 
-class StreamSession:
+def _built_in(name: str) -> str:
+    """The name as it is known, where it is one of a built-in format."""
+    lower = name.lower()
+    return lower if lower in SOURCE_FORMATS or lower in SINK_FORMATS else name
+
+
+class StreamSession(NamesOfPySpark):
     """Builds one job. ``name`` is its default name.
 
     ``configuration`` holds the options given at submission, ``defaults`` those of the cluster.
     """
+
+    _missing = pyspark_names.SESSION
 
     def __init__(
         self,

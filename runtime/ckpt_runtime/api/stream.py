@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.api.checks import checked_text
+from ckpt_runtime.api import pyspark_names
+from ckpt_runtime.api.checks import checked_text, flattened
 from ckpt_runtime.api.operator_settings import OperatorSettings
 from ckpt_runtime.api.options import Resolve
+from ckpt_runtime.api.pyspark_names import NamesOfPySpark
 from ckpt_runtime.api.writer import StreamWriter
 from ckpt_runtime.configuration.quantities import parse_duration
 from ckpt_runtime.graph.ddl import to_arrow_schema
@@ -41,8 +43,10 @@ if TYPE_CHECKING:
     from ckpt_runtime.api.grouped import GroupedStream
 
 
-class Stream(OperatorSettings):
+class Stream(NamesOfPySpark, OperatorSettings):
     """Unbounded rows of one schema."""
+
+    _missing = pyspark_names.STREAM
 
     def __init__(
         self, plan: LogicalPlan, resolve: Resolve, inputs: tuple[LogicalInput, ...], schema: pa.Schema
@@ -105,15 +109,18 @@ class Stream(OperatorSettings):
 
     where = filter
 
-    def select(self, *columns: str, **computed: pc.Expression | str) -> Stream:
+    def select(self, *columns: str | Sequence[str], **computed: pc.Expression | str) -> Stream:
         """Keeps some columns by name, then adds ``name=expression`` ones.
 
-        :param columns: names of columns, in the order in which they come out.
+        :param columns: names of columns, or a list of them, in the order in which they come out; ``*`` for all.
         :param computed: a name and its Arrow expression, or the column that it is to rename.
         :raises PlanError: a column that is not there, one that is named twice, or none
         """
-        check_columns(columns, self._schema, "select")
-        chosen: list[tuple[str, pc.Expression]] = [(column, pc.field(column)) for column in columns]
+        names = flattened(columns)
+        if "*" in names and "*" not in self._schema.names:
+            names = [name for given in names for name in (self._schema.names if given == "*" else [given])]
+        check_columns(names, self._schema, "select")
+        chosen: list[tuple[str, pc.Expression]] = [(name, pc.field(name)) for name in names]
         for name, value in computed.items():
             chosen.append((name, pc.field(value) if isinstance(value, str) else value))
         return self._project(chosen, "select")
@@ -148,23 +155,26 @@ class Stream(OperatorSettings):
             raise PlanError("withWatermark", f"delay threshold {delayThreshold!r}: {error}") from None
         return self.apply(WatermarkSpec(eventTime, delay_ms), self._schema)
 
-    def groupBy(self, *cols: str) -> GroupedStream:
+    def groupBy(self, *cols: str | Sequence[str]) -> GroupedStream:
         """Sends rows with equal values in ``cols`` to the same subtask of the next operator.
 
-        :param cols: the columns of the key.
+        :param cols: the columns of the key, or a list of them.
         :raises PlanError: no column, one that is not there, or one that is nested
         """
         from ckpt_runtime.api.grouped import GroupedStream
 
-        if not cols:
+        keys = tuple(flattened(cols))
+        if not keys:
             raise PlanError("groupBy", "no column given; a stream is grouped by at least one")
-        check_columns(cols, self._schema, "groupBy")
-        nested = [column for column in cols if pa.types.is_nested(self._schema.field(column).type)]
+        check_columns(keys, self._schema, "groupBy")
+        nested = [column for column in keys if pa.types.is_nested(self._schema.field(column).type)]
         if nested:
             raise PlanError("groupBy", f"column {nested[0]!r} is nested and cannot be a key")
         self._without_partitioning("groupBy")
-        inputs = tuple(LogicalInput(edge.node, Partitioning.HASH, tuple(cols)) for edge in self._inputs)
-        return GroupedStream(Stream(self._plan, self._resolve, inputs, self._schema), tuple(cols))
+        inputs = tuple(LogicalInput(edge.node, Partitioning.HASH, keys) for edge in self._inputs)
+        return GroupedStream(Stream(self._plan, self._resolve, inputs, self._schema), keys)
+
+    groupby = groupBy
 
     def union(self, other: Stream) -> Stream:
         """Gives the rows of both, without order between them; with itself, each row twice. Schemas must be equal.

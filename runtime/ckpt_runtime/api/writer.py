@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 
+from ckpt_runtime.api import pyspark_names
 from ckpt_runtime.api.checks import chosen
 from ckpt_runtime.api.operator_settings import OperatorSettings
 from ckpt_runtime.api.options import Resolve, WithOptions
+from ckpt_runtime.api.pyspark_names import NamesOfPySpark
+from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import SinkSpec
@@ -19,8 +22,10 @@ from ckpt_runtime.graph.specs import SinkSpec
 _OUTPUT_MODES = {"append": "append", "update": "update"}
 
 
-class Sink(OperatorSettings):
+class Sink(NamesOfPySpark, OperatorSettings):
     """A sink of the plan; what :meth:`StreamWriter.start` returns, to name it."""
+
+    _missing = pyspark_names.SINK
 
     def __init__(self, node: LogicalNode) -> None:
         self._node = node
@@ -29,8 +34,10 @@ class Sink(OperatorSettings):
         return self._node
 
 
-class StreamWriter(WithOptions):
+class StreamWriter(NamesOfPySpark, WithOptions):
     """Builds one sink, on the conventions of PySpark's ``DataStreamWriter``."""
+
+    _missing = pyspark_names.WRITER
 
     def __init__(
         self,
@@ -71,12 +78,34 @@ class StreamWriter(WithOptions):
         self._name = queryName
         return self
 
-    def start(self, path: str | None = None) -> Sink:
+    def start(
+        self,
+        path: str | None = None,
+        format: str | type | None = None,
+        outputMode: str | None = None,
+        partitionBy: Any = None,
+        queryName: str | None = None,
+        **options: str | int | float | bool | None,
+    ) -> Sink:
         """Adds the sink to the plan.
 
         :param path: short for ``option("path", path)``.
+        :param format: short for ``format(...)``.
+        :param outputMode: short for ``outputMode(...)``.
+        :param partitionBy: has to be left out: add a sink for each part.
+        :param queryName: short for ``queryName(...)``.
+        :param options: short for ``options(...)``.
         :raises PlanError: no format, an unknown one, or an option that does not fit the stream.
         """
+        if format is not None:
+            self.format(format)
+        if outputMode is not None:
+            self.outputMode(outputMode)
+        if partitionBy is not None:
+            raise PlanError("partitionBy", "not supported; add a sink for each part")
+        if queryName is not None:
+            self.queryName(queryName)
+        self.options(**options)
         target = self._chosen_format("start", path)
         check_sink(target, self._options, self._schema)
         node = self._plan.add(LogicalNode(SinkSpec(target, dict(self._options)), self._inputs, None))

@@ -125,8 +125,8 @@ class CheckpointingOptions:
         SavepointDuplication.FASTEST,
         "How an incremental native savepoint duplicates files of checkpoints. FASTEST: a reflink, a hard link, a copy "
         "within the object store, or a copy through the worker, whatever works first. COPY: never a link; a file that "
-        "is damaged in the checkpoint directory is then not damaged in the savepoint. A restore links, or copies, "
-        "likewise.",
+        "is damaged in the checkpoint directory is then not damaged in the savepoint. A restore and a new checkpoint "
+        "link, or copy, RocksDB's local files likewise.",
     )
     MODE = ConfigOption(
         "execution.checkpointing.mode",

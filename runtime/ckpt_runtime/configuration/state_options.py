@@ -22,6 +22,13 @@ class StateBackendType(StrEnum):
     ROCKSDB = "rocksdb"
 
 
+class CompactionStyle(StrEnum):
+    """Which files of a database are merged with which, and when."""
+
+    UNIVERSAL = "UNIVERSAL"
+    LEVEL = "LEVEL"
+
+
 class StateOptions:
     """The state backend."""
 
@@ -40,6 +47,15 @@ class StateOptions:
         20 << 10,
         "State below this size lies inside the checkpoint's metadata instead of in a file of its own.",
         fallback_keys=("execution.checkpointing.data-inline-threshold",),
+    )
+    FROM_LOCAL = ConfigOption(
+        "execution.state-recovery.from-local",
+        BOOLEAN,
+        False,
+        "Workers keep the files of the last checkpoint on their own disks too, as hard links. A restart on the same "
+        "workers takes from there what proves to be the same by its length and checksum, and reads only the rest from "
+        "the checkpoint. Has an effect with RocksDB.",
+        fallback_keys=("state.backend.local-recovery",),
     )
 
 
@@ -92,6 +108,15 @@ class RocksDBOptions:
         IntegerType(minimum=1, maximum=64),
         4,
         "Files that each operator's database sends to the storage, or fetches from there, at the same time.",
+    )
+    COMPACTION_STYLE = ConfigOption(
+        "state.backend.rocksdb.compaction.style",
+        EnumType(CompactionStyle),
+        CompactionStyle.UNIVERSAL,
+        "How small files become large ones. UNIVERSAL merges files of about the same size, and all of them when the "
+        "others have become as large as the largest: it writes, and incremental checkpoints send, the least. LEVEL "
+        "merges small files with the large ones that have keys in between, which takes less of the disk. Unlike in "
+        "Flink, UNIVERSAL is the default.",
     )
     BLOCK_CACHE_USAGE = _metric("block-cache-usage", "bytes in the block cache that all databases of a worker share")
     BLOCK_CACHE_PINNED = _metric("block-cache-pinned-usage", "bytes of these that cannot be evicted now")

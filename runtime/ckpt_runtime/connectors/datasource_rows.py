@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 BATCH_ROWS = 8192
+_RECORDS = "tuples, lists, Row or pyarrow.RecordBatch"
 
 
 def struct_type(schema: pa.Schema) -> Any:
@@ -24,12 +25,12 @@ def records_to_batches(records: Iterable[Any], schema: pa.Schema, reader: str) -
     Tuples and lists are positional, named ``Row`` objects go by name, record batches must have exactly the schema.
     ``reader`` is named in messages. :raises TypeError, ValueError: rows that do not fit the schema.
     """
+    if not isinstance(records, Iterable):
+        raise TypeError(f"{reader} returned {type(records).__name__}, expected an iterator of {_RECORDS}")
     iterator = iter(records)
-    first = next(iterator, None)
-    if first is None:
-        return
-    iterator = chain([first], iterator)
-    if isinstance(first, pa.RecordBatch):
+    begin = list(islice(iterator, 1))
+    iterator = chain(begin, iterator)
+    if begin and isinstance(begin[0], pa.RecordBatch):
         yield from _checked_batches(iterator, schema, reader)
         return
     struct = struct_type(schema)
@@ -64,7 +65,7 @@ def _checked_batches(batches: Iterable[Any], schema: pa.Schema, reader: str) -> 
 
 def _positional(row: Any, names: list[str], reader: str) -> tuple[Any, ...]:
     if not isinstance(row, tuple | list):
-        raise TypeError(f"{reader} yields {type(row).__name__}; allowed are tuples, lists, Row and pyarrow.RecordBatch")
+        raise TypeError(f"{reader} yields {type(row).__name__}; allowed are {_RECORDS}")
     fields = getattr(row, "__fields__", None)
     if len(row) != len(names) or (fields is not None and set(fields) != set(names)):
         found = f"fields {fields}" if fields is not None else f"{len(row)} values"

@@ -12,7 +12,9 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
@@ -60,12 +62,22 @@ class _Carried:
 
 
 class _Reader:
-    """The user's reader in this subtask, and how its partitions are read back."""
+    """The user's reader in this subtask, as it was made, and how its partitions are read back."""
 
     def __init__(self, source: type, spec: RangeReaderSpec, schema: pa.Schema) -> None:
-        self.reader = new_data_source(source, spec.options).streamReader(struct_type(schema))
-        self.values: TaggedValues = values_of(source, self.reader)
-        self.commits = type(self.reader).commit is not DataSourceStreamReader.commit
+        self._made = new_data_source(source, spec.options).streamReader(struct_type(schema))
+        self.values: TaggedValues = values_of(source, self._made)
+        self.commits = type(self._made).commit is not DataSourceStreamReader.commit
+
+    def for_one_partition(self) -> Any:
+        """A copy, as each of Spark's tasks has one: what ``read`` leaves in it reaches no other partition.
+
+        A reader that cannot be copied, which Spark could not send to its tasks either, reads them all.
+        """
+        try:
+            return deepcopy(self._made)
+        except Exception:
+            return self._made
 
 
 class RangeReaderOperator(Operator):
@@ -208,8 +220,8 @@ class RangeReaderOperator(Operator):
         """The batches of a partition behind the rows that are out already."""
         user = self._of_user()
         partition = user.values.decode(split.partition)
-        name = f"{type(user.reader).__name__}.read"
-        batches = records_to_batches(user.reader.read(partition), self._schema, name)
+        reader = user.for_one_partition()
+        batches = records_to_batches(reader.read(partition), self._schema, f"{type(reader).__name__}.read")
         return self._skipped(batches, split) if split.rows else batches
 
     def _skipped(self, batches: Iterator[pa.RecordBatch], split: Split) -> Iterator[pa.RecordBatch]:

@@ -233,7 +233,9 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
         _check_stream(source, "read", "streamReader", "simpleStreamReader")
         available_now(options)
         ordered_reads(options)
-        return declared if declared is not None else _data_source_schema(source, options)
+        schema = declared if declared is not None else _data_source_schema(source, options)
+        _check_types_of_pyspark(source, schema)
+        return schema
     if source not in SOURCE_FORMATS:
         raise PlanError("format", _unknown(source, SOURCE_FORMATS))
     return SOURCE_FORMATS[source].schema(source_options(source, options), declared)
@@ -243,6 +245,7 @@ def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) 
     """Checks a sink's format and options against what it will get. :raises PlanError: as :func:`source_schema`."""
     if isinstance(sink, type):
         _check_stream(sink, "written", "streamWriter")
+        _check_types_of_pyspark(sink, schema)
         return
     if sink not in SINK_FORMATS:
         raise PlanError("format", _unknown(sink, SINK_FORMATS))
@@ -257,6 +260,19 @@ def _check_stream(source: type, verb: str, *methods: str) -> None:
             f"{source.__name__} has no {' and no '.join(methods)}: it cannot be {verb} as a stream, only in a batch of "
             "Spark's",
         )
+
+
+def _check_types_of_pyspark(source: type, schema: pa.Schema) -> None:
+    """:raises PlanError: a column of a type that the ``StructType`` which a ``DataSource`` gets cannot have."""
+    from pyspark.errors import PySparkTypeError
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    for column in schema:
+        try:
+            from_arrow_type(column.type)
+        except PySparkTypeError:
+            problem = f"column {column.name!r} is {column.type}, which PySpark has no type for; cast it before"
+            raise PlanError("schema", f"{source.__name__}: {problem}") from None
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:

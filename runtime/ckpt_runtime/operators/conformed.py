@@ -1,10 +1,12 @@
-"""Batches in the schema that a plan has for them, for operators that keep rows as columns."""
+"""Batches in the schema that a plan has for them: what operators keep as columns, and what user functions gave."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 
-from ckpt_runtime.operators.errors import output_schema_error
+from ckpt_runtime.operators.errors import OutputSchemaError, output_schema_error
 from ckpt_runtime.state.columns import plain
 
 
@@ -20,3 +22,64 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.RecordBa
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     except (pa.ArrowException, ValueError) as error:
         raise output_schema_error(uid, batch.schema, schema) from error
+
+
+def conformed_result(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.RecordBatch:
+    """What a user function gave, in the declared ``schema``, as Spark takes it: by position, whatever the names.
+
+    Other forms of the same values are taken: large and dictionary encoded texts, another zone, a smaller decimal, a
+    column of nulls only. Any other type raises OutputSchemaError; so do columns in another order, which Spark mixes up.
+    """
+    if batch.schema is schema:
+        return batch
+    names = batch.schema.names
+    fits = len(names) == len(schema) and (names == schema.names or set(names) != set(schema.names))
+    if not fits or not all(_same_values(column.type, field.type) for column, field in zip(batch, schema, strict=True)):
+        raise output_schema_error(uid, batch.schema, schema)
+    try:
+        arrays = [
+            column if column.type == field.type else _cast(column, field.type)
+            for column, field in zip(batch, schema, strict=True)
+        ]
+    except pa.ArrowException as error:
+        raise output_schema_error(uid, batch.schema, schema) from error
+    for column, field in zip(arrays, schema, strict=True):
+        if not field.nullable and column.null_count:
+            raise OutputSchemaError(f"operator {uid!r} gave null in column {field.name!r}, which is declared not null")
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return plain(column).cast(kind)
+
+
+_FORMS: tuple[tuple[Callable[[pa.DataType], bool], ...], ...] = (
+    (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+)
+
+
+def _same_values(given: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether all values of one type are values of the other, in another form at most."""
+    if given == declared or pa.types.is_null(given):
+        return True
+    if pa.types.is_dictionary(given):
+        return _same_values(given.value_type, declared)
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(declared):
+        return bool(given.unit == declared.unit)
+    if pa.types.is_decimal(given) and pa.types.is_decimal(declared):
+        whole = given.precision - given.scale <= declared.precision - declared.scale
+        return bool(whole and given.scale <= declared.scale)
+    if pa.types.is_struct(given) and pa.types.is_struct(declared):
+        pairs = [(given.field(i), declared.field(i)) for i in range(min(given.num_fields, declared.num_fields))]
+        same = all(one.name == other.name and _same_values(one.type, other.type) for one, other in pairs)
+        return same and given.num_fields == declared.num_fields
+    if pa.types.is_map(given) and pa.types.is_map(declared):
+        return _same_values(given.key_type, declared.key_type) and _same_values(given.item_type, declared.item_type)
+    if _is_list(given) and _is_list(declared):
+        return _same_values(given.value_type, declared.value_type)
+    return any(any(form(given) for form in forms) and any(form(declared) for form in forms) for forms in _FORMS)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

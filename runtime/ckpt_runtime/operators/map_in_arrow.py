@@ -1,17 +1,18 @@
 """Applies a user function to each buffer: ``func(iterator of batches) -> iterator of batches``.
 
 The function is called once per buffer with an iterator of that one batch, so that nothing is held back over a barrier.
-What it gives is checked against the declared schema and never cast.
+What it gives is checked against the declared schema as Spark does: types by position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import pyarrow as pa
 
 from ckpt_runtime.graph.specs import MapInArrowSpec
-from ckpt_runtime.operators.errors import UserFunctionError, output_schema_error
+from ckpt_runtime.operators.conformed import conformed_result
+from ckpt_runtime.operators.errors import UserFunctionError
 from ckpt_runtime.operators.operator import Operator
 
 
@@ -25,7 +26,7 @@ class MapInArrowOperator(Operator):
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         result = self._function(iter((batch,)))
-        if not isinstance(result, Iterator):
+        if not isinstance(result, Iterable) or isinstance(result, pa.RecordBatch | pa.Table):
             raise UserFunctionError(
                 f"the function of operator {self.context.uid!r} returned {type(result).__name__}, "
                 "it must return an iterator of pyarrow.RecordBatch"
@@ -36,7 +37,6 @@ class MapInArrowOperator(Operator):
                     f"the function of operator {self.context.uid!r} gave a {type(part).__name__}, "
                     "it must give pyarrow.RecordBatch"
                 )
-            if not part.schema.equals(self._schema):
-                raise output_schema_error(self.context.uid, part.schema, self._schema)
-            if part.num_rows:
-                self.output.emit(part)
+            conformed = conformed_result(part, self._schema, self.context.uid)
+            if conformed.num_rows:
+                self.output.emit(conformed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
@@ -28,6 +29,11 @@ class UnsharedFiles:
 
     def shared(self) -> StateFileWriter:
         return self.private()
+
+    def shared_from(self, path: str) -> StateFile:
+        with self.shared() as file, open(path, "rb") as source:
+            shutil.copyfileobj(source, file.stream)
+            return file.finish()
 
     def duplicate(self, file: StateFile) -> StateFile:
         """Always raises :class:`StorageError`: there is no checkpoint whose files it could be a savepoint of."""

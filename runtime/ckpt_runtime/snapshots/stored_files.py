@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import closing, suppress
 
+from msgspec.structs import replace
+
 from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.state_file_reader import StateFileReader
+
+logger = logging.getLogger(__name__)
 
 
 class StoredFiles:
@@ -36,6 +42,15 @@ class StoredFiles:
                     with suppress(OSError):
                         os.unlink(path)
                     raise
+
+    def take(self, file: StateFile, copy: str, path: str) -> bool:
+        try:
+            directory, name = os.path.split(copy)
+            with closing(StateFileReader(resolve(directory), replace(file, path=name))) as local:
+                return local.link_to(path)
+        except StorageError as error:
+            logger.warning("the local copy of %s is of no use, it is read from the snapshot: %s", file.path, error)
+            return False
 
     def _reader(self, file: StateFile) -> StateFileReader:
         reader = self._open.get(file)

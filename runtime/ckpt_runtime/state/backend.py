@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -29,12 +30,47 @@ from ckpt_runtime.state.states import (
     TimeToLive,
 )
 
+_K = TypeVar("_K", bound="Keepsake")
+
+
+class Keepsake(Protocol):
+    """What backends of a deployment leave for those of the next one in the same process."""
+
+    def close(self) -> None:
+        """Its files go. Once more does no harm."""
+
+
+class Keepsakes:
+    """A worker's, by the names that backends give them. The deployment's thread takes, and the worker closes."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Keepsake] = {}
+
+    def get(self, name: str, kind: type[_K], make: Callable[[], _K]) -> _K:
+        """The one of that name, which is made when there is none yet."""
+        known = self._known.get(name)
+        if not isinstance(known, kind):
+            known = self._known[name] = make()
+        return known
+
+    def drop(self, name: str) -> None:
+        """Nobody wants it any more."""
+        known = self._known.pop(name, None)
+        if known is not None:
+            known.close()
+
+    def close(self) -> None:
+        """The worker ends."""
+        for name in list(self._known):
+            self.drop(name)
+
 
 @dataclass(frozen=True, slots=True)
 class BackendParameters:
     """What a backend is made from. ``uid`` is the operator's, for messages; ``configuration`` the job's options.
 
     ``make_directory`` makes a new directory for local files, which goes with the worker's process, however that ends.
+    ``keepsakes`` are of the worker's earlier deployments, if it keeps any.
     """
 
     uid: str
@@ -42,6 +78,7 @@ class BackendParameters:
     max_parallelism: int
     make_directory: Callable[[], str]
     configuration: Mapping[str, str] = field(default_factory=dict)
+    keepsakes: Keepsakes | None = None
 
 
 class KeyedStateBackend(ABC):

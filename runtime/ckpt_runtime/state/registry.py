@@ -64,5 +64,14 @@ def described_states(name: str, uid: str, description: dict[str, Any]) -> dict[s
 
 
 def warm_up() -> None:
-    """Imports what most jobs use: a spare worker does so before it is needed, so that recovery is not the slower."""
-    import ckpt_runtime.state.memory.backend  # noqa: F401
+    """Imports what most jobs use: a spare worker does so before it is needed, so that recovery is not the slower.
+
+    Of the backend on RocksDB all but the few modules that load rocksdict.
+    """
+    import ckpt_runtime.state.memory.backend
+    import ckpt_runtime.state.rocksdb.columnar_aggregates
+    import ckpt_runtime.state.rocksdb.columnar_rows
+    import ckpt_runtime.state.rocksdb.keyed_collections
+    import ckpt_runtime.state.rocksdb.keyed_states
+    import ckpt_runtime.state.rocksdb.stored_form
+    import ckpt_runtime.state.rocksdb.stored_row_buffers  # noqa: F401

@@ -31,6 +31,12 @@ class SnapshotFiles(Protocol):
     def shared(self) -> SnapshotFile:
         """A file that later checkpoints may refer to. In a savepoint, which shares nothing, it is a private one."""
 
+    def shared_from(self, path: str) -> StateFile:
+        """The content of a local file that never changes any more, as a file like one of :meth:`shared`.
+
+        It may be a hard link of the local file: what is written to that one would damage the snapshot.
+        """
+
     def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
         """A savepoint's own copies of files of completed checkpoints, by the same names, several made at once.
 
@@ -64,4 +70,10 @@ class SnapshotReader(Protocol):
         """All of it, as a new local file. Several threads may fetch at once.
 
         With ``may_link`` it may be a hard link of the stored file, and must not be written to.
+        """
+
+    def take(self, file: StateFile, copy: str, path: str) -> bool:
+        """As a hard link of ``copy``, a local file that should have the same content: False when it has not.
+
+        Nothing lies at ``path`` then, and nothing of the snapshot was read.
         """

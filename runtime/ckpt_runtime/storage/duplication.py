@@ -17,6 +17,7 @@ from enum import StrEnum
 from uuid import uuid4
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.storage.checksums import RunningChecksum
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import (
     Location,
@@ -33,7 +34,9 @@ from ckpt_runtime.storage.state_file_writer import StateFileWriter
 
 _FICLONE = 0x40049409
 _CHUNK_BYTES = 4 << 20
-_NO_SUCH_MEANS = frozenset(
+_OWN_NAMES = 3
+"""Of a table file: the database's, that of a snapshot which is being written, and the stored one."""
+NO_SUCH_MEANS = frozenset(
     {
         errno.EXDEV,
         errno.EOPNOTSUPP,
@@ -68,7 +71,7 @@ class Duplicator:
         self._directory = directory
         self._links: list[tuple[Means, Callable[[Location, Location], None]]] = []
         if directory.is_local and not copies_only:
-            self._links = [(Means.REFLINK, _reflink), (Means.HARD_LINK, _hard_link)]
+            self._links = [(Means.REFLINK, _reflink), (Means.HARD_LINK, _hard_link_of)]
 
     def duplicate(self, source: Location, file: StateFile) -> tuple[StateFile, Means]:
         """A file with the content that ``file`` describes, which lies at ``source``; its path is relative.
@@ -82,7 +85,7 @@ class Duplicator:
                 try:
                     link(source, target)
                 except OSError as error:
-                    if error.errno not in _NO_SUCH_MEANS:
+                    if error.errno not in NO_SUCH_MEANS:
                         raise
                     # A new list: other threads may be going through the old one.
                     self._links = [known for known in self._links if known[0] is not means]
@@ -105,6 +108,30 @@ class Duplicator:
             message = f"{source.url}: damaged, its checksum is {copy.checksum} and not {file.checksum}"
             raise CorruptFileError(message, source.url)
         return copy
+
+
+def linked_state_file(path: str, target: Location) -> StateFile:
+    """A local file that never changes any more, under a second name; the handle's path is relative.
+
+    It is for its owner alone from now on, unless others have given it further names. Its content is durable, its entry
+    once the caller has made it so. Raises :class:`StorageError`, with one of :data:`NO_SUCH_MEANS` where there can be
+    no link; nothing is left behind then.
+    """
+    with naming("write", target):
+        _hard_link(path, target)
+        try:
+            with opened_regular(target.path) as descriptor:
+                found, checksum = os.fstat(descriptor), RunningChecksum()
+                if found.st_nlink <= _OWN_NAMES:
+                    os.fchmod(descriptor, stat.S_IRUSR | stat.S_IWUSR)
+                for offset in range(0, found.st_size, _CHUNK_BYTES):
+                    checksum.update(read_descriptor(descriptor, offset, _CHUNK_BYTES))
+                os.fsync(descriptor)
+        except BaseException:
+            with suppress(OSError):
+                delete_file(target)
+            raise
+    return StateFile(target.name, found.st_size, checksum.text())
 
 
 def _copy_within(source: Location, target: Location) -> None:
@@ -147,9 +174,13 @@ def _reflink(source: Location, target: Location) -> None:
             raise
 
 
-def _hard_link(source: Location, target: Location) -> None:
+def _hard_link_of(source: Location, target: Location) -> None:
+    _hard_link(source.path, target)
+
+
+def _hard_link(path: str, target: Location) -> None:
     # Linked first and looked at then: what is looked at before may be exchanged before it is linked.
-    os.link(source.path, target.path, follow_symlinks=False)
+    os.link(path, target.path, follow_symlinks=False)
     if not stat.S_ISREG(os.lstat(target.path).st_mode):
         os.unlink(target.path)
         raise OSError(errno.EINVAL, "it is no regular file, and only files are linked")

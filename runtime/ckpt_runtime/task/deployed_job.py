@@ -28,7 +28,7 @@ from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
-from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.backend import BackendParameters, Keepsakes, KeyedStateBackend
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
@@ -55,8 +55,16 @@ class PlanMismatchError(RuntimeError):
 class DeployedJob:
     """Builds everything in the constructor (and may raise); nothing runs before :meth:`start`."""
 
-    def __init__(self, deployment: Deployment, plan: CompiledPlan, transport: DataTransport, host: SubtaskHost) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        plan: CompiledPlan,
+        transport: DataTransport,
+        host: SubtaskHost,
+        keepsakes: Keepsakes | None = None,
+    ) -> None:
         self.deployment = deployment
+        self._keepsakes = keepsakes
         self.subtasks: dict[SubtaskKey, Subtask] = {}
         self._plan = plan
         self._transport = transport
@@ -255,6 +263,7 @@ class DeployedJob:
                     # The worker's agent removes the temporary directory of a worker that has ended, a killed one too.
                     partial(tempfile.mkdtemp, prefix="ckpt-state-"),
                     self.deployment.graph.configuration,
+                    self._keepsakes,
                 ),
                 () if state is None else state.keyed,
                 self.deployment.snapshot_directory,

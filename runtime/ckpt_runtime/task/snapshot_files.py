@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from uuid import uuid4
 
 from msgspec import structs
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.state_handles import StateFile
-from ckpt_runtime.storage.duplication import Duplicator, Means
+from ckpt_runtime.storage.duplication import NO_SUCH_MEANS, Duplicator, Means, linked_state_file
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, delete_file, naming, resolve
 from ckpt_runtime.storage.publish import fsync_directory
@@ -22,6 +25,7 @@ from ckpt_runtime.storage.state_file_writer import StateFileWriter
 logger = logging.getLogger(__name__)
 
 DUPLICATED_AT_ONCE = 8
+_CHUNK_BYTES = 1 << 20
 
 
 class NewFiles:
@@ -38,6 +42,7 @@ class NewFiles:
         self.duplicated_bytes = 0
         self.duplicated: Counter[Means] = Counter()
         self.locations: list[Location] = []
+        self._may_link = not copies_only
         self._duplicator = Duplicator(self.directory, copies_only=copies_only)
         self._unsettled: dict[str, Location] = {}
         self._lock = threading.Lock()
@@ -54,6 +59,30 @@ class NewFiles:
         if self._shared is None:
             return self.private()
         return _NewFile(self, self._shared, self._threshold, name_prefix=f"{self.directory.name}-")
+
+    def shared_from(self, path: str) -> StateFile:
+        """A small one is inside its handle, a hard link where the file systems allow one, else a copy."""
+        directory = self._shared or self.directory
+        if self._may_link and directory.is_local and os.stat(path).st_size > self._threshold:
+            try:
+                return self._linked(path, directory)
+            except OSError as error:
+                if error.errno not in NO_SUCH_MEANS:
+                    raise
+                self._may_link = False
+        with self.shared() as file, open(path, "rb") as source:
+            shutil.copyfileobj(source, file.stream, _CHUNK_BYTES)
+            return file.finish()
+
+    def _linked(self, path: str, directory: Location) -> StateFile:
+        is_private = self._shared is None
+        target = directory.child(str(uuid4()) if is_private else f"{self.directory.name}-{uuid4()}")
+        file = linked_state_file(path, target)
+        with self._lock:
+            self.locations.append(target)
+            self.written_bytes += file.length
+        self.settle_later(directory)
+        return file if is_private else structs.replace(file, path=target.url)
 
     def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
         found = {name: file for name, file in files.items() if file.inline is not None}

@@ -57,6 +57,7 @@ from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.state.backend import Keepsakes
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.structured_log import about, log_of_process
@@ -113,6 +114,7 @@ class TaskWorker:
         self._job: DeployedJob | None = None
         self._plan: tuple[str, CompiledPlan] | None = None
         self._programs: dict[str, str] = {}
+        self._keepsakes = Keepsakes()
         self._writing: dict[tuple[Subtask, int], NewFiles] = {}
         self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
         self._closing = threading.Event()
@@ -132,6 +134,7 @@ class TaskWorker:
         self._snapshots.shutdown(wait=False, cancel_futures=True)
         self._transport.close()
         self._connection.close()
+        self._keepsakes.close()
         for directory in self._programs.values():
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -164,7 +167,7 @@ class TaskWorker:
             _pin(deployment.pin_cpu)
             directory = self._unpack(deployment.program.directory, command.archive)
             plan = self._plan_of(deployment, directory)
-            self._job = DeployedJob(deployment, plan, self._transport, self)
+            self._job = DeployedJob(deployment, plan, self._transport, self, self._keepsakes)
             self._job.start()
         # An entry point may call sys.exit(), which must not end the worker.
         except (Exception, SystemExit) as error:

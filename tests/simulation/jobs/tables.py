@@ -88,6 +88,9 @@ class _Tables:
     def fetch(self, file: StateFile, path: str, *, may_link: bool = False) -> None:
         raise AssertionError("nothing is fetched")
 
+    def take(self, file: StateFile, copy: str, path: str) -> bool:
+        return False
+
 
 class TablesBackend(MemoryKeyedStateBackend):
     """See the module."""

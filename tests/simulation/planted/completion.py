@@ -138,7 +138,7 @@ def _():
 # --- acknowledgements and files
 
 
-@bug("late state leaks", "protocols 10.7")
+@bug("late state leaks", "protocols 10.7", seed=72)
 def _():
     return [(Retention, "discard_state", nothing)]
 
@@ -215,12 +215,12 @@ def _():
     ]
 
 
-@bug("files go while a savepoint duplicates them", "FLIP-203", seed=211)
+@bug("files go while a savepoint duplicates them", "FLIP-203", seed=350)
 def _():
     return [(Retention, "pin", nothing)]
 
 
-@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203", seed=418)
+@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203", seed=525)
 def _():
     def extra(self, event, now):
         self._retention.unpin(event.checkpoint_id)
@@ -228,7 +228,7 @@ def _():
     return [also(Completion, "on_acknowledged", extra)]
 
 
-@bug("a task builds on files that are gone", "2.2, placeholders")
+@bug("a task builds on files that are gone", "2.2, placeholders", seed=118)
 def _():
     return [(SharedStateRegistry, "_conflict", lambda self, file, entry, deletable: None)]
 

@@ -277,7 +277,7 @@ def _():
     return [(CheckpointFailureManager, "on_success", nothing)]
 
 
-@bug("a restart does not reset the count", "1.5")
+@bug("a restart does not reset the count", "1.5", seed=64)
 def _():
     def on_failure(self, *arguments, **more):
         return _ON_FAILURE(self, *arguments, **more)

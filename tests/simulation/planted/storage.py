@@ -89,7 +89,7 @@ def _():
     return [(Retention, "_sweep_leftovers", nothing)]
 
 
-@bug("leftovers go before a checkpoint of this driver is complete", "K14")
+@bug("leftovers go before a checkpoint of this driver is complete", "K14", seed=61)
 def _():
     return [also(Retention, "leftovers_found", lambda self, event, own: self._sweep_leftovers())]
 
@@ -104,7 +104,7 @@ def _():
     return [(CheckpointConfiguration, "discards_on", lambda self, status: False)]
 
 
-@bug("the end of the job does not wait for writes in flight", "1.7")
+@bug("the end of the job does not wait for writes in flight", "1.7", seed=230)
 def _():
     original = CheckpointCoordinator._continue_closing
 
@@ -163,7 +163,7 @@ def _():
     return [(StorageShell, "write", write)]
 
 
-@bug("the fence is only asked before a write", "FLINK-25486, K14")
+@bug("the fence is only asked before a write", "FLINK-25486, K14", seed=113)
 def _():
     original = StorageShell._answered
 
@@ -185,7 +185,7 @@ def _():
     ]
 
 
-@bug("a new leader does not close the plan to the old one", "I12")
+@bug("a new leader does not close the plan to the old one", "I12", seed=81)
 def _():
     original = World.take_up
 
@@ -219,7 +219,7 @@ def _():
     return [(JobCore, "_job_ended", ended), (JobCore, "_on_result_stored", stored)]
 
 
-@bug("a new leader does not close the results to the old one", "K13, I12")
+@bug("a new leader does not close the results to the old one", "K13, I12", seed=331)
 def _():
     return [(World, "_adopt_results", nothing)]
 
@@ -243,12 +243,12 @@ def _():
     return [(World, "_lead", early), (simulated_driver.Driver, "start", starts)]
 
 
-@bug("a new driver does not delete what the old one noted", "2.1, the gaps")
+@bug("a new driver does not delete what the old one noted", "2.1, the gaps", seed=80)
 def _():
     return [(StorageShell, "dispose", nothing)]
 
 
-@bug("a removed pointer leaves no note of what is to be deleted", "2.1, the gaps")
+@bug("a removed pointer leaves no note of what is to be deleted", "2.1, the gaps", seed=80)
 def _():
     original = World.remove_pointer
     return [(World, "remove_pointer", lambda self, driver, number, disposal: original(self, driver, number, None))]

@@ -37,7 +37,7 @@ def _():
     return [(ExecutionView, "finished", nothing)]
 
 
-@bug("a restart after the savepoint of a stop", "FLINK-26783", seed=95)
+@bug("a restart after the savepoint of a stop", "FLINK-26783", seed=146)
 def _():
     original = JobMachine._fail
 
@@ -48,7 +48,7 @@ def _():
     return [(JobMachine, "_fail", fail)]
 
 
-@bug("a second stop replaces the first", "spotify #1017")
+@bug("a second stop replaces the first", "spotify #1017", seed=88)
 def _():
     original = JobMachine._on_stop
 

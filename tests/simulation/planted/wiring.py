@@ -38,7 +38,7 @@ def _():
     return [(JobCore, "handle", lambda self, event, now: original(self, event, now)[::-1])]
 
 
-@bug("an end of data that comes early is forgotten", "6.2")
+@bug("an end of data that comes early is forgotten", "6.2", seed=229)
 def _():
     original = JobCore._on_end_of_data
 
@@ -54,7 +54,7 @@ def _():
     return [(ExecutionView, "_is_held_up", lambda self, key, known: False)]
 
 
-@bug("a checkpoint does not say that it is the last one", "147.7")
+@bug("a checkpoint does not say that it is the last one", "147.7", seed=139)
 def _():
     original = Triggering._options
     return [(Triggering, "_options", lambda self, *rest: replace(original(self, *rest), final=False))]
@@ -63,7 +63,7 @@ def _():
 # --- attempts
 
 
-@bug("a recorded attempt is taken for the present one", "one attempt's answers are not another's")
+@bug("a recorded attempt is taken for the present one", "one attempt's answers are not another's", seed=150)
 def _():
     original = JobCore._on_attempt_recorded
     return [
@@ -103,7 +103,7 @@ def _():
 # --- settings
 
 
-@bug("a patch is settled twice", "571.6", seed=147)
+@bug("a patch is settled twice", "571.6", seed=358)
 def _():
     def settle(self, outcome, message):
         patch, self._patch = self._patch, None
@@ -112,7 +112,7 @@ def _():
     return [(SettingsUpdate, "_settle", settle)]
 
 
-@bug("two changes of settings at the same time", "571.6")
+@bug("two changes of settings at the same time", "571.6", seed=53)
 def _():
     original = SettingsUpdate.requested
 
@@ -209,7 +209,7 @@ def _():
     return [(LiveChanges, "_on_plan_stored", stored)]
 
 
-@bug("a configuration is replaced while settings are being changed", "571.6")
+@bug("a configuration is replaced while settings are being changed", "571.6", seed=57)
 def _():
     return [(SettingsUpdate, "is_busy", False)]
 

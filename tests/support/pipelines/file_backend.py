@@ -182,6 +182,9 @@ class _LocalReader:
     def fetch(self, file: StateFile, path: str, *, may_link: bool = False) -> None:
         raise NotImplementedError
 
+    def take(self, file: StateFile, copy: str, path: str) -> bool:
+        return False
+
 
 class _MemoryFile:
     def __init__(self) -> None:

@@ -215,6 +215,36 @@ class Typed(_Source):
     reader_class = TypedReader
 
 
+class LeavingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Keeps in the object what a partition gave, as one may whose object reads one partition only."""
+
+    def __init__(self, options: Any) -> None:
+        self.rows: list[tuple[str]] = []
+        self.numbers = iter([0, 1])
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """All is there."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"n": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        return {"n": 4}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(start["n"], end["n"])]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        self.rows.extend((f"leaving {partition.value} {number}",) for number in self.numbers)
+        return iter(self.rows)
+
+
+class Leaving(_Source):
+    """Each partition is read by an object of its own."""
+
+    reader_class = LeavingReader
+
+
 class FewReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     """Rows with the offset."""
 
@@ -281,7 +311,7 @@ class Parts(_Source):
         return PartsWriter(self.options)
 
 
-READERS: tuple[type[_Source], ...] = (Stateful, Unordered, Typed, Few)
+READERS: tuple[type[_Source], ...] = (Stateful, Unordered, Typed, Leaving, Few)
 
 
 def pipeline(session: StreamSession, directory: str, faults: str) -> None:

@@ -19,7 +19,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     KeyedHandle,
 )
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.state_options import RocksDBOptions, rocksdb_metrics
+from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions, rocksdb_metrics
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.canonical.reader import canonical_states
 from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
@@ -41,6 +41,7 @@ from ckpt_runtime.state.rocksdb.dirty import CachedState
 from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
 from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
 from ckpt_runtime.state.rocksdb.keyed_states import RocksDBState, StoredTimers, StoredValues
+from ckpt_runtime.state.rocksdb.local_copies import LocalCopies
 from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
 from ckpt_runtime.state.rocksdb.restore import restored_database
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
@@ -68,6 +69,17 @@ def _memory(bytes_in_all: int, write_buffer_ratio: float) -> StoreMemory:
     return StoreMemory(bytes_in_all, write_buffer_ratio)
 
 
+def _local_copies(configuration: Configuration, parameters: BackendParameters) -> LocalCopies | None:
+    """The worker's, if the job wants any."""
+    keepsakes = parameters.keepsakes
+    if keepsakes is None:
+        return None
+    if not configuration.get(StateOptions.FROM_LOCAL):
+        keepsakes.drop(NAME)
+        return None
+    return keepsakes.get(NAME, LocalCopies, lambda: LocalCopies(parameters.make_directory))
+
+
 class RocksDBKeyedStateBackend(TableBackend):
     """See the module."""
 
@@ -87,8 +99,10 @@ class RocksDBKeyedStateBackend(TableBackend):
         self._memory = _memory(
             configuration.get(RocksDBOptions.MEMORY), configuration.get(RocksDBOptions.WRITE_BUFFER_RATIO)
         )
+        self._compaction = configuration.get(RocksDBOptions.COMPACTION_STYLE)
         self._threads = configuration.get(RocksDBOptions.TRANSFER_THREADS)
         self._metrics = [name for name, option in rocksdb_metrics().items() if configuration.get(option)]
+        self._copies = _local_copies(configuration, parameters)
         self._directory = LocalDirectory(configuration.get(RocksDBOptions.LOCAL_DIRECTORY), parameters.make_directory)
         self._root = self._directory.path
         self._shared = SharedFiles()
@@ -100,7 +114,8 @@ class RocksDBKeyedStateBackend(TableBackend):
     def _database(self) -> Database:
         """Opened when it is needed first: a restore puts its files in place before."""
         if self._opened is None:
-            self._opened = Database(self._directory, Store(self._root / "db", self._memory), self.key_groups)
+            store = Store(self._root / "db", self._memory, self._compaction)
+            self._opened = Database(self._directory, store, self.key_groups)
         return self._opened
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
@@ -115,7 +130,17 @@ class RocksDBKeyedStateBackend(TableBackend):
         if canonical:
             self._load(canonical, reader)
             return
-        restored = restored_database(self.uid, own, reader, self._root, self._memory, self.key_groups, self._threads)
+        restored = restored_database(
+            self.uid,
+            own,
+            reader,
+            self._root,
+            self._memory,
+            self._compaction,
+            self.key_groups,
+            self._threads,
+            self._copies,
+        )
         self._opened = Database(self._directory, restored.store, self.key_groups)
         self._catalog = restored.catalog
         if owned:
@@ -220,14 +245,25 @@ class RocksDBKeyedStateBackend(TableBackend):
             description = self._catalog.to_json()
             return CanonicalSnapshot(self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory)
         return RocksDBSnapshot(
-            moment, self._catalog.to_json(), self.key_groups, self._shared, checkpoint_id, properties, self._threads
+            moment,
+            self._catalog.to_json(),
+            self.key_groups,
+            self._shared,
+            checkpoint_id,
+            properties,
+            self._threads,
+            self._copies,
         )
 
     def notify_complete(self, checkpoint_id: int) -> None:
         self._shared.completed(checkpoint_id)
+        if self._copies is not None:
+            self._copies.completed(checkpoint_id)
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         self._shared.aborted(checkpoint_id)
+        if self._copies is not None:
+            self._copies.aborted(checkpoint_id)
 
     def metrics(self) -> dict[str, int]:
         opened = self._opened

@@ -36,6 +36,8 @@ Converter: TypeAlias = Callable[[Any], Any] | None
 
 ID_BYTES = 2
 PREFIX_BYTES = 2 * ID_BYTES
+BATCH = 10_000
+"""Entries of one write: larger batches are no faster, and keep other writers waiting."""
 _DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError)
 
 _encode = msgspec.msgpack.Encoder().encode

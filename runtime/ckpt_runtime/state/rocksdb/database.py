@@ -14,12 +14,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.dirty import FrozenDirty
 from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
-from ckpt_runtime.state.rocksdb.store import Store
+
+if TYPE_CHECKING:  # what every worker loads before it has a job must not load rocksdict
+    from ckpt_runtime.state.rocksdb.store import Store
 
 
 class Moment:

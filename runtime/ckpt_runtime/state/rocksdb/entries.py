@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ckpt_runtime.state.rocksdb.codec import KeyCodec, RowsCodec, state_prefix
+from ckpt_runtime.state.rocksdb.codec import BATCH, KeyCodec, RowsCodec, state_prefix
 from ckpt_runtime.state.rocksdb.database import Database
-from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
 
 _UNKNOWN: Any = object()

@@ -6,6 +6,7 @@ belong to the database. Nothing else is kept: ``CURRENT`` names the manifest onl
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,10 @@ from typing import TypeVar
 
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, StateFile
 from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.rocksdb.local_copies import LocalCopies
 from ckpt_runtime.state.snapshots import SnapshotReader
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -48,16 +52,36 @@ def at_once(threads: int, transfer: Callable[[str], R], names: Collection[str]) 
         return dict(zip(names, pool.map(transfer, names), strict=True))
 
 
-def fetch(handle: IncrementalKeyedStateHandle, reader: SnapshotReader, directory: Path, threads: int) -> None:
-    """Makes the directory of a database out of a snapshot's files. Raises CorruptStateError for those of none."""
+def fetch(
+    handle: IncrementalKeyedStateHandle,
+    reader: SnapshotReader,
+    directory: Path,
+    threads: int,
+    copies: LocalCopies | None = None,
+) -> None:
+    """Makes the directory of a database out of a snapshot's files, of local copies where there are good ones.
+
+    Raises CorruptStateError for files of no database.
+    """
     manifests = [name for name in handle.files if _MANIFEST.fullmatch(name)]
     unknown = [name for name in handle.files if not is_kept(name)]
     if unknown or len(manifests) != 1:
         raise CorruptStateError(f"the files {sorted(handle.files)} are those of no database")
     directory.mkdir()
 
-    def transfer(name: str) -> None:
-        reader.fetch(handle.files[name], str(directory / name), may_link=is_table(name))
+    def transfer(name: str) -> bool:
+        file, path = handle.files[name], str(directory / name)
+        copy = copies.path_of(file) if copies is not None and is_table(name) else None
+        if copies is not None and copy is not None:
+            if reader.take(file, str(copy), path):
+                return True
+            copies.forget(file)
+        reader.fetch(file, path, may_link=is_table(name))
+        return False
 
-    at_once(threads, transfer, handle.files)
+    taken = at_once(threads, transfer, handle.files)
+    if copies is not None:
+        local = [handle.files[name].length for name, is_local in taken.items() if is_local]
+        counts = (len(local), sum(local), len(taken) - len(local))
+        logger.info("restored from %d local files of %d bytes, and %d of the checkpoint", *counts)
     (directory / "CURRENT").write_text(f"{manifests[0]}\n")

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, StateFile
+from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import ID_BYTES, PREFIX_BYTES, group_prefix, state_prefix
+from ckpt_runtime.state.rocksdb.local_copies import LocalCopies
 from ckpt_runtime.state.rocksdb.local_files import fetch, tables_of
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.snapshots import SnapshotReader
@@ -36,25 +38,27 @@ def restored_database(
     reader: SnapshotReader,
     root: Path,
     memory: StoreMemory,
+    compaction: CompactionStyle,
     owned: KeyGroupRange,
     threads: int,
+    copies: LocalCopies | None = None,
 ) -> Restored:
     """The database in ``root / "db"`` with the key groups ``owned`` of all handles, of ``threads`` files at a time."""
     parts = [handle for handle in handles if len(handle.key_groups.intersection(owned))]
     if not parts:
-        return Restored(Store(root / "db", memory), Catalog(uid))
+        return Restored(Store(root / "db", memory, compaction), Catalog(uid))
     # Bytes decide between equals: the others are copied.
     parts.sort(key=lambda part: (len(part.key_groups.intersection(owned)), _bytes(part)), reverse=True)
     largest = parts[0]
     catalog = Catalog.from_json(uid, largest.description)
-    fetch(largest, reader, root / "db", threads)
-    restored = Restored(Store(root / "db", memory), catalog, tables_of(largest))
+    fetch(largest, reader, root / "db", threads, copies)
+    restored = Restored(Store(root / "db", memory, compaction), catalog, tables_of(largest))
     try:
         theirs = largest.key_groups
         restored.store.delete_range(group_prefix(theirs.first), group_prefix(owned.first))
         restored.store.delete_range(group_prefix(owned.last + 1), group_prefix(theirs.last + 1))
         for number, part in enumerate(parts[1:]):
-            fetch(part, reader, root / f"part-{number}", threads)
+            fetch(part, reader, root / f"part-{number}", threads, copies)
             _add(uid, restored, part, root / f"part-{number}", memory, owned)
     except BaseException:
         restored.store.close()
@@ -85,6 +89,10 @@ def _entries(
     store: Store, groups: KeyGroupRange, places: dict[int, tuple[int, list[int]]]
 ) -> Iterator[tuple[bytes, bytes]]:
     """The entries of a database in the order of the keys that they get in the other one."""
+    if all(new_id == old_id and schemas == list(range(len(schemas))) for old_id, (new_id, schemas) in places.items()):
+        # So it is whenever a job is rescaled: entries go over as they are.
+        yield from store.between(group_prefix(groups.first), group_prefix(groups.last + 1))
+        return
     by_new_id = sorted((new_id, old_id, schemas) for old_id, (new_id, schemas) in places.items())
     for group in range(groups.first, groups.last + 1):
         for new_id, old_id, schemas in by_new_id:

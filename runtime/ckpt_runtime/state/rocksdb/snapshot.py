@@ -17,6 +17,7 @@ from ckpt_runtime.state.canonical.writer import CanonicalWriter
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.database import Moment
+from ckpt_runtime.state.rocksdb.local_copies import LocalCopies
 from ckpt_runtime.state.rocksdb.local_files import at_once, is_kept, is_table
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.rocksdb.stored_form import StoredForm, stored_form
@@ -28,7 +29,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 class RocksDBSnapshot:
-    """See the module. ``description`` is the catalog's, as of the moment; ``threads`` files go at a time."""
+    """See the module. ``description`` is the catalog's, as of the moment; ``threads`` files go at a time.
+
+    ``copies`` keep the tables of checkpoints.
+    """
 
     def __init__(
         self,
@@ -39,7 +43,9 @@ class RocksDBSnapshot:
         checkpoint_id: int,
         properties: CheckpointProperties,
         threads: int,
+        copies: LocalCopies | None = None,
     ) -> None:
+        self._copies = copies
         self._moment = moment
         self._description = description
         self._key_groups = key_groups
@@ -53,10 +59,12 @@ class RocksDBSnapshot:
         local = {path.name: path for path in self._moment.files() if is_kept(path.name)}
         tables = self._known(files, local.keys())
         new = [name for name in sorted(local.keys() - tables.keys()) if is_table(name)]
-        tables |= at_once(self._threads, lambda name: _copied(local[name], files.shared()), new)
+        tables |= at_once(self._threads, lambda name: files.shared_from(str(local[name])), new)
         if not self._properties.is_savepoint:
             # Only when all are there: after an error nobody knows what it refers to, and others keep away from it.
             self._shared.written(self._id, tables)
+            if self._copies is not None:
+                self._copies.keep(self._id, {file: local[name] for name, file in tables.items()})
         others = {name: _copied(local[name], files.private()) for name in sorted(local.keys() - tables.keys())}
         return (IncrementalKeyedStateHandle(self._key_groups, NAME, tables | others, self._description),)
 

@@ -17,26 +17,31 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     Checkpoint,
+    DBCompactionStyle,
     IngestExternalFileOptions,
     Options,
     Rdict,
     SstFileWriter,
+    UniversalCompactOptions,
     WriteBatch,
     WriteBufferManager,
     WriteOptions,
 )
 
+from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.state.errors import CorruptStateError
-
-BATCH = 10_000
-"""Entries of one write: larger batches are no faster, and keep other writers waiting."""
+from ckpt_runtime.state.rocksdb.codec import BATCH
 
 _LEVEL_0_FILES = 20
-"""How many small files wait for each other before they are merged with the large ones.
+"""How many small files wait for each other before they are merged.
 
-Each checkpoint leaves one, and a merge writes all large files that have keys in between, which are nearly all of a
-small database: with RocksDB's own 4 files 17 bytes are written, and sent to the storage, for each that has changed.
+Each checkpoint leaves one. By levels a merge writes all large files that have keys in between, which are nearly all of
+a small database: with RocksDB's own 4 files 17 bytes are written, and sent to the storage, for each that has changed.
 """
+_OTHERS_PERCENT = 100
+"""How large the other files may become, as a share of the largest run of files, before all are merged into one."""
+_JOBS = 4
+"""Of all databases: while a thread merges everything others merge the small files that come, which wait else."""
 _LEVEL_0_SLOWDOWN, _LEVEL_0_STOP = 3 * _LEVEL_0_FILES, 5 * _LEVEL_0_FILES
 _BLOOM_BITS = 10
 _METADATA_BLOCK = 4096
@@ -53,7 +58,7 @@ class StoreMemory:
         self.write_buffer_size = max(size // 4, 1 << 20)
 
 
-def _options(memory: StoreMemory) -> Options:
+def _options(memory: StoreMemory, compaction: CompactionStyle | None) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(memory.cache)
     # Else they lie beside the cache and its limit, and memory grows with the number of files.
@@ -79,17 +84,26 @@ def _options(memory: StoreMemory) -> Options:
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(1 << 20)
     options.set_stats_dump_period_sec(0)
+    if compaction is None:
+        options.set_disable_auto_compactions(True)
+    elif compaction is CompactionStyle.UNIVERSAL:
+        universal = UniversalCompactOptions()
+        universal.max_size_amplification_percent = _OTHERS_PERCENT
+        options.set_compaction_style(DBCompactionStyle.universal())
+        options.set_universal_compaction_options(universal)
+        options.set_max_background_jobs(_JOBS)
     return options
 
 
 class Store:
     """Opens the database in ``directory``, or makes one there. Any thread may call; keys are ordered as bytes are.
 
-    Raises :class:`CorruptStateError` for files that are no whole database.
+    Its files are merged as ``compaction`` says, whatever was said before; without, which is for one that is read once,
+    they stay as they are. Raises :class:`CorruptStateError` for files that are no whole database.
     """
 
-    def __init__(self, directory: Path, memory: StoreMemory) -> None:
-        self._options = _options(memory)
+    def __init__(self, directory: Path, memory: StoreMemory, compaction: CompactionStyle | None = None) -> None:
+        self._options = _options(memory, compaction)
         try:
             self._database = Rdict(str(directory), self._options)
         except Exception as error:  # rocksdict has no class of its own for what RocksDB answers
@@ -123,6 +137,10 @@ class Store:
         entries = self._database.items(from_key=max(prefix, start))
         return takewhile(lambda entry: entry[0].startswith(prefix), entries)
 
+    def between(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The entries from the key ``begin`` to before ``end``, otherwise as :meth:`scan`."""
+        return takewhile(lambda entry: entry[0] < end, self._database.items(from_key=begin))
+
     def keys(self, prefix: bytes, start: bytes = b"") -> Iterator[bytes]:
         """The keys of :meth:`scan`."""
         keys = self._database.keys(from_key=max(prefix, start))
@@ -142,8 +160,7 @@ class Store:
             return
         writer.open(str(path))
         writer[first[0]] = first[1]
-        for key, value in entries:
-            writer[key] = value
+        deque(starmap(writer.__setitem__, entries), maxlen=0)
         writer.finish()
         moved = IngestExternalFileOptions()
         moved.set_move_files(True)

@@ -17,6 +17,7 @@ from ckpt_runtime.state import values
 from ckpt_runtime.state.memory.aggregate_table import evolved_rows
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import (
+    BATCH,
     SPLIT,
     KeyCodec,
     Row,
@@ -30,7 +31,6 @@ from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm
 from ckpt_runtime.state.rocksdb.elements import MOST_ROWS
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
-from ckpt_runtime.state.rocksdb.store import BATCH
 from ckpt_runtime.state.states import Key
 from ckpt_runtime.state.stored_rows import USER_KEY_PREFIX, schema_from_json, without_prefix
 

@@ -278,6 +278,8 @@ MISTAKES: list[tuple[Step, str]] = [
     (lambda s: s.union(3), "union: expected a stream of the same session"),
     (lambda s: s.union(s.select("key")), "union: schemas differ: key: int64, value: int64 and key: int64"),
     (lambda s: s.writeStream.start(), "format: not given"),
+    (lambda s: s.writeStream.start("/o", "parquet", partitionBy="key"), "partitionBy: not supported; add a sink for"),
+    (lambda s: s.select("*", "key"), "select: column 'key' is given twice"),
     (lambda s: s.writeStream.format("nope").start(), "format: 'nope' is not one of"),
     (lambda s: s.writeStream.outputMode("complete"), "outputMode: 'complete' is not one of append, update"),
     (lambda s: s.writeStream.format(int), "format: expected a name or a DataSource class"),
@@ -362,3 +364,54 @@ def test_what_is_pysparks_own_is_named_with_what_to_use_here() -> None:
         stream.select(column)
     with pytest.raises(PlanError, match=rf"agg: expected count\(\), .* of ckpt_runtime.api, not {theirs}"):
         stream.groupBy("key").agg(column)
+
+
+def test_arguments_in_all_of_pysparks_forms() -> None:
+    session = StreamSession()
+    session.dataSource.register(MySource)
+    stream = session.readStream.load("/in", "MINE", "id BIGINT, at TIMESTAMP", a=1)
+    assert session.readStream.load(format="Numbers", rows=3).columns == ["key", "value"]
+    assert stream.select(["at", "id"]).columns == ["at", "id"]
+    assert stream.select("*", again="id").columns == ["id", "at", "again"]
+    assert stream.groupBy(["id", "at"]).count().columns == stream.groupby("id", "at").count().columns
+    sink = stream.writeStream.start("/out", format="Mine", outputMode="append", queryName="q", b=True)
+    specs = [node.spec for node in session.plan.nodes]
+    assert isinstance(specs[0], SourceSpec)
+    assert isinstance(specs[-1], SinkSpec)
+    assert (specs[0].format, dict(specs[0].options)) == (MySource, {"a": "1", "path": "/in"})
+    assert (specs[-1].format, dict(specs[-1].options)) == (MySource, {"b": "true", "path": "/out"})
+    assert session.plan.nodes[-1].name == "q"
+    assert sink.name("r") is sink
+
+
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.list_(pa.float16()), pa.date64()])
+def test_a_type_that_pyspark_has_not_is_refused_when_the_plan_is_made(kind: pa.DataType) -> None:
+    session = StreamSession()
+    schema = pa.schema([("x", kind)])
+    message = re.escape(f"schema: MySource: column 'x' is {kind}, which PySpark has no type for; cast it before")
+    with pytest.raises(PlanError, match=message):
+        session.readStream.format(MySource).schema(schema).load()
+    stream = session.readStream.format("replay").option("path", "/in").schema(schema).load()
+    with pytest.raises(PlanError, match=message):
+        stream.writeStream.format(MySource).start()
+
+
+@pytest.mark.parametrize(
+    ("step", "instead"),
+    [
+        (lambda s: s.drop("key"), "call select"),
+        (lambda s: s.dropDuplicates(["key"]), "call groupBy.*transformWithState"),
+        (lambda s: s.groupBy("key").sum("value"), "call agg"),
+        (lambda s: s.writeStream.trigger(processingTime="1 s"), "the option execution.checkpointing.interval"),
+        (lambda s: s.writeStream.foreachBatch(print), "write a PySpark DataSource with a streamWriter"),
+        (lambda s: s.writeStream.format("noop").start().awaitTermination(), "nothing runs while a pipeline"),
+        (lambda s: StreamSession().readStream.json("/in"), "call format"),
+        (lambda s: StreamSession().read, "a pipeline has no Spark session"),
+    ],
+)
+def test_a_method_of_pyspark_that_is_missing_says_what_to_do(step: Step, instead: str) -> None:
+    stream = numbers(StreamSession())
+    with pytest.raises(AttributeError, match=f"other than in PySpark: {instead}"):
+        step(stream)
+    with pytest.raises(AttributeError, match="'Stream' object has no attribute 'nonsense'$"):
+        stream.nonsense  # type: ignore[attr-defined]  # noqa: B018

@@ -73,7 +73,7 @@ def commits(world: Path) -> list[Any]:
 
 
 @pytest.mark.row("io.2")
-@pytest.mark.parametrize("form", ["tuple", "row", "arrow"])
+@pytest.mark.parametrize("form", ["tuple", "row", "arrow", "leaving", "locked"])
 def test_ranges_follow_the_read_limit_and_all_partitions_are_read_once(world: Path, form: str) -> None:
     planner = enumerator(Counting, directory=world, form=form)
     ranges = opened(planner, context())
@@ -277,6 +277,28 @@ def test_rows_that_do_not_fit_the_schema_are_named(world: Path) -> None:
     narrow.process_batch(ranges.batches[0], 0)
     with pytest.raises(ValueError, match="yields batches of .n: int64, label: string., declared is .n: int32"):
         work_off(narrow)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("none", "CountingReader.read yields NoneType; allowed are tuples, lists, Row or pyarrow.RecordBatch"),
+        ("nothing", "CountingReader.read returned NoneType, expected an iterator of tuples"),
+    ],
+)
+def test_a_missing_row_or_result_is_no_end_of_the_partition(world: Path, form: str, message: str) -> None:
+    class Missing(Counting):
+        def streamReader(self, schema: Any) -> Any:
+            made = super().streamReader(schema)
+            if form == "nothing":
+                made.read = lambda partition: None  # type: ignore[method-assign,assignment,return-value]
+            return made
+
+    planner = enumerator(Counting, directory=world)
+    ranges = opened(planner, context())
+    planner.poll()
+    with pytest.raises(TypeError, match=message):
+        read_all(Missing, ranges, directory=world, form=form)
 
 
 def test_options_of_the_engine_do_not_reach_the_user_and_are_checked(world: Path) -> None:

@@ -44,6 +44,9 @@ class CountingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.step = int(options.get("step", "10"))
         self.form = options.get("form", "tuple")
         self.target: int | None = None
+        self.left: list[Any] = []
+        if self.form == "locked":
+            self.lock = threading.Lock()
 
     def _available(self) -> int:
         return int((self.directory / "available").read_text())
@@ -72,7 +75,13 @@ class CountingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: Any) -> Iterator[Any]:
         numbers = range(partition.start, partition.end)
-        if self.form == "arrow":
+        if self.form == "leaving":
+            self.left.extend((n, f"l{n}") for n in numbers)
+            yield from self.left
+        elif self.form == "none":
+            yield None
+            yield from ((n, f"l{n}") for n in numbers)
+        elif self.form == "arrow":
             yield pa.record_batch(
                 [pa.array(numbers, pa.int64()), pa.array([f"l{n}" for n in numbers])], schema=ARROW_SCHEMA
             )

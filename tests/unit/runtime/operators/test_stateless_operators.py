@@ -67,7 +67,12 @@ def test_map_is_called_once_per_buffer(harness: type[Harness]) -> None:
     ("result", "error", "text"),
     [
         (None, UserFunctionError, "'op' returned NoneType"),
-        ([BATCH], UserFunctionError, "'op' returned list"),
+        (BATCH, UserFunctionError, "'op' returned RecordBatch"),
+        (
+            iter([BATCH.select(["v", "k"])]),
+            OutputSchemaError,
+            r"gave .*\[v: double, k: int64\], declared are \[k: int64",
+        ),
         (iter([1]), UserFunctionError, "'op' gave a int"),
         (
             iter([BATCH.select(["k"])]),
@@ -81,6 +86,59 @@ def test_map_that_breaks_its_contract_is_named(
 ) -> None:
     run = harness(MapInArrowOperator(MapInArrowSpec(lambda _: result, BATCH.schema)))
     with pytest.raises(error, match=text):
+        run.process(BATCH)
+
+
+TEXTS = pa.array(["x", None])
+DECIMALS = pa.array(["1.5", None]).cast(pa.decimal128(5, 1))
+ZONED = pa.timestamp("us", tz="UTC")
+
+
+@pytest.mark.parametrize(
+    ("column", "declared"),
+    [
+        (TEXTS.cast(pa.large_string()), pa.string()),
+        (TEXTS.cast(pa.string_view()), pa.string()),
+        (TEXTS.dictionary_encode(), pa.string()),
+        (pa.array([b"x", None], pa.large_binary()), pa.binary()),
+        (pa.nulls(2), pa.int64()),
+        (pa.array([1, None], pa.timestamp("us")), ZONED),
+        (pa.array([1, None], pa.timestamp("us", tz="Europe/Berlin")), ZONED),
+        (DECIMALS, pa.decimal128(10, 2)),
+        (pa.array([["x"], None], pa.list_(pa.field("x", pa.large_string(), False))), pa.list_(pa.string())),
+        (pa.array([{"a": "x"}, None], pa.struct([("a", pa.large_string())])), pa.struct([("a", pa.string())])),
+        (pa.array([[("x", None)], None], pa.map_(pa.large_string(), pa.null())), pa.map_(pa.string(), pa.int8())),
+    ],
+)
+def test_a_map_gives_the_declared_types_in_forms_that_spark_takes(
+    harness: type[Harness], column: pa.Array, declared: pa.DataType
+) -> None:
+    """Names do not count, as in Spark: columns go by position."""
+    result = pa.record_batch({"other": column}).replace_schema_metadata({"pandas": "{}"})
+    run = harness(MapInArrowOperator(MapInArrowSpec(lambda _: [result], pa.schema([("x", declared)]))))
+    run.process(BATCH)
+    [given] = run.batches
+    assert given.schema.equals(pa.schema([("x", declared)]), check_metadata=True)
+    assert [row is None for row in given.column("x").to_pylist()] == [row is None for row in column.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("column", "declared", "text"),
+    [
+        (pa.array([1], pa.int32()), pa.field("x", pa.int64()), "int32"),
+        (pa.array(["1"]), pa.field("x", pa.int64()), "string"),
+        (pa.array([1], pa.timestamp("ns")), pa.field("x", ZONED), "ns"),
+        (DECIMALS, pa.field("x", pa.decimal128(3, 0)), "decimal"),
+        (pa.array([{"a": 1}]), pa.field("x", pa.struct([("b", pa.int64())])), "struct"),
+        (TEXTS, pa.field("x", pa.string(), False), "gave null in column 'x', which is declared not null"),
+    ],
+)
+def test_a_map_that_gives_other_values_than_declared_fails(
+    harness: type[Harness], column: pa.Array, declared: pa.Field, text: str
+) -> None:
+    result = pa.record_batch({"x": column})
+    run = harness(MapInArrowOperator(MapInArrowSpec(lambda _: iter([result]), pa.schema([declared]))))
+    with pytest.raises(OutputSchemaError, match=text):
         run.process(BATCH)
 
 

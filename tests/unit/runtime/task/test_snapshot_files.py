@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +18,12 @@ from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, K
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
+from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError
 from ckpt_runtime.state.registry import register_backend
 from ckpt_runtime.state.snapshots import SnapshotFiles
+from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import StateRestoreError, StateUnavailableError, create_keyed_backend
@@ -68,6 +72,14 @@ class Job:
 
 
 @pytest.fixture
+def other_file_system(tmp_path: Path) -> Iterator[Path]:
+    if not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
@@ -99,6 +111,66 @@ def test_a_file_that_is_not_finished_is_given_up(job: Job) -> None:
         file.stream.write(b"x" * 100)
         raise OSError("disk full")
     assert (names(job.shared), files.locations, files.written_bytes) == ([], [], 0)
+
+
+def table(directory: Path, content: bytes = b"entries" * 100) -> Path:
+    path = directory / "000007.sst"
+    path.write_bytes(content)
+    path.chmod(0o644)
+    return path
+
+
+@pytest.mark.parametrize("properties", [CheckpointProperties(), SAVEPOINT])
+def test_a_local_file_that_never_changes_is_linked(job: Job, properties: CheckpointProperties) -> None:
+    path = table(job.root)
+    files = NewFiles(job.options(7, properties), 20)
+    file = files.shared_from(str(path))
+    files.settle()
+    directory = job.root / "chk-7" if properties.is_savepoint else job.shared
+    (stored,) = directory.iterdir()
+    assert file.path == (stored.name if properties.is_savepoint else stored.as_uri())
+    assert stored.name.startswith("chk-7-") is not properties.is_savepoint
+    assert (stored.stat().st_ino, stored.stat().st_mode & 0o777) == (path.stat().st_ino, 0o600)
+    assert files.written_bytes == file.length == 700
+    with closing(StoredFiles(str(job.root / "chk-7"))) as reader:
+        assert bytes(reader.read(file, 0, 700)) == path.read_bytes()
+    files.discard()
+    assert (names(directory), path.exists()) == ([], True)
+
+
+def test_what_others_link_keeps_its_rights(job: Job) -> None:
+    path = table(job.root)
+    for name in ("snapshot", "of-somebody"):
+        (job.root / name).hardlink_to(path)
+    NewFiles(job.options(7, CheckpointProperties()), 20).shared_from(str(path))
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_local_file_is_copied_where_it_must_not_or_cannot_be_linked(job: Job, other_file_system: Path) -> None:
+    for copies_only, source in ((True, job.root), (False, other_file_system)):
+        path = table(source)
+        files = NewFiles(job.options(7, CheckpointProperties()), 20, copies_only=copies_only)
+        handles = [files.shared_from(str(path)) for _ in range(2)]
+        assert files.written_bytes == 1400
+        for file in handles:
+            stored = Path(resolve(file.path).path)
+            assert stored.read_bytes() == path.read_bytes()
+            assert stored.stat().st_ino != path.stat().st_ino or source == other_file_system
+            assert stored.stat().st_mode & 0o777 == 0o600
+        assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_small_local_file_is_inside_its_handle(job: Job) -> None:
+    file = NewFiles(job.options(7, CheckpointProperties()), 700).shared_from(str(table(job.root)))
+    assert (file.inline, names(job.shared)) == (b"entries" * 100, [])
+
+
+def test_a_storage_that_is_away_is_named(job: Job) -> None:
+    files = NewFiles(job.options(7, CheckpointProperties()), 20)
+    job.shared.rmdir()
+    with pytest.raises(StorageError, match="shared/chk-7-"):
+        files.shared_from(str(table(job.root)))
+    assert (files.locations, files.written_bytes) == ([], 0)
 
 
 def test_an_increment_writes_what_is_new_and_counts_what_it_holds(job: Job) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from msgspec import structs
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.backend import BackendParameters
@@ -156,17 +158,31 @@ def test_a_snapshot_whose_tables_are_linked_stays_as_it_is_whatever_the_job_does
     handle = handle_of(job.write(1))
     linked = [Path(file.path.removeprefix("file://")) for file in handle.files.values() if "://" in file.path]
     before = {path: path.read_bytes() for path in linked}
-    job.backend = job.restored([handle], 1, KeyGroupRange(0, GROUPS // 2))
     assert linked
-    assert [path.stat().st_nlink for path in linked] == [2] * len(linked)
+    assert {path.stat().st_nlink for path in linked} == {2}, "the first database's name and the stored one"
+    job.backend = job.restored([handle], 1, KeyGroupRange(0, GROUPS // 2))
+    assert {path.stat().st_nlink for path in linked} == {3}
     own = [key for key in KEYS if value_of(job.backend, key) is not None]
     for number in range(2, 24):  # more than wait for a compaction
         job.put(own, "b")
         written(job.take(number))
     job.backend.close()
     assert {path: path.read_bytes() for path in linked} == before
-    assert [path.stat().st_nlink for path in linked] == [1] * len(linked)
+    assert {path.stat().st_nlink for path in linked} == {2}
     assert value_of(job.restored([handle], 1), KEYS[-1]) == "a"
+
+
+@pytest.mark.parametrize("style", CompactionStyle)
+def test_the_configuration_says_how_files_are_merged(job: Job, style: CompactionStyle) -> None:
+    job.put(KEYS, "a")
+    handle = handle_of(job.write(1))
+    parameters = replace(job.parameters(), configuration={"state.backend.rocksdb.compaction.style": style.value})
+    for handles in ((), (handle,)):
+        backend = create_keyed_backend("rocksdb", parameters, handles, str(job.root / "chk-1"), owned=True)
+        job.opened.append(backend)
+        assert value_of(backend, KEYS[0]) == ("a" if handles else None)
+        newest = max(job.root.glob("local-*/db/OPTIONS-*"), key=lambda path: path.stat().st_mtime_ns)
+        assert f"compaction_style=kCompactionStyle{style.value.title()}\n" in newest.read_text()
 
 
 @pytest.mark.parametrize("own_first", [True, False])

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.state.errors import CorruptStateError
-from ckpt_runtime.state.rocksdb.store import BATCH, Store, StoreMemory
+from ckpt_runtime.state.rocksdb.codec import BATCH
+from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 
 MEMORY = StoreMemory(8 << 20, 0.5)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path / "db", MEMORY)
+@pytest.fixture(params=CompactionStyle)
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Store]:
+    opened = Store(tmp_path / "db", MEMORY, request.param)
     yield opened
     opened.close()
 
@@ -109,6 +113,83 @@ def test_small_changes_do_not_have_all_the_others_written_again(store: Store, tm
         assert before <= after
         before = after
     assert (store.figure("compaction-pending"), store.figure("num-running-compactions")) == (0, 0)
+
+
+def settled(store: Store) -> None:
+    """Waits until all merges that are due have been done."""
+    deadline = time.monotonic() + 60
+    while store.figure("compaction-pending") or store.figure("num-running-compactions"):
+        assert time.monotonic() < deadline, "merges do not end"
+        time.sleep(0.01)
+
+
+def files_of(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in directory.glob("*.sst")}
+
+
+def test_keys_that_change_again_and_again_leave_the_others_files_alone(tmp_path: Path) -> None:
+    """A hundredth of the keys, from everywhere, in each of sixty snapshots: their files are merged with each other."""
+    store = Store(tmp_path / "db", StoreMemory(128 << 20, 0.5), CompactionStyle.UNIVERSAL)
+    store.write((number(n), random.Random(n).randbytes(500)) for n in range(20_000))
+    store.flush()
+    before = files_of(tmp_path / "db")
+    for taken in range(60):
+        store.write((number(n), random.Random(taken).randbytes(500)) for n in range(0, 20_000, 100))
+        store.flush()
+        settled(store)
+    after = files_of(tmp_path / "db")
+    store.close()
+    assert before.keys() <= after.keys()
+    assert len(after) - len(before) < 20
+    assert sum(after.values()) < 1.25 * sum(before.values())
+
+
+@pytest.mark.parametrize("style", CompactionStyle)
+def test_entries_that_were_overwritten_give_their_space_back(tmp_path: Path, style: CompactionStyle) -> None:
+    noise = random.Random(0).randbytes(500)
+    store = Store(tmp_path / "db", MEMORY, style)
+    for taken in range(100):
+        store.write((number(n), number(taken) + noise) for n in range(taken % 10, 20_000, 10))
+        store.flush()
+        settled(store)
+    store.checkpoint(tmp_path / "last")
+    assert sum(files_of(tmp_path / "last").values()) < 2.5 * 20_000 * 250  # what compression leaves of 500 bytes
+    assert [value[:4] for _, value in store.scan(b"")] == [number(90 + n % 10) for n in range(20_000)]
+    store.close()
+
+
+@pytest.mark.parametrize("first", CompactionStyle)
+def test_a_store_may_be_opened_with_another_style_and_back(tmp_path: Path, first: CompactionStyle) -> None:
+    (second,) = set(CompactionStyle) - {first}
+    for opened, style in enumerate((first, second, first)):
+        store = Store(tmp_path / "db", MEMORY, style)
+        for taken in range(30):
+            store.write((number(n), number(100 * opened + taken) * 125) for n in range(taken, 3000, 10))
+            store.flush()
+        settled(store)
+        newest = {n: taken for taken in range(30) for n in range(taken, 3000, 10)}
+        assert list(store.scan(b"")) == [(number(n), number(100 * opened + newest[n]) * 125) for n in range(3000)]
+        assert store.multi_get([number(7)]) == [number(100 * opened + newest[7]) * 125]
+        store.close()
+
+
+def test_files_that_are_read_once_are_not_merged(tmp_path: Path) -> None:
+    store = Store(tmp_path / "db", MEMORY)
+    for taken in range(30):
+        store.write([(number(taken), b"")])
+        store.flush()
+    store.checkpoint(tmp_path / "copy")
+    store.close()
+    before = files_of(tmp_path / "copy")
+    copy = Store(tmp_path / "copy", MEMORY)
+    assert [int.from_bytes(key, "big") for key, _ in copy.scan(b"")] == list(range(30))
+    for number_of_write in range(3):  # each looks for merges that are due
+        copy.write([(b"later", number(number_of_write))])
+        copy.flush()
+    assert (copy.figure("compaction-pending"), copy.figure("num-running-compactions")) == (1, 0)
+    assert before.items() <= files_of(tmp_path / "copy").items()
+    assert len(before) == 30
+    copy.close()
 
 
 def test_calls_after_the_end_raise(tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""Another configuration (FLIP-530) in each state of a job, as docs/rest.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler import job_effects as job_out
+from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
+from ckpt_runtime.scheduler.job_status import JobState
+from ckpt_runtime.scheduler.restart_strategies import FixedDelay
+from tests.unit.runtime.scheduler.test_job_core import CAUSE, Job, configured, versions
+
+pytestmark = pytest.mark.row("530.10")
+
+DELAY_MS = 100
+
+
+def new() -> Job:
+    """It may restart for one failure."""
+    return Job(FixedDelay(1, DELAY_MS))
+
+
+def failing_task(job: Job) -> Job:
+    """The other one has not ended yet."""
+    job.step(job_on.TaskFailed(job.task(0), CAUSE))
+    return job
+
+
+def backing_off() -> Job:
+    return new().run().each(job_on.TaskFailed, CAUSE)
+
+
+def stepped(job: Job, event: object) -> Job:
+    job.step(event)
+    return job
+
+
+def ending() -> Job:
+    """Stopped with a savepoint that is complete."""
+    job = stepped(new().run(), job_on.StopRequested("stop", False, "dir"))
+    number = job.one(out.InitializeLocation).checkpoint_id
+    job.step(on.LocationReady(number, "sp"))
+    for index in range(2):
+        job.step(on.Acknowledged(number, job.task(index), "sp", SubtaskState()))
+    job.step(on.MetadataWritten(number))
+    return stepped(job, on.StoreAdded(number))
+
+
+TAKES: dict[JobState, Callable[[], Job]] = {
+    JobState.INITIALIZING: new,
+    JobState.ACQUIRING: lambda: new().acquire(),
+    JobState.RESTORING: lambda: new().restore(),
+    JobState.DEPLOYING: lambda: new().deploy(),
+    JobState.RUNNING: lambda: new().run(),
+    JobState.CLEARING: lambda: failing_task(new().run()),
+    JobState.BACKING_OFF: backing_off,
+}
+REFUSES: dict[JobState, Callable[[], Job]] = {
+    JobState.STOPPING: lambda: stepped(new().run(), job_on.StopRequested("stop", False, "dir")),
+    JobState.CANCELLING: lambda: stepped(new().run(), job_on.CancelRequested()),
+    JobState.FAILING: lambda: failing_task(Job(FixedDelay(0, 0)).run()),
+    JobState.ENDING: ending,
+}
+
+
+def to_running(job: Job) -> int:
+    """What the world around answers, until all tasks run; returns how often slots were asked for."""
+    asked = 0
+    while job.machine.state is not JobState.RUNNING:
+        match job.machine.state:
+            case JobState.INITIALIZING:
+                job.step(job_on.Start())
+            case JobState.ACQUIRING:
+                asked += 1
+                job.step(job_on.SlotsAcquired(job.machine.attempt))
+            case JobState.RESTORING:
+                job.step(core.AttemptRecorded(job.machine.attempt))
+            case JobState.DEPLOYING:
+                job.each(job_on.TaskRunning)
+            case JobState.CLEARING:
+                job.each(job_on.TaskCanceled)
+            case JobState.BACKING_OFF:
+                job.step(job_on.RestartTimerFired(1), DELAY_MS)
+    return asked
+
+
+@pytest.mark.parametrize("state", TAKES)
+def test_the_next_deployment_has_it(state: JobState) -> None:
+    """One deployment, whatever was under way. The one restart of failures is there still, or was used up before."""
+    job = TAKES[state]()
+    assert job.machine.state is state
+    request = configured(job, timeout_ms=900)
+    job.step(request)
+    assert versions(job) == (1, 1)
+    job.step(core.PlanStored("c2"))
+    assert job.one(ChangeAnswered).outcome is ChangeOutcome.APPLIED
+    assert versions(job)[0] == 2
+    assert job.core.coordinator.configuration.timeout_ms == 900
+    assert to_running(job) == 1
+    assert versions(job) == (2, 2)
+    job.each(job_on.TaskFailed, CAUSE)
+    used_up = state in (JobState.CLEARING, JobState.BACKING_OFF)
+    assert job.machine.state is (JobState.FAILED if used_up else JobState.BACKING_OFF)
+
+
+def test_a_planned_restart_comes_at_its_time() -> None:
+    job = backing_off()
+    planned = job.one(job_out.ScheduleRestart)
+    job.step(configured(job), 40)
+    assert job.step(core.PlanStored("c2"))[-1:] == [job.one(ChangeAnswered)]
+    assert not [output for output in job.last if isinstance(output, job_out.ScheduleRestart | job_out.CancelRestart)]
+    job.step(job_on.RestartTimerFired(planned.generation), DELAY_MS - 40)
+    assert job.machine.state is JobState.ACQUIRING
+
+
+@pytest.mark.parametrize("state", [JobState.ACQUIRING, JobState.RESTORING])
+def test_a_preparation_begins_again(state: JobState) -> None:
+    """What was asked for the old plan and comes late is of no use."""
+    job = TAKES[state]()
+    before = job.machine.attempt
+    job.step(configured(job))
+    job.step(core.PlanStored("c2"))
+    assert job.one(job_out.AcquireSlots).attempt == before + 1
+    assert job.step(job_on.SlotsAcquired(before)) == []
+
+
+@pytest.mark.parametrize("state", REFUSES)
+def test_what_ends_is_not_changed(state: JobState) -> None:
+    job = REFUSES[state]()
+    assert job.machine.state is state
+    assert job.step(configured(job, timeout_ms=900)) == [job.one(ChangeAnswered)]
+    assert job.one(ChangeAnswered).outcome is ChangeOutcome.NOT_NOW
+    assert state.value in job.one(ChangeAnswered).message
+    assert versions(job) == (1, 1)
+
+
+def test_one_that_races_with_the_end_is_answered_with_it() -> None:
+    job = new().finish()
+    assert job.machine.state is JobState.FINISHED
+    assert job.step(configured(job, timeout_ms=900)) == []
+    job.step(core.ResultStored())
+    assert job.one(ChangeAnswered).outcome is ChangeOutcome.JOB_ENDED
+    assert versions(job) == (1, 1)
+
+
+def test_the_table_is_whole() -> None:
+    ended = {state for state in JobState if state.is_terminal}
+    assert set(TAKES) | set(REFUSES) | ended == set(JobState)
