@@ -68,7 +68,7 @@ def test_every_task_says_what_it_returns_raises_and_renders(cls: Any) -> None:
 @pytest.mark.parametrize("function", dict.fromkeys(api_functions()), ids=lambda found: found.__qualname__)
 def test_every_argument_of_the_pipeline_api_is_explained(function: Callable[..., Any]) -> None:
     said = docstring_of(function)
-    assert said.text
+    assert said.text or said.returns
     names = [each.name.lstrip("*") for each in parameters_of(function)]
     assert [name for name in names if name not in said.parameters] == []
     assert [name for name in said.parameters if name not in names] == []

@@ -16,7 +16,7 @@ _TEMPLATED: Final = "Templated["
 
 @dataclass(frozen=True)
 class Docstring:
-    """``text`` is Markdown, ``returns`` its paragraph on what comes back, if it has one."""
+    """``text`` is Markdown, ``returns`` its paragraph on what comes back, if it has one behind the first."""
 
     text: str
     returns: str = ""
@@ -50,8 +50,8 @@ def docstring_of(thing: object) -> Docstring:
         elif line:
             raise ValueError(f"{thing}: {line!r} comes behind the parameters")
     paragraphs = [each for each in re.split(r"\n\s*\n", "\n".join(text)) if each.strip()]
-    returns = [each for each in paragraphs if each.startswith(("Returns ", "Gives "))]
-    others = [each for each in paragraphs if each not in returns]
+    returns = [each for each in paragraphs[1:] if each.startswith(("Returns ", "Gives "))]
+    others = [each for each in paragraphs if each not in returns]  # the first is what it does, however it begins
     of = {kind: {name: markdown(" ".join(lines)) for name, lines in found.items()} for kind, found in fields.items()}
     return Docstring(markdown("\n\n".join(others)), markdown("\n\n".join(returns)), of["param"], of["raises"])
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
 from ckpt_runtime.connectors.stream_planner import Offset, PlannedRange, StreamPlanner, new_planner
 from ckpt_runtime.connectors.task_context import begin_task
-from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, source_schema
+from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, described_data_source
 from ckpt_runtime.graph.specs import EnumeratorSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 
@@ -35,8 +35,7 @@ class EnumeratorOperator(SourceOperator):
     def __init__(self, spec: EnumeratorSpec) -> None:
         assert isinstance(spec.format, type)
         self._source = spec.format
-        self._options = spec.options
-        self._schema = source_schema(spec.format, spec.options, spec.schema)
+        self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema, spec.told)
         self._available_now = available_now(spec.options)
         self._acknowledges = spec.acknowledges
         self._planner: StreamPlanner | None = None
@@ -50,7 +49,7 @@ class EnumeratorOperator(SourceOperator):
         """Goes on where the restored snapshot ended; a range that was all there is stays that for its job."""
         super().open(context, output)
         begin_task(0, context.attempt)
-        self._planner = new_planner(self._source, self._options, self._schema, self._available_now)
+        self._planner = new_planner(self._instance, self._schema, self._available_now)
         self.requires_final_checkpoint = self._acknowledges and self._planner.commits
         self._values = values_of(self._source, self._planner.reader)
         restored = checked_items(context.uid, context.operator_state.restored(_OFFSET))

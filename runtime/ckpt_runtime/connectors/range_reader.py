@@ -23,7 +23,7 @@ from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_t
 from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.connectors.task_context import begin_task
-from ckpt_runtime.graph.formats import new_data_source, ordered_reads, source_schema
+from ckpt_runtime.graph.formats import described_data_source, ordered_reads
 from ckpt_runtime.graph.specs import RangeReaderSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, WaitingInput
 
@@ -64,9 +64,9 @@ class _Carried:
 class _Reader:
     """The user's reader in this subtask, as it was made, and how its partitions are read back."""
 
-    def __init__(self, source: type, spec: RangeReaderSpec, schema: pa.Schema) -> None:
-        self._made = new_data_source(source, spec.options).streamReader(struct_type(schema))
-        self.values: TaggedValues = values_of(source, self._made)
+    def __init__(self, instance: Any, schema: pa.Schema) -> None:
+        self._made = instance.streamReader(struct_type(schema))
+        self.values: TaggedValues = values_of(type(instance), self._made)
         self.commits = type(self._made).commit is not DataSourceStreamReader.commit
 
     def for_one_partition(self) -> Any:
@@ -93,10 +93,8 @@ class RangeReaderOperator(Operator):
 
     def __init__(self, spec: RangeReaderSpec) -> None:
         assert isinstance(spec.format, type)
-        self._source = spec.format
-        self._spec = spec
         self._ordered = ordered_reads(spec.options)
-        self._schema = source_schema(spec.format, spec.options, spec.schema)
+        self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema, spec.told)
         self._name = spec.format.__name__
         self._user: _Reader | None = None
         self._pending: deque[Split | _Carried] = deque()
@@ -189,7 +187,7 @@ class RangeReaderOperator(Operator):
 
     def _of_user(self) -> _Reader:
         if self._user is None:
-            self._user = _Reader(self._source, self._spec, self._schema)
+            self._user = _Reader(self._instance, self._schema)
         return self._user
 
     def _step(self) -> None:

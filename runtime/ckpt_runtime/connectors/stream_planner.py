@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_type
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import new_data_source
 
 Offset = str
 """An offset as JSON."""
@@ -51,9 +50,8 @@ class StreamPlanner(Protocol):
     def stop(self) -> None: ...
 
 
-def new_planner(source: type, options: Any, schema: pa.Schema, available_now: bool) -> StreamPlanner:
-    """Makes the reader of a data source. :raises PlanError: it has none for streams."""
-    instance = new_data_source(source, options)
+def new_planner(instance: Any, schema: pa.Schema, available_now: bool) -> StreamPlanner:
+    """Makes the reader of a data source, given as its instance. :raises PlanError: it has none for streams."""
     struct = struct_type(schema)
     try:
         return _PartitionPlanner(instance.streamReader(struct), available_now)
@@ -62,9 +60,8 @@ def new_planner(source: type, options: Any, schema: pa.Schema, available_now: bo
     try:
         reader = instance.simpleStreamReader(struct)
     except NotImplementedError:
-        raise PlanError(
-            "format", f"{source.__name__} makes neither a streamReader nor a simpleStreamReader: it is no stream source"
-        ) from None
+        problem = f"{type(instance).__name__} makes neither a streamReader nor a simpleStreamReader"
+        raise PlanError("format", f"{problem}: it is no stream source") from None
     return _SimplePlanner(reader, schema, available_now)
 
 

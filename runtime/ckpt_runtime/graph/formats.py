@@ -230,12 +230,7 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
     :raises PlanError: unknown format, bad option, or a ``DataSource`` without a schema or without a stream reader.
     """
     if isinstance(source, type):
-        _check_stream(source, "read", "streamReader", "simpleStreamReader")
-        available_now(options)
-        ordered_reads(options)
-        schema = declared if declared is not None else _data_source_schema(source, options)
-        _check_types_of_pyspark(source, schema)
-        return schema
+        return described_data_source(source, options, declared, told=False)[1]
     if source not in SOURCE_FORMATS:
         raise PlanError("format", _unknown(source, SOURCE_FORMATS))
     return SOURCE_FORMATS[source].schema(source_options(source, options), declared)
@@ -279,12 +274,28 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
     return f"{name!r} is not one of {', '.join(sorted(known))}, and no DataSource class is registered under that name"
 
 
-def _data_source_schema(source: type, options: Mapping[str, str]) -> pa.Schema:
-    try:
-        schema = new_data_source(source, options).schema()
-    except Exception as error:
-        raise PlanError("schema", f"{source.__name__}.schema() failed, give .schema(...): {error}") from error
-    return to_arrow_schema(schema)
+def described_data_source(
+    source: type, options: Mapping[str, str], known: pa.Schema | None, told: bool
+) -> tuple[Any, pa.Schema]:
+    """A new instance of a ``DataSource`` to read from, and its schema: the ``known`` one, otherwise what it tells.
+
+    A source that has ``told`` the known one is asked too: in Spark the instance that told it makes the reader, and may
+    have kept something of that.
+
+    :raises PlanError: a bad option, no stream reader, or no schema that can be used
+    """
+    _check_stream(source, "read", "streamReader", "simpleStreamReader")
+    available_now(options)
+    ordered_reads(options)
+    instance, schema = new_data_source(source, options), known
+    if schema is None or told:
+        try:
+            answer = instance.schema()
+        except Exception as error:
+            raise PlanError("schema", f"{source.__name__}.schema() failed, give .schema(...): {error}") from error
+        schema = to_arrow_schema(answer) if schema is None else schema
+    _check_types_of_pyspark(source, schema)
+    return instance, schema
 
 
 def available_now(options: Mapping[str, str]) -> bool:

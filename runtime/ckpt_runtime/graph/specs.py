@@ -152,14 +152,21 @@ class EnumeratorSpec(_ConnectorSpec):
     """The single planner of offset ranges in front of a PySpark stream reader; its :class:`RangeReaderSpec` follows.
 
     ``acknowledges``: it tells the reader how far checkpoints have come. Never in a restore drill.
+    ``told``: the schema is what the data source told, not one that the pipeline declares.
     """
 
     acknowledges: bool = True
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RangeReaderSpec(_ConnectorSpec):
-    """Reads the partitions of offset ranges that an :class:`EnumeratorSpec` planned and sent to this subtask."""
+    """Reads the partitions of offset ranges that an :class:`EnumeratorSpec` planned and sent to this subtask.
+
+    ``told``: the schema is what the data source told, not one that the pipeline declares.
+    """
+
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,9 +240,17 @@ class LeavingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Leaving(_Source):
-    """Each partition is read by an object of its own."""
+    """Each partition is read by an object of its own; the source that makes it has told its schema."""
 
-    reader_class = LeavingReader
+    told = ""
+
+    def schema(self) -> str:
+        self.told = super().schema()
+        return self.told
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        assert self.told
+        return LeavingReader(self.options)
 
 
 class FewReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):

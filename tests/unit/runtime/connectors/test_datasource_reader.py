@@ -196,6 +196,32 @@ def test_a_source_without_a_stream_reader_is_named() -> None:
         opened(enumerator(Neither), context())
 
 
+def test_the_source_that_makes_the_reader_has_told_its_schema(world: Path) -> None:
+    class Inferring(Counting):
+        columns = 0
+
+        def schema(self) -> str:
+            self.columns = 2
+            return super().schema()
+
+        def streamReader(self, schema: Any) -> Any:
+            made = super().streamReader(schema)
+            made.step = self.columns
+            return made
+
+    planner = enumerator(Inferring, directory=world)
+    splits = opened(planner, context())
+    assert planner.poll() is SourceStatus.MORE_AVAILABLE
+    assert offset_of(planner) == {"n": 2}
+    [output] = read_all(Inferring, splits, directory=world)
+    assert output.column("n") == [0, 1]
+    for told, end in ((True, 2), (False, 0)):
+        planner = EnumeratorOperator(EnumeratorSpec(Inferring, {"directory": str(world)}, ARROW_SCHEMA, told=told))
+        opened(planner, context())
+        planner.poll()
+        assert offset_of(planner) == {"n": end}, "with a declared schema it is not asked"
+
+
 def test_available_now_ends_with_the_data_of_the_start(world: Path) -> None:
     planner = enumerator(Counting, directory=world, availableNow="true")
     opened(planner, context())
