@@ -104,6 +104,8 @@ class Store:
 
     def __init__(self, directory: Path, memory: StoreMemory, compaction: CompactionStyle | None = None) -> None:
         self._options = _options(memory, compaction)
+        for remembered in directory.glob("OPTIONS-*"):  # rocksdict would take these, whatever it is given
+            remembered.unlink()
         try:
             self._database = Rdict(str(directory), self._options)
         except Exception as error:  # rocksdict has no class of its own for what RocksDB answers
