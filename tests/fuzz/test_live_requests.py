@@ -46,10 +46,22 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SequenceJob]:
         running.canceled()
 
 
-def exchange(case: schemathesis.Case, job: SequenceJob) -> None:
+@pytest.fixture(scope="module")
+def http(job: SequenceJob) -> Iterator[httpx.Client]:
+    """One client for all: each would load the certificates of all authorities, which takes as long as ten requests."""
+    with httpx.Client(base_url=job.cluster.rest_url, timeout=ANSWER_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def known(job: SequenceJob, http: httpx.Client) -> dict[str, str]:
+    """Ids that exist."""
+    vertices = http.get(f"/jobs/{job.job_id}").json()["vertices"]
+    return {"jobid": job.job_id, "vertexid": vertices[0]["id"], "checkpointid": "1"}
+
+
+def exchange(case: schemathesis.Case, job: SequenceJob, known: dict[str, str]) -> None:
     """Aims at what exists, sends, and checks the answer and the job."""
-    vertices = httpx.get(f"{job.cluster.rest_url}/jobs/{job.job_id}", timeout=ANSWER_S).json()["vertices"]
-    known = {"jobid": job.job_id, "vertexid": vertices[0]["id"], "checkpointid": "1"}
     for name, value in list(case.path_parameters.items()):
         if name in known and str(value)[:1] not in "ef":
             case.path_parameters[name] = known[name]
@@ -60,19 +72,20 @@ def exchange(case: schemathesis.Case, job: SequenceJob) -> None:
 
 @READS.parametrize()
 @budget(3)
-def test_reads(case: schemathesis.Case, job: SequenceJob) -> None:
-    exchange(case, job)
+def test_reads(case: schemathesis.Case, job: SequenceJob, known: dict[str, str]) -> None:
+    exchange(case, job, known)
 
 
 @pytest.mark.row("571.8")
 @CONFIGURATION.parametrize()
 @budget(12)
-def test_checkpoint_configuration(case: schemathesis.Case, job: SequenceJob) -> None:
+def test_checkpoint_configuration(
+    case: schemathesis.Case, job: SequenceJob, known: dict[str, str], http: httpx.Client
+) -> None:
     try:
-        exchange(case, job)
+        exchange(case, job, known)
     finally:
-        url = f"{job.cluster.rest_url}/jobs/{job.job_id}/checkpoints/configuration"
-        assert httpx.delete(url, timeout=ANSWER_S).json()["overrides"] == []
+        assert http.delete(f"/jobs/{job.job_id}/checkpoints/configuration").json()["overrides"] == []
 
 
 def test_the_job_goes_on(job: SequenceJob) -> None:
