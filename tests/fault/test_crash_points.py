@@ -197,6 +197,7 @@ def test_a_rescale_is_there_or_not(job: Job) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.row("530.5")
 @pytest.mark.timeout(600)
 def test_a_configuration_is_there_or_not(job: Job) -> None:
@@ -256,14 +257,15 @@ MORE = ("checkpoint-reserved", "checkpoint-located", "pointer-before", "notify-b
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.row("571.6")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "points",
     [
         pytest.param(COMPLETION, id="completion"),
-        pytest.param(SUBSUMPTION, id="subsumption", marks=pytest.mark.long),
-        pytest.param(MORE, id="more", marks=pytest.mark.long),
+        pytest.param(SUBSUMPTION, id="subsumption"),
+        pytest.param(MORE, id="more"),
     ],
 )
 def test_a_checkpoint_is_complete_or_gone(job: Job, points: tuple[str, ...]) -> None:

@@ -103,6 +103,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionInfo]:
     stop_session(started)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.row("76.1", "76.6", "571.8")

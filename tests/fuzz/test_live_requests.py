@@ -14,6 +14,7 @@ from schemathesis import checks
 from schemathesis.specs.openapi import checks as openapi_checks
 
 from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.fuzz.budget import ANSWER_S, LONG, budget
@@ -36,9 +37,9 @@ CHECKS = (
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SequenceJob]:
     """One that runs, has had checkpoints and a savepoint, and tolerates failed ones."""
-    with MiniCluster(rest=True) as cluster:
+    with MiniCluster() as cluster:
         running = SequenceJob(cluster, tmp_path_factory.mktemp("live"))
-        running.start(configuration=fast(execution__checkpointing__tolerable_failed_checkpoints="1000000"))
+        running.start(rate=100, configuration=fast(execution__checkpointing__tolerable_failed_checkpoints="1000000"))
         running.running()
         cluster.wait_for_checkpoints(running.job_id, 2)
         cluster.savepoint(running.job_id, running.directory / "savepoints")
@@ -46,33 +47,59 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SequenceJob]:
         running.canceled()
 
 
-def exchange(case: schemathesis.Case, job: SequenceJob) -> None:
+@pytest.fixture(scope="module")
+def url(job: SequenceJob) -> Iterator[str]:
+    """Where the session is served. A stream of events ends with what there is, as when the session ends.
+
+    A client that waits for the end of a body would follow it until its time is over, a minute for each request.
+    """
+    app = create_app(job.cluster.dispatcher, token=None)
+    app.state.event_streams.end()
+    server, port = job.cluster.call(rest_server.start(app, "127.0.0.1", 0))
+    yield f"http://127.0.0.1:{port}"
+    job.cluster.call(rest_server.stop(server))
+
+
+@pytest.fixture(scope="module")
+def http(url: str) -> Iterator[httpx.Client]:
+    """One client for all: each would load the certificates of all authorities, which takes as long as ten requests."""
+    with httpx.Client(base_url=url, timeout=ANSWER_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def known(job: SequenceJob, http: httpx.Client) -> dict[str, str]:
+    """Ids that exist."""
+    vertices = http.get(f"/jobs/{job.job_id}").json()["vertices"]
+    return {"jobid": job.job_id, "vertexid": vertices[0]["id"], "checkpointid": "1"}
+
+
+def exchange(case: schemathesis.Case, job: SequenceJob, url: str, known: dict[str, str]) -> None:
     """Aims at what exists, sends, and checks the answer and the job."""
-    vertices = httpx.get(f"{job.cluster.rest_url}/jobs/{job.job_id}", timeout=ANSWER_S).json()["vertices"]
-    known = {"jobid": job.job_id, "vertexid": vertices[0]["id"], "checkpointid": "1"}
     for name, value in list(case.path_parameters.items()):
         if name in known and str(value)[:1] not in "ef":
             case.path_parameters[name] = known[name]
-    response = case.call(base_url=f"{job.cluster.rest_url}/v1", timeout=ANSWER_S)
+    response = case.call(base_url=f"{url}/v1", timeout=ANSWER_S)
     case.validate_response(response, checks=CHECKS)
     assert job.cluster.status(job.job_id) is JobStatus.RUNNING
 
 
 @READS.parametrize()
 @budget(3)
-def test_reads(case: schemathesis.Case, job: SequenceJob) -> None:
-    exchange(case, job)
+def test_reads(case: schemathesis.Case, job: SequenceJob, url: str, known: dict[str, str]) -> None:
+    exchange(case, job, url, known)
 
 
 @pytest.mark.row("571.8")
 @CONFIGURATION.parametrize()
 @budget(12)
-def test_checkpoint_configuration(case: schemathesis.Case, job: SequenceJob) -> None:
+def test_checkpoint_configuration(
+    case: schemathesis.Case, job: SequenceJob, url: str, known: dict[str, str], http: httpx.Client
+) -> None:
     try:
-        exchange(case, job)
+        exchange(case, job, url, known)
     finally:
-        url = f"{job.cluster.rest_url}/jobs/{job.job_id}/checkpoints/configuration"
-        assert httpx.delete(url, timeout=ANSWER_S).json()["overrides"] == []
+        assert http.delete(f"/jobs/{job.job_id}/checkpoints/configuration").json()["overrides"] == []
 
 
 def test_the_job_goes_on(job: SequenceJob) -> None:

@@ -35,6 +35,7 @@ def _carriers(flights: pd.DataFrame) -> pd.DataFrame:
     return updates
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)

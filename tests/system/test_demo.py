@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.airflow
 @pytest.mark.timeout(840)

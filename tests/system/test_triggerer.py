@@ -76,6 +76,7 @@ def has_resumed(airflow: Triggerer, run_id: str, expected: set[int]) -> bool:
     return found == expected
 
 
+@pytest.mark.long
 @pytest.mark.row("air.11")
 def test_the_waits_of_a_triggerer_are_one_stream_and_ask_as_much_as_a_few(
     session: Session, job: SequenceJob, tmp_path: Path

@@ -115,6 +115,7 @@ def end_exactly(job: SequenceJob, job_id: str) -> None:
     job.stopped()
 
 
+@pytest.mark.long
 @pytest.mark.row("air.3")
 def test_a_savepoint_and_a_stop_outlive_the_end_of_worker_and_triggerer(
     airflow: LocalAirflow, session: Session, jobs: list[SequenceJob], killer: Killer
@@ -212,6 +213,7 @@ def upgrade_of(job: SequenceJob, version: Path, **given: Any) -> dict[str, Any]:
     return known | given
 
 
+@pytest.mark.long
 @pytest.mark.row("air.4")
 def test_bad_versions_are_refused_or_rolled_back_although_processes_end(
     airflow: LocalAirflow, session: Session, jobs: list[SequenceJob], killer: Killer

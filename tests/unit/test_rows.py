@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import subprocess
 import sys
@@ -44,6 +45,16 @@ def test_the_rows_of_this_project_fit_together() -> None:
     assert all(line.split()[1] in ("proven", "open") for line in lines)
     given = tomllib.loads((ROOT / "tests" / "rows.toml").read_text())
     assert len(lines) == sum(map(len, given.values()))
+
+
+def test_every_row_has_a_test_outside_of_the_long_suite(rows: ModuleType) -> None:
+    short = set()
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        module = ast.parse(path.read_text("utf-8"))
+        for _, test, inherited in rows._tests(module, path.name, rows._rows_of_module(module, path.name)):
+            if not any(ast.unparse(decorator) == "pytest.mark.long" for decorator in test.decorator_list):
+                short.update([*inherited, *rows._marks(test, path.name)])
+    assert set(rows.read_rows(ROOT)) <= short
 
 
 def test_a_proven_row_names_its_tests(rows: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
