@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,8 @@ def test_a_worker_whose_keeper_is_killed_ends_too(tmp_path: Path) -> None:
     os.kill(kept.keeper, signal.SIGKILL)
     assert kept.ended() == -signal.SIGKILL
     until(lambda: not living([kept.worker]))
-    for pid in living(kept.left):
+    left = living(kept.left)
+    for pid in [*chain.from_iterable(map(processes.descendants, left)), *left]:
         os.kill(pid, signal.SIGKILL)
 
 
