@@ -43,8 +43,8 @@ class InlineFiles:
 
     shared = private
 
-    def shared_from(self, path: str) -> StateFile:
-        content = Path(path).read_bytes()
+    def shared_from(self, path: Path) -> StateFile:
+        content = path.read_bytes()
         return StateFile("", len(content), "", content)
 
 

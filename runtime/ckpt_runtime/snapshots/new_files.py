@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.errors import StorageError
@@ -30,8 +31,8 @@ class UnsharedFiles:
     def shared(self) -> StateFileWriter:
         return self.private()
 
-    def shared_from(self, path: str) -> StateFile:
-        with self.shared() as file, open(path, "rb") as source:
+    def shared_from(self, path: Path) -> StateFile:
+        with self.shared() as file, path.open("rb") as source:
             shutil.copyfileobj(source, file.stream)
             return file.finish()
 

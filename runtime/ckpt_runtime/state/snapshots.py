@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
@@ -31,7 +32,7 @@ class SnapshotFiles(Protocol):
     def shared(self) -> SnapshotFile:
         """A file that later checkpoints may refer to. In a savepoint, which shares nothing, it is a private one."""
 
-    def shared_from(self, path: str) -> StateFile:
+    def shared_from(self, path: Path) -> StateFile:
         """The content of a local file that never changes any more, as a file like one of :meth:`shared`.
 
         It may be a hard link of the local file: what is written to that one would damage the snapshot.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from uuid import uuid4
 
 from msgspec import structs
@@ -60,24 +60,24 @@ class NewFiles:
             return self.private()
         return _NewFile(self, self._shared, self._threshold, name_prefix=f"{self.directory.name}-")
 
-    def shared_from(self, path: str) -> StateFile:
+    def shared_from(self, path: Path) -> StateFile:
         """A small one is inside its handle, a hard link where the file systems allow one, else a copy."""
         directory = self._shared or self.directory
-        if self._may_link and directory.is_local and os.stat(path).st_size > self._threshold:
+        if self._may_link and directory.is_local and path.stat().st_size > self._threshold:
             try:
                 return self._linked(path, directory)
             except OSError as error:
                 if error.errno not in NO_SUCH_MEANS:
                     raise
                 self._may_link = False
-        with self.shared() as file, open(path, "rb") as source:
+        with self.shared() as file, path.open("rb") as source:
             shutil.copyfileobj(source, file.stream, _CHUNK_BYTES)
             return file.finish()
 
-    def _linked(self, path: str, directory: Location) -> StateFile:
+    def _linked(self, path: Path, directory: Location) -> StateFile:
         is_private = self._shared is None
         target = directory.child(str(uuid4()) if is_private else f"{self.directory.name}-{uuid4()}")
-        file = linked_state_file(path, target)
+        file = linked_state_file(str(path), target)
         with self._lock:
             self.locations.append(target)
             self.written_bytes += file.length

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ckpt_runtime.jobmaster.lease_rules import Claim, Watch
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
+from ckpt_runtime.scheduler.live_changes import LiveChanges
 from tests.simulation.planted.registry import bug
 from tests.simulation.protocols import driver as simulated_driver
 from tests.simulation.protocols.driver_storage import Outcome, StorageShell
@@ -92,14 +93,14 @@ def _():
 
 @bug("a configuration is answered before it is stored", "530.5")
 def _():
-    original = JobCore._on_change_requested
+    original = LiveChanges._on_change_requested
 
     def requested(self, event):
         if isinstance(event, core.ConfigurationRequested):
             self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
         original(self, event)
 
-    return [(JobCore, "_on_change_requested", requested)]
+    return [(LiveChanges, "_on_change_requested", requested)]
 
 
 @bug("overrides come back from the copy that a standby read before it led", "530.9, after a takeover")

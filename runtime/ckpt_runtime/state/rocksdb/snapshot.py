@@ -59,7 +59,7 @@ class RocksDBSnapshot:
         local = {path.name: path for path in self._moment.files() if is_kept(path.name)}
         tables = self._known(files, local.keys())
         new = [name for name in sorted(local.keys() - tables.keys()) if is_table(name)]
-        tables |= at_once(self._threads, lambda name: files.shared_from(str(local[name])), new)
+        tables |= at_once(self._threads, lambda name: files.shared_from(local[name]), new)
         if not self._properties.is_savepoint:
             # Only when all are there: after an error nobody knows what it refers to, and others keep away from it.
             self._shared.written(self._id, tables)

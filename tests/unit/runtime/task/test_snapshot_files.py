@@ -124,7 +124,7 @@ def table(directory: Path, content: bytes = b"entries" * 100) -> Path:
 def test_a_local_file_that_never_changes_is_linked(job: Job, properties: CheckpointProperties) -> None:
     path = table(job.root)
     files = NewFiles(job.options(7, properties), 20)
-    file = files.shared_from(str(path))
+    file = files.shared_from(path)
     files.settle()
     directory = job.root / "chk-7" if properties.is_savepoint else job.shared
     (stored,) = directory.iterdir()
@@ -142,7 +142,7 @@ def test_what_others_link_keeps_its_rights(job: Job) -> None:
     path = table(job.root)
     for name in ("snapshot", "of-somebody"):
         (job.root / name).hardlink_to(path)
-    NewFiles(job.options(7, CheckpointProperties()), 20).shared_from(str(path))
+    NewFiles(job.options(7, CheckpointProperties()), 20).shared_from(path)
     assert path.stat().st_mode & 0o777 == 0o644
 
 
@@ -150,7 +150,7 @@ def test_a_local_file_is_copied_where_it_must_not_or_cannot_be_linked(job: Job, 
     for copies_only, source in ((True, job.root), (False, other_file_system)):
         path = table(source)
         files = NewFiles(job.options(7, CheckpointProperties()), 20, copies_only=copies_only)
-        handles = [files.shared_from(str(path)) for _ in range(2)]
+        handles = [files.shared_from(path) for _ in range(2)]
         assert files.written_bytes == 1400
         for file in handles:
             stored = Path(resolve(file.path).path)
@@ -161,7 +161,7 @@ def test_a_local_file_is_copied_where_it_must_not_or_cannot_be_linked(job: Job, 
 
 
 def test_a_small_local_file_is_inside_its_handle(job: Job) -> None:
-    file = NewFiles(job.options(7, CheckpointProperties()), 700).shared_from(str(table(job.root)))
+    file = NewFiles(job.options(7, CheckpointProperties()), 700).shared_from(table(job.root))
     assert (file.inline, names(job.shared)) == (b"entries" * 100, [])
 
 
@@ -169,7 +169,7 @@ def test_a_storage_that_is_away_is_named(job: Job) -> None:
     files = NewFiles(job.options(7, CheckpointProperties()), 20)
     job.shared.rmdir()
     with pytest.raises(StorageError, match="shared/chk-7-"):
-        files.shared_from(str(table(job.root)))
+        files.shared_from(table(job.root))
     assert (files.locations, files.written_bytes) == ([], 0)
 
 
