@@ -86,6 +86,7 @@ def test_every_single_request_is_repeated_while_another_driver_takes_over(
 ) -> None:
     """Each distinct request fails first: a driver that does not lead, a proxy without one, or a lost connection."""
     lines = _requests(job_manager, finish, pipeline, name) & _requests(job_manager, finish, pipeline, name)
+    assert lines
     job_manager.reset()
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     job_manager.faults += [Fault(f"^{line}$", status) for line in lines for status in (503, 502)]
