@@ -6,17 +6,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Hundreds of processes import the same modules: they are compiled once.
 unset PYTHONDONTWRITEBYTECODE
 
-# A pytest for each: what its tests share - a session, a Spark, an Airflow - ends with it. Most of them wait for most of
-# their time, and three fill two processors. The longest come first, so that the last ones end together.
+# A pytest for each: what its tests share - a session, a Spark, an Airflow - ends with it. Most of them wait for much of
+# their time, and four fill two processors. The longest come first, so that the last ones end together.
 GROUPS_OF_TESTS=(
-    tests/integration
-    tests/fault
     tests/unit
+    tests/fault
+    tests/integration
     tests/system
-    tests/differential
-    tests/attack
     tests/chaos
+    tests/differential
     "tests/docs tests/fuzz"
+    tests/attack
 )
 # These need processors only, and no moment: they take what the others leave, whatever time that takes. Each needs one
 # processor, and as much of it as the other. The first one needs no kernels.
@@ -66,7 +66,7 @@ groups_under_way() { # says so in $under_way
 }
 
 for group in "${GROUPS_OF_TESTS[@]}"; do
-    while groups_under_way && ((under_way >= ${TEST_PROCESSES:-3})); do wait -n; done
+    while groups_under_way && ((under_way >= ${TEST_PROCESSES:-4})); do wait -n; done
     run 0 "$group" "$@" &
 done
 wait

@@ -212,6 +212,7 @@ def test_the_delivered_dags_work_on_a_job_that_is_named(
     until(lambda: airflow.api.has_dag("system_new_savepoint"), "the DAG that waits for savepoints")
     looks = session.requests["GET /jobs/overview"]
     airflow.api.unpause("system_new_savepoint")
+    airflow.api.parse_again("system_new_savepoint")
     until(lambda: session.requests["GET /jobs/overview"] > looks + 1, "the watcher's looks")
 
     known = {"job": name}
