@@ -11,11 +11,12 @@ import json
 import re
 import sys
 from base64 import b64decode, b64encode
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, Flag
+from functools import partial
 from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 from uuid import UUID
@@ -28,8 +29,9 @@ _JSON_INTEGERS = range(-(1 << 53), (1 << 53) + 1)
 _NUMPY_TYPE = re.compile(r"[<>|=]([biufcmMSU])\d*(\[\d*[A-Za-z]+\])?")
 _ALLOWED = (
     "None, bool, int, float, complex, str, bytes, bytearray, Decimal, UUID, date, time, datetime, timedelta, ZoneInfo, "
-    "pathlib paths, range, tuple, list, set, frozenset, dict, OrderedDict, NumPy scalars and arrays, Row, and named "
-    "tuples, enumerations, dataclasses and plain objects of classes at the top of the pipeline's modules"
+    "pathlib paths, range, tuple, list, set, frozenset, deque, dict, OrderedDict, Counter, defaultdict of a built-in "
+    "type, NumPy scalars and arrays, pandas Timestamp and Timedelta, Row, StructType, and named tuples, enumerations, "
+    "dataclasses and plain objects of classes at the top of the pipeline's modules"
 )
 _NOT_DATA = "cannot travel as data"
 _ELSEWHERE = "is none of the plan's classes: define it at the top of the source's module, or import it by name there"
@@ -86,8 +88,8 @@ class TaggedValues:
             return {_ITERABLES[kind]: self._items(value, where, level)}
         if kind in _MAPPINGS:
             return {_MAPPINGS[kind]: self._pairs(value, where, level)}
-        if kind in (datetime, time):
-            return {f"${kind.__name__}": [*_bare(value), self._encode(value.tzinfo, (where, ".tzinfo"), level + 1)]}
+        if kind in _OF_PARTS:
+            return self._encode_parts(value, where, level)
         return self._encode_special(value, where, level)
 
     def _items(self, values: Any, where: Where, level: int) -> list[Any]:
@@ -99,6 +101,16 @@ class TaggedValues:
             for key, item in values.items()
         ]
 
+    def _encode_parts(self, value: Any, where: Where, level: int) -> Any:
+        if isinstance(value, deque):
+            return {"$deque": [value.maxlen, self._items(value, where, level)]}
+        if isinstance(value, defaultdict):
+            factory = value.default_factory
+            if factory not in _FACTORIES.values():
+                raise _refused(where, defaultdict, "makes values of no built-in type")
+            return {"$defaultdict": [factory and factory.__name__, self._pairs(value, where, level)]}
+        return {f"${type(value).__name__}": [*_bare(value), self._encode(value.tzinfo, (where, ".tzinfo"), level + 1)]}
+
     def _encode_special(self, value: Any, where: Where, level: int) -> Any:
         """What is told by more than its exact type."""
         if isinstance(value, Enum):
@@ -107,6 +119,9 @@ class TaggedValues:
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
             return _encode_numpy(value, where)
+        pandas = sys.modules.get("pandas")
+        if pandas is not None and isinstance(value, pandas.Timestamp | pandas.Timedelta | type(pandas.NaT)):
+            return {"$pandas": [_encode_numpy(value.to_numpy(), where)["$numpy"], _zone_of(value)]}
         if isinstance(value, tuple):
             return self._encode_tuple(value, where, level)
         return self._encode_object(value, where, level)
@@ -122,7 +137,11 @@ class TaggedValues:
         return {"$namedtuple": [self._name_of(type(value), where), items]}
 
     def _encode_object(self, value: Any, where: Where, level: int) -> Any:
+        from pyspark.sql.types import StructType
+
         kind = type(value)
+        if kind is StructType:
+            return {"$struct_type": value.json()}
         if not _is_plain(kind):
             raise _refused(where, kind)
         name = self._name_of(kind, where)
@@ -154,13 +173,9 @@ class TaggedValues:
         if tag in _ITERABLES_BACK:
             return _ITERABLES_BACK[tag](self._decode(content))
         if tag in _MAPPINGS_BACK:
-            return _MAPPINGS_BACK[tag]([(self._decode(key), self._decode(item)) for key, item in content])
-        if tag in ("$datetime", "$time"):
-            text, fold, zone = content
-            bare = datetime.fromisoformat(text) if tag == "$datetime" else time.fromisoformat(text)
-            return bare.replace(tzinfo=self._decode(zone), fold=fold)
-        if tag == "$row":
-            return _row(content[0], self._decode(content[1]))
+            return _MAPPINGS_BACK[tag](dict(self._decode(content)))
+        if tag in _PARTS_BACK:
+            return _PARTS_BACK[tag](*(self._decode(part) for part in content))
         return self._decode_of_class(tag, self._class_of(content[0]), content[1:])
 
     def _decode_of_class(self, tag: str, kind: Any, content: list[Any]) -> Any:
@@ -225,6 +240,10 @@ def _set_state(made: Any, state: Any) -> None:
         object.__setattr__(made, name, value)
 
 
+def _zoned(kind: type[Any], text: str, fold: int, zone: Any) -> Any:
+    return kind.fromisoformat(text).replace(tzinfo=zone, fold=fold)
+
+
 def _row(names: list[str] | None, values: list[Any]) -> Any:
     from pyspark.sql import Row
 
@@ -274,6 +293,27 @@ def _decode_numpy(content: list[Any]) -> Any:
     return flat[0] if shape is None else flat.reshape(shape).copy()
 
 
+def _zone_of(value: Any) -> str | None:
+    zone = getattr(value, "tzinfo", None)
+    return None if zone is None else str(zone)
+
+
+def _decode_pandas(content: list[Any]) -> Any:
+    import pandas as pd
+
+    plain, zone = _decode_numpy(content[0]), content[1]
+    if plain.dtype.kind == "m":
+        return pd.Timedelta(plain)
+    moment = pd.Timestamp(plain)
+    return moment if zone is None else moment.tz_localize("UTC").tz_convert(zone)
+
+
+def _decode_struct_type(content: str) -> Any:
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(content))
+
+
 _PATHS: dict[str, type[PurePath]] = {
     kind.__name__: kind for kind in (Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath)
 }
@@ -310,11 +350,26 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "$range": lambda content: range(*(int(part, 16) for part in content)),
     "$path": lambda content: _PATHS[content[0]](_decode_text(content[1])),
     "$numpy": _decode_numpy,
+    "$pandas": _decode_pandas,
+    "$struct_type": _decode_struct_type,
 }
 _ITERABLES: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _ITERABLES_BACK: dict[str, Callable[[Any], Any]] = {tag: kind for kind, tag in _ITERABLES.items()}
-_MAPPINGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered"}
+_MAPPINGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered", Counter: "$counter"}
 _MAPPINGS_BACK: dict[str, Callable[[Any], Any]] = {tag: kind for kind, tag in _MAPPINGS.items()}
+_FACTORIES: dict[str | None, Callable[[], Any] | None] = {
+    None: None,
+    **{kind.__name__: kind for kind in (list, dict, set, tuple, frozenset, int, float, bool, str, bytes)},
+}
+"""What a ``defaultdict`` makes: a function would have to be imported by its name."""
+_OF_PARTS = (datetime, time, deque, defaultdict)
+_PARTS_BACK: dict[str, Callable[..., Any]] = {
+    "$datetime": partial(_zoned, datetime),
+    "$time": partial(_zoned, time),
+    "$deque": lambda most, items: deque(items, most),
+    "$defaultdict": lambda factory, pairs: defaultdict(_FACTORIES[factory], dict(pairs)),
+    "$row": _row,
+}
 
 
 def _decode_text(content: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -17,11 +17,13 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import orjson
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+from pyspark.sql.types import ArrayType, DecimalType, StructType
 
 from ckpt_runtime.connectors.datasource_values import values_of
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
@@ -146,6 +148,11 @@ def test_values_come_back_as_they_were(value: Any) -> None:
         {"$object": ["a:B", {}, {}]}, {"$int": "0x1"}, ZoneInfo("Asia/Tokyo"), UTC,
         np.int8(-3), np.uint64(2**64 - 1), np.float32(1.5), np.bool_(True), np.str_("é"), np.bytes_(b"x"),
         np.datetime64("2020-01-01T00:00:00.000000001"), np.timedelta64(3, "h"), np.complex64(1j),
+        deque([1, (2,)], maxlen=3), deque(), Counter("abca"), defaultdict(list, {(1,): [2]}), defaultdict(None, a=1),
+        pd.Timestamp("2020-01-01 00:00:00.000000001"), pd.Timestamp(1, unit="s"), pd.Timedelta("3h"),
+        pd.Timestamp("2024-10-27 01:30", tz="UTC").tz_convert("Europe/Berlin"), pd.Timestamp("2024-10-27 00:30+02:00"),
+        pd.Timestamp("2024-10-27 00:30", tz="UTC"),
+        StructType().add("a", DecimalType(9, 2), False).add("b", ArrayType(StructType()), metadata={"d": 1}),
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
@@ -161,6 +168,7 @@ def test_kinds(value: Any) -> None:
 def test_not_a_number_and_arrays() -> None:
     assert str(round_trip(float("nan"))) == "nan"
     assert str(round_trip(Decimal("NaN"))) == "NaN"
+    assert round_trip(pd.NaT) is pd.NaT
     array = np.arange(6, dtype=">i4").reshape(2, 3)
     again = round_trip({"a": array})["a"]
     assert (again.dtype, again.shape, again.tolist()) == (array.dtype, array.shape, array.tolist())
@@ -196,6 +204,7 @@ def local_class() -> Any:
         (lambda: 1, "^it is of type function, which cannot travel"),
         (Plain, "^it is of type type, which cannot travel"),
         (iter([1]), "^it is of type list_iterator"),
+        (defaultdict(local_class), "^it is of type collections.defaultdict, which makes values of no built-in type"),
         (Number(3), "Number, which cannot travel"),
         (Reduced(), "Reduced, which cannot travel"),
         (ValueError("x"), "^it is of type ValueError"),
