@@ -13,10 +13,10 @@ GROUPS_OF_TESTS=(
     tests/fault
     tests/integration
     tests/system
-    tests/chaos
-    tests/differential
-    "tests/docs tests/fuzz"
     tests/attack
+    tests/differential
+    tests/chaos
+    "tests/docs tests/fuzz"
 )
 # These need processors only, and no moment: they take what the others leave, whatever time that takes. Each needs one
 # processor, and as much of it as the other. The first one needs no kernels.
