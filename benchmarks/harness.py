@@ -366,6 +366,9 @@ def standby(
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         stack.push(partial(_show_log, log_file))
+        # A benchmark that is told to end takes its session along.
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _end))
+        stack.callback(lambda: starting.exception() or stop_session(starting.result()))
         starting = stack.enter_context(ThreadPoolExecutor(1)).submit(
             start_session, master, slots, conf=conf, log_file=log_file, work_directory=directory / "work"
         )
@@ -374,11 +377,14 @@ def standby(
 
         def leads() -> BenchmarkSession:
             info = starting.result()
-            stack.callback(stop_session, info)
             client = stack.enter_context(CkptClient(info.rest_url, token=info.token))
             return BenchmarkSession(info, client, directory, stack.enter_context(PeakMemory(info.pid)))
 
         yield leads
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _wait_for_line(log_file: Path, text: str, starting: Future[SessionInfo]) -> None:
