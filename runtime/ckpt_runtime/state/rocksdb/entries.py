@@ -73,11 +73,12 @@ class EntryTable:
 
     def puts(self, changed: dict[Key, Any]) -> Iterator[tuple[bytes, bytes]]:
         """What the database has to hold."""
-        kept = ((key, entry) for key, entry in changed.items() if entry is not None)
-        while chunk := list(islice(kept, BATCH)):
-            keys = self.encoded([key for key, _ in chunk], to_write=True)
-            for key, (_, entry) in zip(keys, chunk, strict=True):
-                yield key, self.to_bytes(entry)
+        # No pair of its own for each: so many new tuples make the interpreter look for garbage.
+        keys = [key for key, entry in changed.items() if entry is not None]
+        entries = [entry for entry in changed.values() if entry is not None]
+        for start in range(0, len(keys), BATCH):
+            encoded = self.encoded(keys[start : start + BATCH], to_write=True)
+            yield from zip(encoded, map(self.to_bytes, entries[start : start + BATCH]), strict=True)
 
     def deletes(self, changed: dict[Key, Any]) -> list[bytes]:
         """What it has to forget."""
