@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.client.checkpoint_models import Checkpoint
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.leader_retrieval import LeaderDirectory
 from tests.support.driver_processes import Sessions
@@ -99,9 +100,8 @@ def test_waits_go_on_at_the_leader_that_took_over(sessions: Sessions, commands: 
         wait_until(lambda: client.checkpoint_statistics(JOB).counts.completed > 0, "a checkpoint")
         # A savepoint that cannot complete, and who waits for it; and two clients that wait for the end of the job.
         (tmp_path / "processor-held").touch()
-        known = client.checkpoint_statistics(JOB).counts.in_progress
         savepoint = commands.start("savepoint", JOB, str(tmp_path / "savepoints"))
-        wait_until(lambda: client.checkpoint_statistics(JOB).counts.in_progress > known, "the savepoint to begin")
+        wait_until(lambda: any(map(pending_savepoint, client.checkpoint_statistics(JOB).history)), "the savepoint")
         with ThreadPoolExecutor(2) as pool:
             waits = [pool.submit(wait_blocking, tmp_path), pool.submit(asyncio.run, wait_async(tmp_path))]
             orphans = take_over(sessions)
@@ -118,6 +118,10 @@ def test_waits_go_on_at_the_leader_that_took_over(sessions: Sessions, commands: 
     output, errors = attached.communicate(timeout=60)
     assert attached.returncode == 0, (output, errors)
     assert assert_sequence(tmp_path / "out") > 0
+
+
+def pending_savepoint(shown: Checkpoint) -> bool:
+    return shown.is_savepoint and shown.status == "IN_PROGRESS"
 
 
 def take_over(sessions: Sessions) -> list[int]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.storage.crash_points import VARIABLE
 from ckpt_runtime.storage.ha_store import HaStore
+from tests.support.driver_template import ForkedDriver, driver_template
 from tests.support.processes import children, living
 from tests.support.spark_sessions import wait_until
 
@@ -36,7 +33,7 @@ class Sessions:
     options: dict[str, str] = field(default_factory=dict)
     """More of the session's options."""
     number: int = 0
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[ForkedDriver] = field(default_factory=list)
     clients: list[CkptClient] = field(default_factory=list)
 
     @property
@@ -48,10 +45,6 @@ class Sessions:
     def _options(self) -> dict[str, str]:
         options = {**high_availability(self.directory), **self.options}
         return {**options, "high-availability.storageDir": self.storage} if self.storage else options
-
-    @property
-    def _crash_point(self) -> Path:
-        return self.directory / "crash-point"
 
     def start(self) -> CkptClient:
         """Returns a client once the session leads.
@@ -91,21 +84,11 @@ class Sessions:
         self.number += 1
         ready = self.directory / f"ready-{self.number}"
         options = [f"{key}={value}" for key, value in self._options.items()]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        environment["TMPDIR"] = str(self.directory)  # the last one is killed, and no other follows on it
-        environment[VARIABLE] = str(self._crash_point)
+        environment = {"TMPDIR": str(self.directory)}  # the last one is killed, and no other follows on it
         if self.token is not None:
             environment[TOKEN_VARIABLE] = self.token
-        with self._log.open("wb") as log:
-            command = [
-                sys.executable,
-                "-m",
-                "tests.support.mini_session",
-                str(ready),
-                str(self.lease_timeout_s),
-                *options,
-            ]
-            self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        arguments = [str(ready), str(self.lease_timeout_s), *options]
+        self.processes.append(driver_template().fork(arguments, self._log, environment))
         return ready
 
     def end(self) -> None:
@@ -114,6 +97,7 @@ class Sessions:
         for process in self.processes:
             if process.poll() is None:
                 self.kill()
+        driver_template().crash_point.unlink(missing_ok=True)
 
     def _close_clients(self) -> None:
         while self.clients:
@@ -130,9 +114,10 @@ class Sessions:
 
     def arm(self, point: str) -> None:
         """The present or the next driver dies where it gets to this point first."""
-        partial = self._crash_point.with_suffix(".partial")
+        place = driver_template().crash_point
+        partial = place.with_suffix(".partial")
         partial.write_text(point)
-        partial.replace(self._crash_point)
+        partial.replace(place)
 
     def crashed(self) -> None:
         """Waits for the end of the present driver at the point that it was armed with, and of what belonged to it."""
@@ -145,7 +130,7 @@ class Sessions:
 
         wait_until(ended, "the driver to reach its crash point", 120)
         assert process.returncode == -signal.SIGKILL
-        assert not self._crash_point.exists()
+        assert not driver_template().crash_point.exists()
         wait_until(lambda: not living(orphans), "the slots of the crashed driver to end", 120)
         self._lease_runs_out()
 

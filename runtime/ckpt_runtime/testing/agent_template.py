@@ -126,22 +126,48 @@ class _Inherited:
         environment.pop("PYTEST_CURRENT_TEST", None)  # no two tests have the same
         return cls(os.getpid(), os.getcwd(), tuple(path for path in sys.path if path), environment)
 
+    def variables(self) -> dict[str, str]:
+        """The environment of the template."""
+        return {**self.environment, "PYTHONPATH": os.pathsep.join(self.path)}
+
 
 class AgentTemplate:
     """The template of this process."""
 
-    def __init__(self, inherited: _Inherited) -> None:
+    def __init__(self, inherited: _Inherited, connection: socket.socket, wait: Callable[[], object]) -> None:
+        """``wait`` returns when it has ended."""
         self.inherited = inherited
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection = connection
+        threading.Thread(target=wait, name="agent-template", daemon=True).start()
+        atexit.register(self.close)
+
+    @classmethod
+    def spawned(cls, inherited: _Inherited) -> AgentTemplate:
+        """A new process, which has to import everything first. Raises OSError."""
+        connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ckpt_runtime.testing.local_slot_main", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env={**inherited.environment, "PYTHONPATH": os.pathsep.join(inherited.path)},
+                env=inherited.variables(),
                 pass_fds=[theirs.fileno()],
             )
-        threading.Thread(target=process.wait, name="agent-template", daemon=True).start()
-        atexit.register(self.close)
+        return cls(inherited, connection, process.wait)
+
+    @classmethod
+    def forked(cls, inherited: _Inherited) -> AgentTemplate:
+        """A fork of this process. Raises OSError."""
+        connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def become() -> None:
+            connection.close()
+            os.environ.clear()
+            os.environ.update(inherited.variables())
+            serve_agents(theirs.detach())
+
+        with theirs:
+            pid = _in_fork(become)
+        return cls(inherited, connection, _ChildProcess(pid).wait)
 
     def fork(self, start: AgentStart) -> ForkedAgent:
         """Returns at once. Raises OSError when the template is gone."""
@@ -179,8 +205,15 @@ def forked_agent(parameters: AgentParameters, index: int) -> ForkedAgent:
                 with suppress(OSError):  # somebody has killed it
                     return _template.fork(start)
             _template.close()
-        _template = AgentTemplate(inherited)
+        _template = AgentTemplate.spawned(inherited)
         return _template.fork(start)
+
+
+def fork_template() -> None:
+    """For a process that has imported what workers need, and has no threads yet: its template is a fork of it."""
+    global _template
+    with _lock:
+        _template = AgentTemplate.forked(_Inherited.of_this_process())
 
 
 # --- the template's side
