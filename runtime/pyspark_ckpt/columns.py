@@ -123,13 +123,13 @@ class StateColumns:
             if sorted(found[name] or ()) != sorted(members or ()):
                 raise TableError(f"column {name!r} has the fields {members} in the state, {found[name]} in the table")
         given = to_arrow_schema(table, timezone="UTC")
-        for name, members in self._parts.items():
+        for name, stored in self._parts.items():
             column = given.field(name).type
-            for short, member in members.items():
+            for short, member in stored.items():
                 kind = column if name in _PLAIN else column.field(short).type
-                wanted = _readable(self.stored.field(member).type)
-                if not _is_taken_for(kind, wanted):
-                    raise TableError(f"column {member!r} has the type {wanted} in the state, {kind} in the table")
+                own = _readable(self.stored.field(member).type)
+                if not _is_taken_for(kind, own):
+                    raise TableError(f"column {member!r} has the type {own} in the state, {kind} in the table")
 
     def stored_rows(self, table: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of a table as stored rows. Raises :class:`TableError` for values that do not fit the state's schema."""
