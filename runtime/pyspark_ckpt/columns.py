@@ -107,7 +107,10 @@ class StateColumns:
         return pa.RecordBatch.from_arrays(cast, schema=self.arrow_schema)
 
     def check_table(self, table: StructType) -> None:
-        """Raises :class:`TableError` unless a table has these columns; ``key_group`` may be missing."""
+        """Raises :class:`TableError` unless a table has these columns; ``key_group`` may be missing.
+
+        Numbers may have other types, and fields of structs any order. Whether the values fit is seen when they come.
+        """
         wanted = {name: None if name in _PLAIN else [*members] for name, members in self._parts.items()}
         found = {
             field.name: field.dataType.names if isinstance(field.dataType, StructType) else None
@@ -119,6 +122,14 @@ class StateColumns:
         for name, members in wanted.items():
             if sorted(found[name] or ()) != sorted(members or ()):
                 raise TableError(f"column {name!r} has the fields {members} in the state, {found[name]} in the table")
+        given = to_arrow_schema(table, timezone="UTC")
+        for name, stored in self._parts.items():
+            column = given.field(name).type
+            for short, member in stored.items():
+                kind = column if name in _PLAIN else column.field(short).type
+                own = _readable(self.stored.field(member).type)
+                if not _is_taken_for(kind, own):
+                    raise TableError(f"column {member!r} has the type {own} in the state, {kind} in the table")
 
     def stored_rows(self, table: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of a table as stored rows. Raises :class:`TableError` for values that do not fit the state's schema."""
@@ -135,6 +146,35 @@ class StateColumns:
         return pa.RecordBatch.from_arrays(
             [_fitting(columns[field.name], field) for field in self.stored], schema=self.stored
         )
+
+
+_FAMILIES = (
+    lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind),
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind),
+    pa.types.is_boolean,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
+)
+"""Of types whose values are converted into each other. Arrow would also take a timestamp for a number, say."""
+
+
+def _is_taken_for(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column of this type may be given for one of the state, which is one that Spark has."""
+    if pa.types.is_null(kind):
+        return True
+    if pa.types.is_struct(wanted):
+        if not pa.types.is_struct(kind) or sorted(kind.names) != sorted(wanted.names):
+            return False
+        return all(_is_taken_for(kind.field(name).type, wanted.field(name).type) for name in wanted.names)
+    if pa.types.is_map(wanted):
+        keys_and_items = pa.types.is_map(kind) and (kind.key_type, kind.item_type)
+        return bool(keys_and_items) and all(map(_is_taken_for, keys_and_items, (wanted.key_type, wanted.item_type)))
+    if pa.types.is_list(wanted):
+        return bool(pa.types.is_list(kind)) and _is_taken_for(kind.value_type, wanted.value_type)
+    return kind == wanted or any(family(kind) and family(wanted) for family in _FAMILIES)
 
 
 def _fitting(column: pa.Array, field: pa.Field) -> pa.Array:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.jobmaster.gateway import CheckpointKind
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.golden import DIRECTORY
 from tests.support.jobs import SequenceJob, fast
 
 HOURLY = fast(
@@ -79,3 +83,45 @@ def test_what_a_job_came_from_stays_until_it_has_a_checkpoint_of_its_own(client:
     job.canceled()
     _dispose(client, latest)
     assert job.left_behind() == []
+
+
+CLAIMS = """
+import sys
+from ckpt_runtime.jobmaster.snapshot_claims import claim_snapshot
+from ckpt_runtime.process_mark import own_mark
+from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.storage.claims import Claimant
+
+snapshot, checkpoints, mark = sys.argv[1:]
+owner = Claimant("1" * 32, "session a", checkpoints, mark or own_mark())
+claim_snapshot(open_snapshot(snapshot).metadata, owner)
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.row("203.12")
+@pytest.mark.parametrize("is_here", [True, False])
+def test_what_a_dead_owner_has_claimed_is_disposed_of(client: CkptClient, tmp_path: Path, is_here: bool) -> None:
+    """By itself where it can be seen that the owner's session is gone, elsewhere when a user has said it."""
+    savepoint = tmp_path / "savepoints" / "savepoint-1"
+    shutil.copytree(DIRECTORY / "format-2" / "savepoint", savepoint)
+    before = sorted(savepoint.iterdir())
+    mark = "" if is_here else "another-boot/pid:[1]/7/7"
+    order = [sys.executable, "-c", CLAIMS, savepoint.as_uri(), (tmp_path / ("1" * 32)).as_uri(), mark]
+    session = subprocess.Popen(order, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert session.stdout is not None
+        assert session.stdout.readline() == b"claimed\n"
+        with pytest.raises(Conflict, match="a job of session a, .*it has claimed .*ckpt snapshot release"):
+            _dispose(client, savepoint)
+    finally:
+        session.kill()
+        session.communicate()
+    if not is_here:
+        with pytest.raises(Conflict, match="it has claimed the snapshot"):
+            _dispose(client, savepoint)
+        assert sorted(path for path in savepoint.iterdir() if path.name != "claim") == before
+        assert main(["snapshot", "release", str(savepoint), "--owner-is-dead", "1" * 32]) == 0
+    _dispose(client, savepoint)
+    assert list((tmp_path / "savepoints").iterdir()) == []

@@ -17,13 +17,16 @@ KEY = pa.schema([("id", pa.int64())])
 PREFIX = "write-"
 
 
-def new_state(kind: str = "value", max_parallelism: int = 16, user_key: pa.DataType | None = None) -> NewState:
+def new_state(
+    kind: str = "value", max_parallelism: int = 16, user_key: pa.DataType | None = None, key: pa.DataType | None = None
+) -> NewState:
     """A state of the operator ``op`` with one key column and one value column."""
-    fields = [pa.field("key.id", pa.int64())]
+    key_schema = KEY if key is None else pa.schema([("id", key)])
+    fields = [key_schema.field("id").with_name("key.id")]
     fields += [pa.field("user_key.name", user_key or pa.string())] if kind == "map" else []
     fields += [pa.field("value.v", pa.int64()) if kind != "timers" else pa.field("time", pa.int64(), nullable=False)]
     schema = pa.schema(fields)
-    return NewState("op", "state", descriptor_of(kind, KEY, schema), schema, max_parallelism)
+    return NewState("op", "state", descriptor_of(kind, key_schema, schema), schema, max_parallelism)
 
 
 def table(state: NewState, rows: Sequence[tuple[Any, ...]]) -> pa.Table:

@@ -22,7 +22,7 @@ def release(
         typer.Option("--owner-is-dead", metavar="JOB", help="Say that this job, which has claimed it, is no more."),
     ] = None,
 ) -> None:
-    """Let go of a snapshot that a job has claimed which is no more, so that another one can claim it."""
+    """Let go of a snapshot that a job has claimed which is no more, so that it can be claimed or disposed of."""
     with storage_failures():
         from ckpt_runtime.process_mark import is_gone
         from ckpt_runtime.storage import claims

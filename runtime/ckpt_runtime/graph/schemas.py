@@ -41,10 +41,25 @@ def aggregate_output_schema(input_schema: pa.Schema, spec: AggregateSpec) -> pa.
         raise SchemaDerivationError("an aggregation needs at least one aggregate")
     fields = [_field(input_schema, key, "key") for key in spec.keys]
     for aggregate in spec.aggregates:
+        _check_storable(aggregate, spec)
         nullable = aggregate.function != "count"
         fields.append(pa.field(aggregate.alias, aggregate_type(input_schema, aggregate), nullable=nullable))
     _check_unique([field.name for field in fields], "aggregation")
     return pa.schema(fields)
+
+
+def _check_storable(aggregate: Aggregate, spec: AggregateSpec) -> None:
+    """State knows its keys by how their names begin, and keeps an average in two columns."""
+    if aggregate.alias.startswith("key."):
+        raise SchemaDerivationError(
+            f"aggregate {aggregate.alias!r}: a name that begins with 'key.' is for keys in state; use another alias"
+        )
+    averages = (other.alias for other in spec.aggregates if other.function == "avg")
+    parts = {f"{name}#{part}" for name in averages for part in ("sum", "count")}
+    if aggregate.alias in parts:
+        raise SchemaDerivationError(
+            f"aggregate {aggregate.alias!r}: state keeps a part of an average under this name; use another alias"
+        )
 
 
 def aggregate_type(input_schema: pa.Schema, aggregate: Aggregate) -> pa.DataType:

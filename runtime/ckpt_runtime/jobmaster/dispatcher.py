@@ -67,11 +67,12 @@ from ckpt_runtime.jobmaster.request_checks import (
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.jobmaster.savepoint_catalogue import SavepointCatalogue
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.snapshot_disposal import dispose_of_snapshot
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy, dispose_of
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
@@ -441,17 +442,18 @@ class Dispatcher:
 
         async def dispose() -> OperationStatus:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._pools.paths, self._dispose, path)
+                order = partial(self._dispose, path, self._references.written())
+                await asyncio.get_running_loop().run_in_executor(self._pools.paths, order)
             finally:
                 self._references.end_disposal(claimed)
             return OperationStatus(True)
 
         return self._operations.start(operation, None, trigger_id, dispose)
 
-    def _dispose(self, path: str) -> None:
+    def _dispose(self, path: str, written: tuple[str, ...]) -> None:
         if self._store is not None:
             self._store.fence()
-        dispose_of(path)
+        dispose_of_snapshot(path, self._submitter.cluster, written)
 
     # --- the savepoint catalogue
 

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ckpt_runtime import process_mark
@@ -117,6 +118,15 @@ class JobClaims:
             claim = claims.read_claim(place) or claims.read_claim(place)
             if claim is not None and claim.owner.is_same_job(self.claimant):
                 self._release(place, claim)
+
+    def abandon(self) -> None:
+        """The owner does nothing more: whoever claims next succeeds it. If that cannot be said it has to be proven."""
+        for url in self.places:
+            with suppress(StorageError):
+                place = resolve(url)
+                claim = claims.read_claim(place)
+                if claim is not None and claim.owner.is_same_job(self.claimant):
+                    claims.let_go(place, claim)
 
     def _release(self, place: Location, claim: Claim) -> None:
         candidates = (claim.owner, *reversed(claim.earlier))

@@ -17,10 +17,11 @@ from ckpt_runtime.jobmaster.snapshot_claims import (
     OwnedElsewhereError,
     check_not_written,
     claim_snapshot,
+    is_dead,
 )
 from ckpt_runtime.process_mark import own_mark
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.claims import SESSION_PREFIX, Claimant, ClaimedError, place_of_snapshot, read_claim
+from ckpt_runtime.storage.claims import SESSION_PREFIX, Claimant, ClaimedError, claim_of, place_of_snapshot
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Identity, identity, is_directory, resolve
 from ckpt_runtime.storage.savepoint_entry import read_entry
@@ -101,6 +102,10 @@ class SnapshotReferences:
             return [job for job in self._living() if job.job_id != job_id and not job.claims]
 
         await self._unreferenced(path, others, "claimed")
+        return self.written()
+
+    def written(self) -> tuple[str, ...]:
+        """The directories in which living jobs write checkpoints."""
         return tuple(job.checkpoints for job in self._living() if job.checkpoints is not None)
 
     async def _unreferenced(self, path: str, living: Callable[[], Sequence[References]], wish: str) -> _Place:
@@ -127,15 +132,15 @@ class SnapshotReferences:
     def _check_stored(self, path: str, cluster: str) -> None:
         """What the directories themselves say: whether it is a snapshot, and whom it belongs to."""
         directory = snapshot_directory(resolve(path)).real()
-        if is_directory(directory) and not has_metadata(directory) and read_entry(directory) is None:
+        place, claim = place_of_snapshot(directory), claim_of(directory)
+        something = has_metadata(directory) or read_entry(directory) is not None or claim is not None
+        if not something and is_directory(directory):
             raise NoSnapshot(path)
-        place = place_of_snapshot(directory)
         try:
             check_not_written(place, cluster)
         except OwnedElsewhereError as error:
             raise SnapshotInUse(path, place.name, "known elsewhere", str(error)) from error
-        claim = read_claim(place)
-        if claim is not None and identity(resolve(claim.snapshot)) == identity(directory):
+        if claim is not None and not is_dead(claim.owner):
             raise self._claimed_by(path, "disposed of", ClaimedError(place, claim), cluster)
 
     def end_disposal(self, disposed: Identity) -> None:

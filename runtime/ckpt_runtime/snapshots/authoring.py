@@ -101,16 +101,37 @@ def check_unique(state: NewState, rows: pa.Table) -> None:
     names = [name for name in rows.column_names if name.startswith(unique)]
     if not names:
         return
-    keys = rows.select(names)
+    keys = pa.table([_with_one_zero(rows.column(name)) for name in names], names)
     try:
         counted = keys.group_by(names).aggregate([([], "count_all")])
         repeated = counted.filter(pc.greater(counted.column("count_all"), 1)).slice(0, 1).select(names).to_pylist()
     except pa.ArrowNotImplementedError:  # keys of maps may be nested
-        repeated = [row for row, number in Counter(map(str, keys.to_pylist())).most_common(1) if number > 1]
+        found = Counter(str(_without_signs(row)) for row in keys.to_pylist())
+        repeated = [row for row, number in found.most_common(1) if number > 1]
     if repeated:
         raise StateValueError(
             f"state {state.name!r} of operator {state.uid!r} has one row for each key, and {repeated[0]} is there twice"
         )
+
+
+def _with_one_zero(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """0.0 and -0.0 are one key, and so are all NaNs."""
+    if not pa.types.is_floating(column.type):
+        return column
+    numbers = pc.add(column.cast(pa.float64()), 0.0)
+    return pc.if_else(pc.is_nan(numbers), float("nan"), numbers)
+
+
+def _without_signs(value: Any) -> Any:
+    """The same of the floats inside of a value."""
+    match value:
+        case float():
+            return value + 0.0
+        case dict():
+            return {name: _without_signs(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_without_signs(part) for part in value]
+    return value
 
 
 def publish_savepoint(

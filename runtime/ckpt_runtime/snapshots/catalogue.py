@@ -196,11 +196,12 @@ def _latest_first(catalogued: CataloguedSavepoint) -> tuple[bool, int, str]:
     return (entry is None, 0 if entry is None else -entry.completed_at_ms, catalogued.location)
 
 
-def dispose_of(url: str) -> None:
+def dispose_of(url: str, release: Callable[[], None] | None = None) -> None:
     """Deletes a snapshot that a user names: metadata, files, and the entry last.
 
     The entry says which files there were until they are gone, so that a deletion which was broken off is found and
-    goes on when it is asked for again. An entry that is left alone goes by itself. Raises as
+    goes on when it is asked for again. An entry that is left alone goes by itself. ``release`` is given for one that is
+    claimed: it deletes what became the owner's file by file, also when nothing else is left. Raises as
     ``open_snapshot``, and StorageError.
     """
     location = resolve(url)
@@ -210,10 +211,13 @@ def dispose_of(url: str) -> None:
         directory = snapshot_directory(location)
         check_directory(directory.parent)
         left = read_entry(directory)
-        if left is None:
+        if left is None and release is None:
             raise
-        SnapshotDisposal.of(directory, left.disposing or ()).execute()
+        paths = () if left is None or left.disposing is None else left.disposing
+        SnapshotDisposal.of(directory, paths).execute(release or _nothing)
         return
+    if release is not None:
+        snapshot = replace(snapshot, metadata=snapshot.metadata.claimed())
     disposal = snapshot.disposal()
     if snapshot.metadata.is_savepoint:
         files = tuple("/".join(segments) for segments in disposal.files)
@@ -225,4 +229,8 @@ def dispose_of(url: str) -> None:
             )
         except (StorageError, ValueError) as error:  # storage that is full must not keep what would make room
             logger.warning("deleting %s, and nothing says so until it is done: %s", snapshot.directory.url, error)
-    disposal.execute()
+    disposal.execute(release or _nothing)
+
+
+def _nothing() -> None:
+    pass

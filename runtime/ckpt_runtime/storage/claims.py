@@ -28,7 +28,7 @@ from ckpt_runtime.storage.errors import (
     NotFoundError,
     StorageError,
 )
-from ckpt_runtime.storage.filesystem import Location, delete_file, list_names, read_bytes
+from ckpt_runtime.storage.filesystem import Location, delete_file, identity, list_names, read_bytes, resolve
 from ckpt_runtime.storage.publish import publish, replace
 
 CLAIM_NAME = "claim"
@@ -119,6 +119,12 @@ def read_claim(place: Location) -> Claim | None:
         return None
     except DocumentError as error:
         raise CorruptFileError(f"{file.url} is no claim: {error}", file.url) from error
+
+
+def claim_of(snapshot: Location) -> Claim | None:
+    """The claim of the snapshot in this directory; None when it is free, whatever else of its place is claimed."""
+    claim = read_claim(place_of_snapshot(snapshot))
+    return claim if claim is not None and identity(resolve(claim.snapshot)) == identity(snapshot) else None
 
 
 def _nobody(_: Claimant) -> bool:

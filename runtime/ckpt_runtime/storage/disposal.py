@@ -11,7 +11,7 @@ comes back with it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,8 +103,11 @@ class SnapshotDisposal:
     def to_json(self) -> dict[str, Any]:
         return {"directory": self.directory.url, "files": ["/".join(segments) for segments in self.files]}
 
-    def execute(self) -> None:
-        """Deletes. After a :class:`StorageError` calling again goes on; what is gone is fine."""
+    def execute(self, then: Callable[[], None] = lambda: None) -> None:
+        """Deletes. After a :class:`StorageError` calling again goes on; what is gone is fine.
+
+        ``then`` is called when the files are gone, and deletes what else goes with them.
+        """
         directory = self.directory
         check_directory(directory.parent)
         delete_file(directory.child(METADATA_NAME))
@@ -112,6 +115,7 @@ class SnapshotDisposal:
         for segments in self.files:
             delete_file(directory.child(*segments))
             parents.update(directory.child(*segments[:depth]) for depth in range(1, len(segments)))
+        then()
         # The catalogue's entry goes behind the files: until then it shows that something is left to dispose of.
         delete_entry(directory)
         # Deepest first: a directory is empty only when those in it have gone.

@@ -265,6 +265,11 @@ MISTAKES: list[tuple[Step, str]] = [
     (lambda s: s.groupBy("key").agg(sum("nope")), "agg: sum: column 'nope' does not exist"),
     (lambda s: s.groupBy("key").agg(sum("value"), sum("value")), r"agg: two result columns are called 'sum\(value\)'"),
     (lambda s: s.groupBy("key").agg(count().alias("key")), "agg: two result columns are called 'key'"),
+    (lambda s: s.groupBy("key").agg(count().alias("key.key")), "agg: .*'key.key': a name that begins"),
+    (
+        lambda s: s.groupBy("key").agg(avg("value").alias("x"), count().alias("x#sum")),
+        "agg: aggregate 'x#sum': state keeps a part of an average under this name",
+    ),
     (lambda s: s.withColumn("t", pc.field("key").cast(pa.string())).groupBy("key").agg(sum("t")), "agg: .*'t'.*string"),
     (lambda s: s.withWatermark("key", "1 s"), "withWatermark: column 'key' is int64, not a timestamp"),
     (lambda s: s.mapInArrow(3, "a INT"), "mapInArrow: expected a function"),

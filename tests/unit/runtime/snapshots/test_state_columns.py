@@ -127,11 +127,49 @@ VALUE = StateColumns("value", pa.schema([("key.id", pa.int64()), ("value.a", pa.
         ("key struct<id: bigint>, value struct<a: int, b: int, c: int>", "in the table"),
         ("key bigint, value struct<a: int, b: int>", r"column 'key' has the fields \['id'\] in the state, None in"),
         ("key struct<id: bigint>, value struct<a: int, b: int>, more int", "'more'"),
+        (
+            "key struct<id: bigint>, value struct<a: string, b: string>",
+            "'value.a' has the type int32 in the state, stri",
+        ),
+        (
+            "key struct<id: timestamp>, value struct<a: int, b: string>",
+            "'key.id' has the type int64 in the state, time",
+        ),
     ],
 )
 def test_a_table_with_other_columns_is_refused(columns: str, reason: str) -> None:
     with pytest.raises(TableError, match=reason):
         VALUE.check_table(from_arrow_schema(parse_ddl(columns)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given"),
+    [
+        ("bigint", "timestamp"),
+        ("timestamp", "bigint"),
+        ("date", "timestamp"),
+        ("boolean", "int"),
+        ("string", "binary"),
+        ("struct<x: int, y: int>", "struct<a: int, b: int>"),
+        ("struct<x: int, y: int>", "struct<x: int>"),
+        ("array<struct<x: date>>", "array<struct<x: int>>"),
+        ("map<string, struct<x: int>>", "map<string, struct<x: string>>"),
+        ("map<string, int>", "array<int>"),
+    ],
+)
+def test_a_type_that_would_lose_or_change_its_values_is_refused(wanted: str, given: str) -> None:
+    """Arrow would read a timestamp as its number, cut the time off, and drop fields of another name."""
+    stored = pa.schema([("key.id", pa.int64()), ("value.v", parse_ddl(f"v {wanted}").field("v").type)])
+    state = StateColumns("value", stored)
+    with pytest.raises(TableError, match=r"column 'value\.v' has the type"):
+        state.check_table(from_arrow_schema(parse_ddl(f"key struct<id: bigint>, value struct<v: {given}>")))
+
+
+def test_times_of_timers_are_numbers() -> None:
+    table = from_arrow_schema(parse_ddl("key struct<id: int>, time timestamp"))
+    columns = StateColumns("timers", new_stored_schema("timers", table))
+    with pytest.raises(TableError, match="column 'time' has the type int64 in the state, timestamp"):
+        columns.check_table(table)
 
 
 def test_fields_go_by_name() -> None:

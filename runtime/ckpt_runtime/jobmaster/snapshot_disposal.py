@@ -1,0 +1,48 @@
+"""Disposes of a snapshot that a user names, also of one whose owner is dead. Blocking; raises StorageError.
+
+A claimed one goes as with a job that claims it and replaces it at once: the claim is taken over by the rule by which
+another job may have it, and the files in it go but for those that a checkpoint of an earlier owner needs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+
+from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, claim_snapshot, is_dead
+from ckpt_runtime.process_mark import own_mark
+from ckpt_runtime.snapshots.catalogue import dispose_of
+from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.storage.claims import Claim, Claimant, acquire, claim_of, place_of_snapshot
+from ckpt_runtime.storage.filesystem import Location, resolve
+from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_directory
+
+
+def dispose_of_snapshot(path: str, cluster: str, written: Collection[str] = ()) -> None:
+    """Deletes the snapshot. After an error calling again goes on, whoever calls.
+
+    ``written`` are URLs of directories in which living jobs of this ``cluster`` write checkpoints. Raises
+    :class:`ClaimedError` while the owner of a claim is not known to be dead, and as ``dispose_of``.
+    """
+    directory = snapshot_directory(resolve(path)).real()
+    claim = claim_of(directory)
+    if claim is None:
+        dispose_of(path)
+        return
+    claims = _taken_over(directory, claim, cluster, written)
+    try:
+        dispose_of(directory.url, claims.release)
+    except BaseException:
+        claims.abandon()
+        raise
+
+
+def _taken_over(directory: Location, claim: Claim, cluster: str, written: Collection[str]) -> JobClaims:
+    """The claims of the disposal, an owner that has no checkpoints, and with which no later driver goes on."""
+    place, name = place_of_snapshot(directory), f"disposal-{secrets.token_hex(8)}"
+    claimant = Claimant(name, cluster, place.child(name).url, own_mark())
+    if has_metadata(directory):
+        return claim_snapshot(open_snapshot(directory).metadata, claimant, written)
+    # Its owner, or an earlier disposal, has got no further: of other places nothing is known any more.
+    acquire(place, Claim(claimant, claim.snapshot), is_dead=is_dead)
+    return JobClaims(claimant, (place.url,))
