@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections import Counter
@@ -77,9 +76,6 @@ from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
-logger = logging.getLogger(__name__)
-
-MAX_ENDED_JOBS = 100
 NO_SAVEPOINT = "no savepoint is taken of it, since it has not what the real sinks have; cancel it"
 
 
