@@ -334,14 +334,8 @@ class Dispatcher:
 
     async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
         job = self._job(job_id)
-        if job.status is JobStatus.CANCELED:
-            return _retained(job)
-        if job.status.is_globally_terminal:
-            message = (
-                f"Job cancellation failed because the job has already reached another terminal state ({job.status})."
-            )
-            raise JobTerminated(job_id, job.status, message)
-        self._living_job(job_id).cancel(retain=retain)
+        if job.status is not JobStatus.CANCELED:
+            self._living_job(job_id).cancel(retain=retain)
         return _retained(job)
 
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
