@@ -271,7 +271,7 @@ class BarrierHandler:
     @property
     def waits_for_room(self) -> bool:
         """Whether the oldest checkpoint turns unaligned as soon as its in-flight data fits the bound."""
-        return bool(self._pending) and any(pending.measuring for pending in self._pending.values())
+        return any(pending.measuring for pending in self._pending.values())
 
     def handle(self, event: BarrierEvent, now: Instant) -> list[BarrierEffect]:
         """Takes one event; returns what to do, in order. Raises :class:`BarrierProtocolError`, nothing changed then."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
@@ -52,7 +52,7 @@ class Settings:
         return replace(outer, **given)
 
 
-_NAMES = ("url", "token", "ca_file", "insecure", "as_json", "ha_dir", "cluster_id")
+_NAMES = tuple(field.name for field in fields(Settings))
 
 
 @dataclass

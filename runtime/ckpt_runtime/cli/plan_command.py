@@ -74,7 +74,7 @@ def _show_restore(cli: Cli, restore: RestorePreview) -> None:
             each.operator,
             each.state,
             each.verdict,
-            _change(", ".join(each.stored) or None, ", ".join(each.wanted) or None),
+            _change(_fields(each.stored), _fields(each.wanted)),
         )
         for each in restore.states
     ]

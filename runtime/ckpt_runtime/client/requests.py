@@ -161,11 +161,7 @@ def _hold(pipeline_id: str, owner: str) -> str:
 
 def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id: str | None = None) -> Call[str]:
     """Start a job of an uploaded pipeline; gives its id. The same ``job_id`` again gives the same job."""
-    job_id = job_id or new_id()
-    body = {**_run_body(options or RunOptions()), "jobId": job_id}
-    path = f"/jars/{_segment(pipeline_id)}/run"
-    started = Call("GET", _job(job_id), reader(str, "jid"))
-    return Call("POST", path, reader(str, "jobid"), body=body, lookup=started)
+    return _start(pipeline_id, "run", options or RunOptions(), job_id)
 
 
 def burn_job_id(job_id: str) -> Call[None]:
@@ -186,11 +182,17 @@ def run_drill(pipeline_id: str, options: RunOptions, *, job_id: str | None = Non
 
     Gives its id; the same ``job_id`` again gives the same job. A server without drills starts nothing.
     """
+    return _start(pipeline_id, "drill", options, job_id, feature="restore drills")
+
+
+def _start(
+    pipeline_id: str, action: str, options: RunOptions, job_id: str | None, feature: str | None = None
+) -> Call[str]:
     job_id = job_id or new_id()
     body = {**_run_body(options), "jobId": job_id}
-    path = f"/jars/{_segment(pipeline_id)}/drill"
+    path = f"/jars/{_segment(pipeline_id)}/{action}"
     started = Call("GET", _job(job_id), reader(str, "jid"))
-    return Call("POST", path, reader(str, "jobid"), body=body, lookup=started, feature="restore drills")
+    return Call("POST", path, reader(str, "jobid"), body=body, lookup=started, feature=feature)
 
 
 def plan_pipeline(pipeline_id: str, options: RunOptions | None = None) -> Call[PlanPreview]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ckpt_runtime.configuration.option import Changeability, ConfigOption, OptionScope
+from ckpt_runtime.configuration.option import ConfigOption, cluster_option
 from ckpt_runtime.configuration.value_types import (
     BOOLEAN,
     DURATION,
@@ -14,9 +14,6 @@ from ckpt_runtime.configuration.value_types import (
     IntegerType,
     MemorySizeType,
 )
-
-_CLUSTER = OptionScope.CLUSTER
-_NEVER = Changeability.NEVER
 
 
 class CpuPinning(StrEnum):
@@ -29,55 +26,31 @@ class CpuPinning(StrEnum):
 class HeartbeatOptions:
     """Heartbeats between the driver and the slots."""
 
-    INTERVAL = ConfigOption(
-        "heartbeat.interval",
-        DurationType(10),
-        1_000,
-        "Time between two heartbeats.",
-        _CLUSTER,
-        _NEVER,
-    )
-    TIMEOUT = ConfigOption(
-        "heartbeat.timeout",
-        DurationType(20),
-        10_000,
-        "A peer that was silent for this long is lost.",
-        _CLUSTER,
-        _NEVER,
+    INTERVAL = cluster_option("heartbeat.interval", DurationType(10), 1_000, "Time between two heartbeats.")
+    TIMEOUT = cluster_option(
+        "heartbeat.timeout", DurationType(20), 10_000, "A peer that was silent for this long is lost."
     )
 
 
 class SlotOptions:
     """The slot pool."""
 
-    IDLE_TIMEOUT = ConfigOption(
-        "slot.idle.timeout",
-        DURATION,
-        50_000,
-        "A slot that no job uses is given back after this time.",
-        _CLUSTER,
-        _NEVER,
+    IDLE_TIMEOUT = cluster_option(
+        "slot.idle.timeout", DURATION, 50_000, "A slot that no job uses is given back after this time."
     )
-    REQUEST_TIMEOUT = ConfigOption(
-        "slot.request.timeout",
-        DurationType(1),
-        300_000,
-        "A job fails when its slots have not come after this time.",
-        _CLUSTER,
-        _NEVER,
+    REQUEST_TIMEOUT = cluster_option(
+        "slot.request.timeout", DurationType(1), 300_000, "A job fails when its slots have not come after this time."
     )
 
 
 class TaskManagerOptions:
     """Workers and the exchange of data between them. A job may override what concerns its own channels."""
 
-    CPU_PINNING = ConfigOption(
+    CPU_PINNING = cluster_option(
         "taskmanager.cpu-pinning",
         EnumType(CpuPinning),
         CpuPinning.AUTO,
         "auto binds each worker process to a core of its own when a host has no more workers than cores.",
-        _CLUSTER,
-        _NEVER,
     )
     BUFFER_ROWS = ConfigOption(
         "taskmanager.network.buffer.max-rows",
@@ -138,54 +111,42 @@ class TaskManagerOptions:
 class JobManagerOptions:
     """The dispatcher and its job masters."""
 
-    DYNAMIC_CONFIGURATION_ALLOW_LIST: ConfigOption[tuple[str, ...]] = ConfigOption(
+    DYNAMIC_CONFIGURATION_ALLOW_LIST: ConfigOption[tuple[str, ...]] = cluster_option(
         "jobmanager.execution.dynamic-configuration.allow-list",
         KEYS,
         ("execution.checkpointing.interval",),
         "Options of running jobs that may be changed by `/jobs/:jobid/config` (FLIP-530), separated by commas; `*` is "
         "all of them, and an empty value none.",
-        _CLUSTER,
-        _NEVER,
     )
 
-    CHECKPOINT_HISTORY_SIZE = ConfigOption(
+    CHECKPOINT_HISTORY_SIZE = cluster_option(
         "web.checkpoints.history",
         IntegerType(minimum=0, maximum=100_000),
         10,
         "Checkpoints that the history of a job shows.",
-        _CLUSTER,
-        _NEVER,
     )
-    EXCEPTION_HISTORY_SIZE = ConfigOption(
+    EXCEPTION_HISTORY_SIZE = cluster_option(
         "web.exception-history-size",
         IntegerType(minimum=1, maximum=10_000),
         16,
         "Failures that the exception history of a job shows.",
-        _CLUSTER,
-        _NEVER,
     )
-    STORAGE_TIMEOUT = ConfigOption(
+    STORAGE_TIMEOUT = cluster_option(
         "jobmanager.storage.timeout",
         DurationType(1),
         60_000,
         "How long the driver waits for one call to storage; a checkpoint or request whose call takes longer fails. "
         "Deletions may take ten times as long.",
-        _CLUSTER,
-        _NEVER,
     )
-    PLANNING_TIMEOUT = ConfigOption(
+    PLANNING_TIMEOUT = cluster_option(
         "jobmanager.planning.timeout",
         DurationType(1),
         120_000,
         "How long the process that runs a pipeline function may take, and the processor time that it may use.",
-        _CLUSTER,
-        _NEVER,
     )
-    PLANNING_MEMORY = ConfigOption(
+    PLANNING_MEMORY = cluster_option(
         "jobmanager.planning.memory",
         MemorySizeType(minimum=64 << 20, maximum=1 << 40),
         2 << 30,
         "Memory (address space) that the process which runs a pipeline function may use beside the engine's modules.",
-        _CLUSTER,
-        _NEVER,
     )

@@ -62,3 +62,10 @@ class ConfigOption(Generic[T]):
     def default_text(self) -> str | None:
         """Prints the default as a user would write it; None when there is none."""
         return None if self.default is None else self.type.format(self.default)
+
+
+def cluster_option(
+    key: str, type: ValueType[T], default: T, description: str, *, secret: bool = False
+) -> ConfigOption[T]:
+    """An option of the session itself, which stays as it was at its start."""
+    return ConfigOption(key, type, default, description, OptionScope.CLUSTER, Changeability.NEVER, secret=secret)

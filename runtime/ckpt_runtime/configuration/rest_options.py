@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ckpt_runtime.configuration.option import Changeability, ConfigOption, OptionScope
+from ckpt_runtime.configuration.option import cluster_option
 from ckpt_runtime.configuration.value_types import (
     NON_EMPTY_STRING,
     EnumType,
@@ -12,8 +12,6 @@ from ckpt_runtime.configuration.value_types import (
     MemorySizeType,
 )
 
-_CLUSTER = OptionScope.CLUSTER
-_NEVER = Changeability.NEVER
 _PORT = IntegerType(minimum=0, maximum=65_535)
 
 
@@ -35,104 +33,67 @@ class AuditDestination(StrEnum):
 class RestOptions:
     """The REST endpoint."""
 
-    PORT = ConfigOption(
-        "rest.port",
-        _PORT,
-        8_081,
-        "Port under which clients reach the API; 0 takes any free one.",
-        _CLUSTER,
-        _NEVER,
-    )
-    ADDRESS = ConfigOption(
+    PORT = cluster_option("rest.port", _PORT, 8_081, "Port under which clients reach the API; 0 takes any free one.")
+    ADDRESS = cluster_option(
         "rest.address",
         NON_EMPTY_STRING,
         None,
         "Name or address under which clients reach the API, as the session shows it and as they find it in the "
         "high-availability directory; the address that the server listens on if not given.",
-        _CLUSTER,
-        _NEVER,
     )
-    BIND_ADDRESS = ConfigOption(
+    BIND_ADDRESS = cluster_option(
         "rest.bind-address",
         NON_EMPTY_STRING,
         "127.0.0.1",
         "Address that the server listens on. Anything but a loopback address needs a token.",
-        _CLUSTER,
-        _NEVER,
     )
-    AUTHENTICATION = ConfigOption(
+    AUTHENTICATION = cluster_option(
         "rest.authentication",
         EnumType(RestAuthentication),
         RestAuthentication.TOKEN,
         "TOKEN asks every call for the token, and a session without one does not start. NONE lets every user of the "
         "machine run code as the session's user; it is for loopback addresses only.",
-        _CLUSTER,
-        _NEVER,
     )
-    TOKEN = ConfigOption(
+    TOKEN = cluster_option(
         "rest.token",
         NON_EMPTY_STRING,
         None,
         "Bearer token that every call has to carry. A file or the environment variable CKPT_REST_TOKEN keeps it out of "
         "process lists.",
-        _CLUSTER,
-        _NEVER,
         secret=True,
     )
-    TOKEN_FILE = ConfigOption(
-        "rest.token-file",
-        NON_EMPTY_STRING,
-        None,
-        "File that holds the token.",
-        _CLUSTER,
-        _NEVER,
+    TOKEN_FILE = cluster_option("rest.token-file", NON_EMPTY_STRING, None, "File that holds the token.")
+    MAX_CONTENT_LENGTH = cluster_option(
+        "rest.server.max-content-length", MemorySizeType(minimum=1 << 10), 100 << 20, "Greatest body of a request."
     )
-    MAX_CONTENT_LENGTH = ConfigOption(
-        "rest.server.max-content-length",
-        MemorySizeType(minimum=1 << 10),
-        100 << 20,
-        "Greatest body of a request.",
-        _CLUSTER,
-        _NEVER,
-    )
-    EVENT_BUFFER_SIZE = ConfigOption(
+    EVENT_BUFFER_SIZE = cluster_option(
         "rest.events.buffer-size",
         IntegerType(minimum=1, maximum=1_000_000),
         4_096,
         "Events that are kept for clients of event streams that were away or are slow.",
-        _CLUSTER,
-        _NEVER,
     )
-    AUDIT_DESTINATION = ConfigOption(
+    AUDIT_DESTINATION = cluster_option(
         "rest.audit.destination",
         EnumType(AuditDestination),
         AuditDestination.NONE,
         "Where it is recorded who has changed what over REST: the logger ckpt_runtime.audit (LOG), or rest.audit.file.",
-        _CLUSTER,
-        _NEVER,
     )
-    AUDIT_FILE = ConfigOption(
+    AUDIT_FILE = cluster_option(
         "rest.audit.file",
         NON_EMPTY_STRING,
         None,
         "Absolute path of a file on the driver's machine; records are appended, one JSON document in each line.",
-        _CLUSTER,
-        _NEVER,
     )
-    MAX_CONNECTIONS = ConfigOption(
+    MAX_CONNECTIONS = cluster_option(
         "rest.server.max-connections",
         IntegerType(minimum=1, maximum=65_535),
         512,
         "Connections that are served at a time; requests on further ones get 503.",
-        _CLUSTER,
-        _NEVER,
     )
-    FLINK_DASHBOARD = ConfigOption(
+    FLINK_DASHBOARD = cluster_option(
         "web.flink-dashboard",
         NON_EMPTY_STRING,
         None,
         "A Flink distribution, as a folder, its flink-dist jar or its unpacked dashboard: the session serves Flink's "
         "own dashboard below /flink/. It is read when the session starts.",
-        _CLUSTER,
-        _NEVER,
     )

@@ -43,18 +43,14 @@ class ValueType(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class StringType:
-    """Takes any text; surrounding white space is dropped. ``non_empty`` refuses the empty text."""
+    """Takes a text that is not empty; surrounding white space is dropped."""
 
-    non_empty: bool = False
     name: str = "String"
-
-    @property
-    def allowed(self) -> str:
-        return "a text that is not empty" if self.non_empty else "any text"
+    allowed: str = "a text that is not empty"
 
     def parse(self, text: str) -> str:
         value = text.strip()
-        if self.non_empty and not value:
+        if not value:
             raise ValueError(self.allowed)
         return value
 
@@ -67,10 +63,7 @@ class DirectoryType:
     """Takes the absolute path of a local directory, which need not exist."""
 
     name: str = "String"
-
-    @property
-    def allowed(self) -> str:
-        return "an absolute path, such as /mnt/state"
+    allowed: str = "an absolute path, such as /mnt/state"
 
     def parse(self, text: str) -> str:
         value = text.strip()
@@ -247,8 +240,7 @@ class KeysType:
         return ",".join(value)
 
 
-STRING = StringType()
 KEYS = KeysType()
-NON_EMPTY_STRING = StringType(non_empty=True)
+NON_EMPTY_STRING = StringType()
 BOOLEAN = BooleanType()
 DURATION = DurationType()

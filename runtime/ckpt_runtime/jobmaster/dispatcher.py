@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections import Counter
@@ -78,9 +77,6 @@ from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
-logger = logging.getLogger(__name__)
-
-MAX_ENDED_JOBS = 100
 NO_SAVEPOINT = "no savepoint is taken of it, since it has not what the real sinks have; cancel it"
 
 
@@ -339,14 +335,8 @@ class Dispatcher:
 
     async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
         job = self._job(job_id)
-        if job.status is JobStatus.CANCELED:
-            return _retained(job)
-        if job.status.is_globally_terminal:
-            message = (
-                f"Job cancellation failed because the job has already reached another terminal state ({job.status})."
-            )
-            raise JobTerminated(job_id, job.status, message)
-        self._living_job(job_id).cancel(retain=retain)
+        if job.status is not JobStatus.CANCELED:
+            self._living_job(job_id).cancel(retain=retain)
         return _retained(job)
 
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:

@@ -6,6 +6,7 @@ ring has dropped meanwhile it has missed, and is told so. All methods belong to 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,8 +57,7 @@ class EventLog:
         if capacity < 1:
             raise ValueError(f"capacity must be >= 1, is {capacity}")
         self.session_id = session_id
-        self._capacity = capacity
-        self._ring: list[SessionEvent] = []
+        self._ring: deque[SessionEvent] = deque(maxlen=capacity)
         self._newest = 0
         self._wakes: set[Callable[[], None]] = set()
 
@@ -68,20 +68,16 @@ class EventLog:
 
     def publish(self, kind: EventType, job_id: str | None, data: Mapping[str, Any]) -> None:
         self._newest += 1
-        event = SessionEvent(self._newest, kind, job_id, data)
-        if len(self._ring) < self._capacity:
-            self._ring.append(event)
-        else:
-            self._ring[(self._newest - 1) % self._capacity] = event
+        self._ring.append(SessionEvent(self._newest, kind, job_id, data))
         for wake in tuple(self._wakes):
             wake()
 
     def after(self, number: int) -> list[SessionEvent]:
         """The events behind that one, as many as fit into a batch. Raises EventsMissedError."""
-        if not self._newest - len(self._ring) <= number <= self._newest:
+        first = number + len(self._ring) - self._newest
+        if not 0 <= first <= len(self._ring):
             raise EventsMissedError(f"event {number + 1} is not kept any more")
-        last = min(self._newest, number + BATCH)
-        return [self._ring[(wanted - 1) % self._capacity] for wanted in range(number + 1, last + 1)]
+        return [self._ring[place] for place in range(first, min(first + BATCH, len(self._ring)))]
 
     def event_id(self, number: int) -> str:
         """The id of an event in a stream."""

@@ -109,10 +109,8 @@ class ExecutionGraph:
             if execution.state not in TERMINAL:
                 execution.enter(state)
 
-    def counts(self, vertex_id: str | None = None) -> Counter[ExecutionState]:
-        return Counter(
-            execution.state for key, execution in self.executions.items() if vertex_id is None or key[0] == vertex_id
-        )
+    def counts(self) -> Counter[ExecutionState]:
+        return Counter(execution.state for execution in self.executions.values())
 
     def measured(self, tasks: Iterable[SubtaskMeasures]) -> None:
         """Takes a worker's heartbeat."""

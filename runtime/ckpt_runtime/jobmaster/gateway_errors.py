@@ -96,8 +96,8 @@ class RescaleInProgress(Conflict):
 class JobTerminated(Conflict):
     """The job has ended for good."""
 
-    def __init__(self, job_id: str, status: JobStatus, message: str | None = None) -> None:
-        super().__init__(message or f"Job {job_id} has already reached the terminal state {status.value}")
+    def __init__(self, job_id: str, status: JobStatus) -> None:
+        super().__init__(f"Job {job_id} has already reached the terminal state {status.value}")
         self.status = status
 
 

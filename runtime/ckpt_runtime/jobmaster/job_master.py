@@ -253,17 +253,13 @@ class JobMaster:
 
         Raises as ``DispatcherGateway.patch_checkpoint_config``.
         """
-        request_id = uuid.uuid4().hex
-        answer = await self._ask(request_id, PatchRequested(request_id, patch))
-        assert isinstance(answer, ChangeAnswered)
+        answer = await self._change(PatchRequested(uuid.uuid4().hex, patch))
         match answer.outcome:
             case ChangeOutcome.BUSY:
-                raise UpdateInProgress(self._submission.job_id)
+                raise UpdateInProgress(self.job_id)
             case ChangeOutcome.REFUSED:
                 raise InvalidRequest("checkpoint configuration", answer.message, "values that fit together")
-            case ChangeOutcome.JOB_ENDED:
-                raise JobTerminated(self._submission.job_id, self._shell.core.machine.status)
-            case ChangeOutcome.UNKNOWN | ChangeOutcome.NOT_STORED:
+            case ChangeOutcome.NOT_STORED:
                 raise NotReady(answer.message)
         reach("patch-applied")
         return self.checkpoint_config()
@@ -319,9 +315,7 @@ class JobMaster:
 
         Raises as ``DispatcherGateway.change_job_config``.
         """
-        request_id = uuid.uuid4().hex
-        answer = await self._ask(request_id, ConfigurationRequested(request_id, plan, base, restarts, strategy))
-        assert isinstance(answer, ChangeAnswered)
+        answer = await self._change(ConfigurationRequested(uuid.uuid4().hex, plan, base, restarts, strategy))
         match answer.outcome:
             case ChangeOutcome.BUSY:
                 raise UpdateInProgress(self.job_id)
@@ -329,13 +323,9 @@ class JobMaster:
                 raise VersionConflict(self.job_id, base.own.version, self.accepted_plan.own.version)
             case ChangeOutcome.REFUSED:
                 raise ConfigurationRefused(answer.message)
-            case ChangeOutcome.NOT_NOW:
-                raise Conflict(answer.message)
-            case ChangeOutcome.JOB_ENDED:
-                raise JobTerminated(self.job_id, self._shell.core.machine.status)
             case ChangeOutcome.NOT_STORED if plan.graph.vertices != base.graph.vertices:
                 raise Conflict(answer.message)  # of a rescale
-            case ChangeOutcome.UNKNOWN | ChangeOutcome.NOT_STORED:
+            case ChangeOutcome.NOT_STORED:
                 raise NotReady(answer.message)
         reach("configuration-applied")
 
@@ -363,20 +353,27 @@ class JobMaster:
         await asyncio.shield(rescaling)
 
     async def _rescale(self, bounds: Mapping[str, ParallelismBounds]) -> None:
-        request_id = uuid.uuid4().hex
-        answer = await self._ask(request_id, RescaleRequested(request_id, bounds))
-        assert isinstance(answer, ChangeAnswered)
+        answer = await self._change(RescaleRequested(uuid.uuid4().hex, bounds))
         match answer.outcome:
             case ChangeOutcome.BUSY:
-                raise RescaleInProgress(self._submission.job_id)
+                raise RescaleInProgress(self.job_id)
             case ChangeOutcome.REFUSED:
                 raise RequirementsRefused(answer.message)
-            case ChangeOutcome.NOT_NOW | ChangeOutcome.NOT_STORED:
+            case ChangeOutcome.NOT_STORED:
+                raise Conflict(answer.message)
+
+    async def _change(self, wish: PatchRequested | ConfigurationRequested | RescaleRequested) -> ChangeAnswered:
+        """Raises what means the same of every change: NotReady, JobTerminated, and Conflict with the job's state."""
+        answer = await self._ask(wish.request_id, wish)
+        assert isinstance(answer, ChangeAnswered)
+        match answer.outcome:
+            case ChangeOutcome.NOT_NOW:
                 raise Conflict(answer.message)
             case ChangeOutcome.JOB_ENDED:
-                raise JobTerminated(self._submission.job_id, self._shell.core.machine.status)
+                raise JobTerminated(self.job_id, self._shell.core.machine.status)
             case ChangeOutcome.UNKNOWN:
                 raise NotReady(answer.message)
+        return answer
 
     async def _ask(self, request_id: str, event: JobInput) -> JobOutput:
         future: asyncio.Future[JobOutput] = self._loop.create_future()

@@ -64,7 +64,10 @@ _RETRY_MAX_MS = 30_000.0
 
 
 class _StorageCall:
-    """A call for one checkpoint, and how to answer when it was not begun or has not come back in time."""
+    """A call for one checkpoint, and what its failure means: that of the call, and that it did not come back in time.
+
+    ``failed`` answers what has certainly not been done, ``unknown`` what may have been.
+    """
 
     def __init__(
         self,
@@ -73,17 +76,29 @@ class _StorageCall:
         unknown: Callable[[int, str], CoordinatorEvent],
     ) -> None:
         self.checkpoint_id = checkpoint_id
-        self.failed = failed
-        self.unknown = unknown
         self.abandoned = threading.Event()
         self.returned = threading.Event()
+        self._failed = failed
+        self._unknown = unknown
 
     def run(self, call: Callable[[], JobInput]) -> JobInput:
-        """In a pool thread."""
+        """In a pool thread. Whatever goes wrong is an answer, for which the coordinator waits.
+
+        Raises nothing but NotLeaderError: what counts is in the hands of the new leader then, and no file may be
+        touched.
+        """
         try:
             return call()
+        except NotLeaderError:
+            raise
+        except Exception as error:
+            return self.failure(error)
         finally:
             self.returned.set()
+
+    def failure(self, error: Exception) -> JobInput:
+        answer = self._unknown if isinstance(error, AmbiguousWriteError) else self._failed
+        return answer(self.checkpoint_id, str(error))
 
 
 class StorageEffects:
@@ -316,6 +331,9 @@ class StorageEffects:
             return
         try:
             event = result()
+        except NotLeaderError as error:
+            logger.error("job %s: this driver lets go of it: %s", self._job_id, error)
+            self._tell(LeadershipLost())
         except StorageError as error:  # the pool's own; a call answers whatever storage says
             if isinstance(error, StorageTimeoutError):
                 # Before the answer: what the hanging call makes after this has nobody who would delete it.
@@ -330,8 +348,7 @@ class StorageEffects:
             return
         about_it = fields(job_id=self._job_id, checkpoint_id=call.checkpoint_id)
         logger.warning("job %s, checkpoint %d: %s", self._job_id, call.checkpoint_id, error, extra=about_it)
-        answer = call.unknown if isinstance(error, AmbiguousWriteError) else call.failed
-        self._tell(answer(call.checkpoint_id, str(error)))
+        self._tell(call.failure(error))
 
     def _look_for_leftovers(self, states: list[SubtaskState], below: int | None, attempt: int) -> None:
         """Looks until storage answers; checkpoints go on meanwhile."""
@@ -352,30 +369,20 @@ class StorageEffects:
 
         self._host.in_pool(Pool.DELETIONS, partial(self._find_leftovers, states, below), answered)
 
-    # Pool threads, from here on. Whatever goes wrong there is an answer: the coordinator waits for it.
-
-    def _lost(self, error: NotLeaderError) -> JobInput:
-        """Whatever was to be written: what counts is in the hands of the new leader, and no file may be touched."""
-        logger.error("job %s: this driver lets go of it: %s", self._job_id, error)
-        return LeadershipLost()
+    # Pool threads, from here on; errors are answers (see _StorageCall).
 
     def _initialize(self, effect: out.InitializeLocation, call: _StorageCall) -> JobInput:
-        try:
-            # Before the directory: a later driver must not give this number again, and would find the files of this one
-            # in it.
-            self._record.reserve(effect.checkpoint_id)
-            reach("checkpoint-reserved")
-            shared = ""
-            if effect.properties.is_savepoint:
-                location = initialize_savepoint(effect.target_directory or "", self._job_id, self._host.token)
-            else:
-                location = self._storage.initialize_checkpoint(effect.checkpoint_id)
-                self._directory_known = True
-                shared = self._storage.shared.url
-        except NotLeaderError as error:
-            return self._lost(error)
-        except Exception as error:
-            return on.LocationFailed(effect.checkpoint_id, str(error))
+        # Before the directory: a later driver must not give this number again, and would find the files of this one in
+        # it.
+        self._record.reserve(effect.checkpoint_id)
+        reach("checkpoint-reserved")
+        shared = ""
+        if effect.properties.is_savepoint:
+            location = initialize_savepoint(effect.target_directory or "", self._job_id, self._host.token)
+        else:
+            location = self._storage.initialize_checkpoint(effect.checkpoint_id)
+            self._directory_known = True
+            shared = self._storage.shared.url
         if call.abandoned.is_set():  # the checkpoint has failed meanwhile: nobody would delete its directory
             with suppress(StorageError):
                 delete_empty_directory(location)
@@ -383,16 +390,9 @@ class StorageEffects:
         return on.LocationReady(effect.checkpoint_id, location.url, shared)
 
     def _write_metadata(self, checkpoint: CompletedCheckpoint) -> JobInput:
-        try:
-            self._record.check()
-            reach("metadata-before")
-            write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
-        except NotLeaderError as error:
-            return self._lost(error)
-        except AmbiguousWriteError as error:
-            return on.MetadataUnknown(checkpoint.id, str(error))
-        except Exception as error:
-            return on.MetadataFailed(checkpoint.id, str(error))
+        self._record.check()
+        reach("metadata-before")
+        write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
         reach("metadata-after")
         return on.MetadataWritten(checkpoint.id)
 
@@ -407,54 +407,32 @@ class StorageEffects:
             if not has_metadata(directory):
                 self._record.check()
                 write_metadata(directory, checkpoint.to_json())
-        except NotLeaderError as error:
-            return self._lost(error)
         except NotFoundError as error:
-            answer = on.MetadataFailed if directory.is_local else on.MetadataUnknown
-            return answer(checkpoint.id, str(error))
-        except Exception as error:
-            return on.MetadataUnknown(checkpoint.id, str(error))
+            if directory.is_local:
+                return on.MetadataFailed(checkpoint.id, str(error))
+            raise
         return on.MetadataWritten(checkpoint.id)
 
     def _add_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
-        try:
-            reach("pointer-before")
-            self._record.add(checkpoint, owned)
-        except NotLeaderError as error:
-            return self._lost(error)
-        except AmbiguousWriteError as error:
-            return on.StoreUnknown(checkpoint.id, str(error))
-        except Exception as error:
-            return on.StoreFailed(checkpoint.id, str(error))
+        reach("pointer-before")
+        self._record.add(checkpoint, owned)
         reach("pointer-after")
         return on.StoreAdded(checkpoint.id)
 
     def _resolve_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
         """That adding it again fails does not tell what became of the first attempt."""
-        try:
-            # Looked up before it is written again, since a pointer that is there would be refused as one of somebody
-            # else's.
-            if self._record.contains(checkpoint.id):
-                return on.StoreAdded(checkpoint.id)
-        except NotLeaderError as error:
-            return self._lost(error)
-        except StorageError as error:
-            return on.StoreUnknown(checkpoint.id, str(error))
-        answer = self._add_pointer(checkpoint, owned)
-        return on.StoreUnknown(checkpoint.id, answer.message) if isinstance(answer, on.StoreFailed) else answer
+        # First, since a pointer that is there would be refused as one of somebody else's.
+        if self._record.contains(checkpoint.id):
+            return on.StoreAdded(checkpoint.id)
+        return self._add_pointer(checkpoint, owned)
 
     def _remove_pointer(self, checkpoint_id: int, discards: str | None) -> JobInput:
         """What lies outside the job's own directory is noted first: nobody else would find it after a crash."""
-        try:
-            if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
-                with suppress(NotFoundError, CorruptFileError, InvalidLocationError):
-                    self._disposals[checkpoint_id] = disposal_of(discards, claimed=True)
-            reach("removal-before")
-            self._record.remove(checkpoint_id, self._disposals.get(checkpoint_id))
-        except NotLeaderError as error:
-            return self._lost(error)
-        except Exception as error:
-            return on.StoreRemoveFailed(checkpoint_id, str(error))
+        if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
+            with suppress(NotFoundError, CorruptFileError, InvalidLocationError):
+                self._disposals[checkpoint_id] = disposal_of(discards, claimed=True)
+        reach("removal-before")
+        self._record.remove(checkpoint_id, self._disposals.get(checkpoint_id))
         reach("removal-after")
         return on.StoreRemoved(checkpoint_id)
 

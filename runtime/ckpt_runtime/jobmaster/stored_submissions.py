@@ -25,17 +25,6 @@ def store_job(store: HaStore, submission: JobSubmission, first_checkpoint_id: in
     Raises NotReady when the job is not stored (then it leaves no trace), when that is unknown, or when another driver
     may have looked for jobs before this one was stored.
     """
-    _put(store, submission, first_checkpoint_id)
-    try:
-        store.fence()
-    except StorageError as error:
-        raise NotReady(
-            f"job {submission.job_id} is stored, but it is not sure that this driver still leads; "
-            f"the present leader or the next one runs it: {error}"
-        ) from error
-
-
-def _put(store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
     job = submission.to_stored(first_checkpoint_id)
     unknown: StorageError | None = None
     for attempt in range(_ATTEMPTS):

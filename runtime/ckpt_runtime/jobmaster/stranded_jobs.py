@@ -10,24 +10,18 @@ from ckpt_runtime.jobmaster.job_recovery import FoundJob
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 5.0
-MAX_PAUSE_S = 60.0
+_FIRST_PAUSE_S = 5.0
+_MAX_PAUSE_S = 60.0
 _FACTOR = 1.5
 
 
 class StrandedJobs:
     """Why each job is left alone. A job that may be found later is looked for until it is, or is proven damaged."""
 
-    def __init__(
-        self,
-        look: Callable[[FoundJob], FoundJob],
-        recovered: Callable[[FoundJob], None],
-        first_pause_s: float = FIRST_PAUSE_S,
-    ) -> None:
+    def __init__(self, look: Callable[[FoundJob], FoundJob], recovered: Callable[[FoundJob], None]) -> None:
         """``look`` blocks, and is called in a thread; ``recovered`` gets what it has found in the event loop."""
         self._look = look
         self._recovered = recovered
-        self._pause_s = first_pause_s
         self._reasons: dict[str, str] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -60,10 +54,10 @@ class StrandedJobs:
             self._looking.cancel()
 
     async def _look_out(self, waiting: dict[str, FoundJob]) -> None:
-        pause = self._pause_s
+        pause = _FIRST_PAUSE_S
         while waiting:
             await asyncio.sleep(pause)
-            pause = min(pause * _FACTOR, MAX_PAUSE_S)
+            pause = min(pause * _FACTOR, _MAX_PAUSE_S)
             for earlier in list(waiting.values()):
                 found = await asyncio.to_thread(self._look, earlier)
                 if found.failure is None or not found.may_pass:

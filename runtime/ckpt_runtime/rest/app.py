@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
 from ckpt_runtime.rest.audit import Caller
 from ckpt_runtime.rest.auth import Guard, has_session, has_token
-from ckpt_runtime.rest.errors import install_error_handlers
+from ckpt_runtime.rest.errors import install_error_handlers, without_prefix
 from ckpt_runtime.rest.event_stream import EventStreams
 from ckpt_runtime.rest.flink_prefix import FIRST_PAGES, FlinkPrefix
 from ckpt_runtime.rest.handlers import (
@@ -47,7 +47,7 @@ _DESCRIPTION = (
 
 
 class VersionPrefix:
-    """Takes ``/v1`` off the path, remembering what the client wrote."""
+    """Takes ``/v1`` off the path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,10 +55,7 @@ class VersionPrefix:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope.get("path", "")
         if scope["type"] == "http" and path.startswith(f"{_PREFIX}/"):
-            scope = {**scope, "path": path.removeprefix(_PREFIX), "ckpt.original_path": path}
-            raw: bytes | None = scope.get("raw_path")
-            if raw is not None:
-                scope["raw_path"] = raw.removeprefix(_PREFIX.encode())
+            scope = without_prefix(scope, _PREFIX)
         await self._app(scope, receive, send)
 
 

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ckpt_runtime.jobmaster import gateway
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, OptionsNotAllowed
@@ -69,6 +70,14 @@ def original_path(request: Request) -> str:
     """Gives the path as the client wrote it, version prefix included."""
     path: str = request.scope.get("ckpt.original_path") or request.url.path
     return path
+
+
+def without_prefix(scope: Scope, prefix: str) -> dict[str, Any]:
+    """The request's scope without the beginning of its path; remembers what the client wrote."""
+    path: str = scope["path"]
+    raw: bytes | None = scope.get("raw_path")
+    rest = {**scope, "path": path.removeprefix(prefix), "ckpt.original_path": path}
+    return rest if raw is None else {**rest, "raw_path": raw.removeprefix(prefix.encode())}
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ckpt_runtime.rest.errors import without_prefix
 from ckpt_runtime.web.flink_dashboard import FlinkDashboard
 
 PREFIX = "/flink"
@@ -34,11 +35,7 @@ class FlinkPrefix:
         if answer is not None:
             await answer(scope, receive, send)
             return
-        raw: bytes | None = scope.get("raw_path")
-        scope = {**scope, "path": path.removeprefix(PREFIX), "ckpt.original_path": path, "ckpt.flink_dashboard": True}
-        if raw is not None:
-            scope["raw_path"] = raw.removeprefix(PREFIX.encode())
-        await self._app(scope, receive, send)
+        await self._app({**without_prefix(scope, PREFIX), "ckpt.flink_dashboard": True}, receive, send)
 
     def _file(self, scope: Scope, path: str) -> Response | None:
         if scope["method"] not in ("GET", "HEAD"):

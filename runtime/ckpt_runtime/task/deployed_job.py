@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 from collections.abc import Callable
@@ -41,8 +40,6 @@ from ckpt_runtime.task.subtask import Subtask, SubtaskHost
 from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.waiting_input import waiting_input
 from ckpt_runtime.task.wakeup import Wakeup
-
-logger = logging.getLogger(__name__)
 
 ROW_MODE_BUFFER_ROWS = 512
 """A row-mode operator takes about 10 us per row: some ms per buffer, tenths of a second for all buffers in flight."""

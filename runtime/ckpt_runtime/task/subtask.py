@@ -317,10 +317,12 @@ class Subtask:
             self.checkpoints.record(channel, element)
         match element:
             case pa.RecordBatch():
-                self._take_rows(channel, element, self._sizers[channel.input_index].of(element))
+                size = self._sizers[channel.input_index].of(element)
+                self._take_rows(element, size, channel.input_index, channel)
             case pa.Buffer():
                 assert channel.schema is not None
-                self._take_rows(channel, pa.ipc.read_record_batch(element, channel.schema), element.size)
+                batch = pa.ipc.read_record_batch(element, channel.schema)
+                self._take_rows(batch, element.size, channel.input_index, channel)
             case CheckpointBarrier():
                 self.checkpoints.barrier(channel, element)
             case Watermark(timestamp_ms):
@@ -340,14 +342,12 @@ class Subtask:
             case BaseException():
                 raise element
 
-    def _take_rows(self, channel: InputChannel, batch: pa.RecordBatch, size: int) -> None:
+    def _take_rows(self, batch: pa.RecordBatch, size: int, input_index: int, channel: InputChannel | None) -> None:
+        """Rows that no ``channel`` has delivered are of the restored checkpoint."""
         self.metrics.rows_in += batch.num_rows
         self.metrics.bytes_in += size
         if self.debloating is not None:
-            self.debloating.taken_bytes += self._sizers[channel.input_index].of(batch)
-        self._put_in_work(batch, channel.input_index, channel)
-
-    def _put_in_work(self, batch: pa.RecordBatch, input_index: int, channel: InputChannel | None) -> None:
+            self.debloating.taken_bytes += self._sizers[input_index].of(batch)
         together = self.chain.head.together(batch)
         batch, ends = (batch, None) if together is None else together
         self._work.put(batch, input_index, channel, ends)
@@ -374,11 +374,7 @@ class Subtask:
         """One element of the restored checkpoint's in-flight data."""
         match restored.poll():
             case RestoredRows(edge, batch):
-                self.metrics.rows_in += batch.num_rows
-                self.metrics.bytes_in += batch.nbytes
-                if self.debloating is not None:
-                    self.debloating.taken_bytes += self._sizers[edge].of(batch)
-                self._put_in_work(batch, edge, None)
+                self._take_rows(batch, batch.nbytes, edge, None)
             case RestoredWatermark(edge, peer, timestamp_ms):
                 for channel in self.gate.channels:
                     if (channel.input_index, channel.peer) == (edge, peer):

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request
 from starlette.responses import PlainTextResponse, Response
 
-from ckpt_runtime.jobmaster.gateway import NotFound, VertexNotFound
+from ckpt_runtime.jobmaster.gateway import NotFound
 from ckpt_runtime.rest.errors import ApiError, original_path
+from ckpt_runtime.rest.handlers.vertices import vertex_of
 from ckpt_runtime.rest.parameters import Gateway, JobId, MetricNames, VertexId
 from ckpt_runtime.rest.shapes import dashboard as shapes
 from ckpt_runtime.rest.shapes.metrics import split_names
@@ -60,10 +61,8 @@ async def task_manager(agent: _Agent, gateway: Gateway) -> dict[str, Any]:
 @router.get("/jobs/{jobid}/vertices/{vertexid}/subtasks/accumulators")
 async def accumulators(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
     """No subtask has any."""
-    for vertex in (await gateway.job_details(job_id)).vertices:
-        if vertex.vertex_id == vertex_id:
-            return {"id": vertex_id, "parallelism": vertex.parallelism, "subtasks": []}
-    raise VertexNotFound(vertex_id)
+    vertex = await vertex_of(job_id, vertex_id, gateway)
+    return {"id": vertex_id, "parallelism": vertex.parallelism, "subtasks": []}
 
 
 async def _metrics(names: MetricNames = None) -> list[dict[str, str]]:

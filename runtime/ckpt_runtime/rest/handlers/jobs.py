@@ -17,7 +17,6 @@ from ckpt_runtime.rest.parameters import Aggregations, Gateway, JobId, MaxExcept
 from ckpt_runtime.rest.shapes import checkpoints as checkpoint_shapes
 from ckpt_runtime.rest.shapes import jobs as shapes
 from ckpt_runtime.rest.shapes import metrics
-from ckpt_runtime.scheduler.job_status import JobStatus
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -99,13 +98,8 @@ async def cancel(
     try:
         kept = await gateway.cancel_job(job_id, retain=retain)
     except JobTerminated as error:
-        if error.status is not JobStatus.CANCELED:
-            raise ApiError(
-                409,
-                "Job cancellation failed because the job has already reached another terminal state "
-                f"({error.status.value}).",
-            ) from None
-        kept = None
+        message = "Job cancellation failed because the job has already reached another terminal state"
+        raise ApiError(409, f"{message} ({error.status.value}).") from None
     return checkpoint_shapes.retained(kept) if retain else {}
 
 

@@ -153,42 +153,28 @@ async def _no_parameters(request: Request) -> None:
         raise BadRequest(f"Query parameters are not accepted here ({names[:200]}); give them in the body.")
 
 
-@router.post(
-    "/{jarid}/plan",
-    responses=errors(400, 404, 408, 409, 413),
-    openapi_extra=_RUN_BODY,
-    dependencies=[Depends(_no_parameters)],
-)
-async def plan(
-    pipeline_id: PipelineId, gateway: Gateway, body: Annotated[JarRunRequestBody, body_of(JarRunRequestBody)]
-) -> dict[str, Any]:
+_SUBMISSION: dict[str, Any] = {
+    "responses": errors(400, 404, 408, 409, 413),
+    "dependencies": [Depends(_no_parameters)],
+}
+_Body = Annotated[JarRunRequestBody, body_of(JarRunRequestBody)]
+
+
+@router.post("/{jarid}/plan", openapi_extra=_RUN_BODY, **_SUBMISSION)
+async def plan(pipeline_id: PipelineId, gateway: Gateway, body: _Body) -> dict[str, Any]:
     """Plan a job of a pipeline, and see how a snapshot fits it; nothing is started."""
     return shapes.plan_preview(await gateway.plan_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body))))
 
 
-@router.post(
-    "/{jarid}/run",
-    responses=errors(400, 404, 408, 409, 413),
-    openapi_extra=_RUN_BODY,
-    dependencies=[Depends(_no_parameters)],
-)
-async def run(
-    pipeline_id: PipelineId, gateway: Gateway, body: Annotated[JarRunRequestBody, body_of(JarRunRequestBody)]
-) -> dict[str, Any]:
+@router.post("/{jarid}/run", openapi_extra=_RUN_BODY, **_SUBMISSION)
+async def run(pipeline_id: PipelineId, gateway: Gateway, body: _Body) -> dict[str, Any]:
     """Start a job of a pipeline."""
     job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body)))
     return {"jobid": job_id, "applicationId": job_id}
 
 
-@router.post(
-    "/{jarid}/drill",
-    responses=errors(400, 404, 408, 409, 413),
-    openapi_extra=_DRILL_BODY,
-    dependencies=[Depends(_no_parameters)],
-)
-async def drill(
-    pipeline_id: PipelineId, gateway: Gateway, body: Annotated[JarRunRequestBody, body_of(JarRunRequestBody)]
-) -> dict[str, Any]:
+@router.post("/{jarid}/drill", openapi_extra=_DRILL_BODY, **_SUBMISSION)
+async def drill(pipeline_id: PipelineId, gateway: Gateway, body: _Body) -> dict[str, Any]:
     """Start a restore drill: a job to be thrown away, which touches nothing outside."""
     # A path of its own: a server that does not know drills must not start a real job.
     job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body), drill=True))

@@ -19,7 +19,8 @@ router = APIRouter(prefix="/jobs/{jobid}/vertices/{vertexid}", tags=["vertices"]
 _ONE_VERTEX = errors(400, 404)
 
 
-async def _vertex(job_id: str, vertex_id: str, gateway: DispatcherGateway) -> VertexDetails:
+async def vertex_of(job_id: str, vertex_id: str, gateway: DispatcherGateway) -> VertexDetails:
+    """Raises VertexNotFound, or what the gateway raises."""
     for vertex in (await gateway.job_details(job_id)).vertices:
         if vertex.vertex_id == vertex_id:
             return vertex
@@ -29,32 +30,32 @@ async def _vertex(job_id: str, vertex_id: str, gateway: DispatcherGateway) -> Ve
 @router.get("", responses=_ONE_VERTEX)
 async def details(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
     """Subtasks with their states and metrics."""
-    return shapes.vertex_details(await _vertex(job_id, vertex_id, gateway), now_ms())
+    return shapes.vertex_details(await vertex_of(job_id, vertex_id, gateway), now_ms())
 
 
 @router.get("/subtasktimes", responses=_ONE_VERTEX)
 async def subtask_times(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
     """When each subtask entered which state."""
-    return shapes.subtask_times(await _vertex(job_id, vertex_id, gateway), now_ms())
+    return shapes.subtask_times(await vertex_of(job_id, vertex_id, gateway), now_ms())
 
 
 @router.get("/taskmanagers", responses=_ONE_VERTEX)
 async def task_managers(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
     """Subtasks by the slot agent that runs them."""
-    return shapes.vertex_task_managers(await _vertex(job_id, vertex_id, gateway), now_ms())
+    return shapes.vertex_task_managers(await vertex_of(job_id, vertex_id, gateway), now_ms())
 
 
 @router.get("/watermarks", responses=_ONE_VERTEX)
 async def watermarks(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> list[dict[str, Any]]:
     """Always empty: no subtask reports its watermark."""
-    await _vertex(job_id, vertex_id, gateway)
+    await vertex_of(job_id, vertex_id, gateway)
     return []
 
 
 @router.get("/accumulators", responses=_ONE_VERTEX)
 async def accumulators(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
     """Always empty: there are no accumulators."""
-    await _vertex(job_id, vertex_id, gateway)
+    await vertex_of(job_id, vertex_id, gateway)
     return {"id": vertex_id, "user-accumulators": []}
 
 

@@ -28,9 +28,7 @@ def _restore(found: RestorePreview) -> Json:
         "state-backend": snapshot.state_backend,
         "fits": not found.refusals,
         "refusals": list(found.refusals),
-        "operators": [
-            {key.replace("_", "-"): value for key, value in asdict(each).items()} for each in found.operators
-        ],
+        "operators": [_spelled(asdict(each)) for each in found.operators],
         "states": [to_builtins(state) for state in found.states],
     }
 
