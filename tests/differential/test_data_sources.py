@@ -38,7 +38,7 @@ class Outcome:
         return [json.loads(line) for line in (self.directory / "calls").read_text().splitlines()]
 
     def committed(self) -> list[list[Any]]:
-        """What the writer's messages told: partition, attempt number, task attempt, rows, file, kind of id."""
+        """What the writer told: partition, attempt number, task attempt, rows, file, kind of id, task attempt again."""
         return [entry for file in (self.directory / "parts").glob("commit-*") for entry in json.loads(file.read_text())]
 
     def rows(self) -> Counter[str]:
@@ -147,6 +147,7 @@ def test_what_a_writer_names_by_its_task_attempt_is_overwritten_by_no_other(
     for outcome in (in_spark, in_the_engine):
         told = outcome.committed()
         assert len({entry[2] for entry in told}) == len(told)
+        assert [entry[6] for entry in told] == [entry[2] for entry in told], "a thread of the task has its context"
         assert sum(entry[3] for entry in told) == sum(ROWS.values())
         assert {entry[5] for entry in told} == {4}, "ids of messages are UUIDs of version 4"
     assert {entry[0] for entry in in_the_engine.committed()} == {0, 1}

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
 from ckpt_runtime.connectors.stream_planner import Offset, PlannedRange, StreamPlanner, new_planner
-from ckpt_runtime.connectors.task_context import begin_task
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, described_data_source
 from ckpt_runtime.graph.specs import EnumeratorSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
@@ -48,7 +47,6 @@ class EnumeratorOperator(SourceOperator):
     def open(self, context: OperatorContext, output: Output) -> None:
         """Goes on where the restored snapshot ended; a range that was all there is stays that for its job."""
         super().open(context, output)
-        begin_task(0, context.attempt)
         self._planner = new_planner(self._instance, self._schema, self._available_now)
         self.requires_final_checkpoint = self._acknowledges and self._planner.commits
         self._values = values_of(self._source, self._planner.reader)

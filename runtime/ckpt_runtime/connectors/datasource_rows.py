@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.state.columns import plain
+
 BATCH_ROWS = 8192
 _RECORDS = "tuples, lists, Row or pyarrow.RecordBatch"
 
@@ -38,11 +40,28 @@ def records_to_batches(records: Iterable[Any], schema: pa.Schema, reader: str) -
         yield from _convert([_positional(row, schema.names, reader) for row in rows], struct, schema)
 
 
+def batch_of_spark(batch: pa.RecordBatch, struct: Any) -> pa.RecordBatch:
+    """The same values in the one Arrow type that Spark has for each type of its own.
+
+    A stream may have others: those of the files that it was read from, such as large and dictionary encoded texts.
+    Nanoseconds are cut, as where Spark takes rows from pandas.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(struct, timezone="UTC")
+    columns = [
+        column if column.type == field.type else plain(column).cast(field.type, safe=False)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 def batch_to_rows(batch: pa.RecordBatch, struct: Any) -> list[Any]:
     """A batch as PySpark ``Row`` objects."""
     from pyspark.sql.conversion import ArrowTableToRowsConversion
 
-    rows: list[Any] = ArrowTableToRowsConversion.convert(pa.Table.from_batches([batch]), struct)
+    table = pa.Table.from_batches([batch_of_spark(batch, struct)])
+    rows: list[Any] = ArrowTableToRowsConversion.convert(table, struct)
     return rows
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.datasource_rows import batch_to_rows, struct_type
+from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, struct_type
 from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
 from ckpt_runtime.connectors.tagged_values import TaggedValues
-from ckpt_runtime.connectors.task_context import begin_task
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, new_data_source
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.operators.task_context import new_task, running
 
 _MESSAGES = "messages"
 _QUEUED_BATCHES = 4
@@ -90,9 +90,9 @@ class _Epoch:
             raise self._error
 
     def _run(self) -> None:
-        begin_task(self._context.subtask_index, self._context.attempt)
         try:
-            self._message = self._writer.write(self._input())
+            with running(new_task(self._context.subtask_index, self._context.attempt)):
+                self._message = self._writer.write(self._input())
         except BaseException as error:
             self._error = error
 
@@ -104,7 +104,7 @@ class _Epoch:
             if isinstance(item, _Abandoned):
                 raise item
             if as_arrow:
-                yield item
+                yield batch_of_spark(item, self._struct)
             else:
                 yield from batch_to_rows(item, self._struct)
 
@@ -174,7 +174,6 @@ class CommitterOperator(Operator):
     def open(self, context: OperatorContext, output: Output) -> None:
         """Commits what the restored snapshot covers, again if need be."""
         super().open(context, output)
-        begin_task(0, context.attempt)
         self._taken = {context.restored_checkpoint_id or 0}
         for item in checked_items(context.uid, context.operator_state.restored(_MESSAGES)):
             messages = [(int(subtask), message) for subtask, message in item["messages"]]
@@ -240,4 +239,12 @@ def _subtask(entry: tuple[int, str | None]) -> int:
 
 def _new_writer(source: type, options: Mapping[str, str], schema: pa.Schema) -> Any:
     """A fresh writer for each call, as in Spark: nothing that one call leaves in it reaches another."""
-    return new_data_source(source, options).streamWriter(struct_type(schema), False)
+    from pyspark.sql.datasource import DataSourceStreamWriter
+
+    writer = new_data_source(source, options).streamWriter(struct_type(schema), False)
+    if not isinstance(writer, DataSourceStreamWriter):
+        raise TypeError(
+            f"{source.__name__}.streamWriter() returned {type(writer).__name__}, expected a DataSourceStreamWriter or "
+            "a DataSourceStreamArrowWriter"
+        )
+    return writer

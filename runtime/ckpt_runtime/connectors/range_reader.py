@@ -22,10 +22,10 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_type
 from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
 from ckpt_runtime.connectors.tagged_values import TaggedValues
-from ckpt_runtime.connectors.task_context import begin_task
 from ckpt_runtime.graph.formats import described_data_source, ordered_reads
 from ckpt_runtime.graph.specs import RangeReaderSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, WaitingInput
+from ckpt_runtime.operators.task_context import new_task, running
 
 _SPLITS = "splits"
 _SPLITS_OF_VERSION_1 = "shares"
@@ -120,7 +120,6 @@ class RangeReaderOperator(Operator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        begin_task(context.subtask_index, context.attempt)
         restored = context.operator_state.restored
         items = checked_items(context.uid, (*restored(_SPLITS), *restored(_SPLITS_OF_VERSION_1)))
         splits = sorted((Split(**item) for item in items), key=lambda split: split.sequence)
@@ -202,9 +201,11 @@ class RangeReaderOperator(Operator):
                 self.output.emit(batch)
             return
         if self._open is None:
-            begin_task(current.number, self.context.attempt)
-            self._open = self._read(current)
-        batch = next(self._open, None)
+            self._task = new_task(current.number, self.context.attempt)
+        with running(self._task):
+            if self._open is None:
+                self._open = self._read(current)
+            batch = next(self._open, None)
         if batch is None:
             self._close_partition()
             self._pending.popleft()
@@ -244,7 +245,8 @@ class RangeReaderOperator(Operator):
         opened, self._open, self._last = self._open, None, None
         close = getattr(opened, "close", None)
         if close is not None:
-            close()
+            with running(self._task):
+                close()
 
 
 def _digest_of_last_row(batch: pa.RecordBatch) -> str:

@@ -260,12 +260,12 @@ def _check_stream(source: type, verb: str, *methods: str) -> None:
 def _check_types_of_pyspark(source: type, schema: pa.Schema) -> None:
     """:raises PlanError: a column of a type that the ``StructType`` which a ``DataSource`` gets cannot have."""
     from pyspark.errors import PySparkTypeError
-    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
     for column in schema:
         try:
-            from_arrow_type(column.type)
-        except PySparkTypeError:
+            to_arrow_type(from_arrow_type(column.type), timezone="UTC")
+        except (PySparkTypeError, pa.ArrowInvalid, ValueError):  # the latter: decimals of too many digits
             problem = f"column {column.name!r} is {column.type}, which PySpark has no type for; cast it before"
             raise PlanError("schema", f"{source.__name__}: {problem}") from None
 

@@ -14,6 +14,7 @@ from ckpt_runtime.graph.specs import MapInArrowSpec
 from ckpt_runtime.operators.conformed import conformed_result
 from ckpt_runtime.operators.errors import UserFunctionError
 from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.operators.task_context import new_task, running
 
 
 class MapInArrowOperator(Operator):
@@ -25,6 +26,10 @@ class MapInArrowOperator(Operator):
         self.requires_final_checkpoint = getattr(spec.func, "requires_final_checkpoint", False) is True
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        with running(new_task(self.context.subtask_index, self.context.attempt)):
+            self._apply(batch)
+
+    def _apply(self, batch: pa.RecordBatch) -> None:
         result = self._function(iter((batch,)))
         if not isinstance(result, Iterable) or isinstance(result, pa.RecordBatch | pa.Table):
             raise UserFunctionError(

@@ -31,6 +31,7 @@ from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorCon
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import RowGroups, RowsToBatch, row_class
+from ckpt_runtime.operators.task_context import new_task, running
 from ckpt_runtime.state.columns import decoded_type
 from ckpt_runtime.state.states import Key
 
@@ -87,6 +88,7 @@ class StatefulProcessorOperator(Operator):
         self._interval_ms = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER_INTERVAL)
         self._fires_at_end = configuration.get(ExecutionOptions.PROCESSOR_TIMERS_AT_END)
         self._now = context.now_ms()
+        self._task = new_task(context.subtask_index, context.attempt)
         if self._input_schema is not None:
             self._initialise(self._key_schema(self._input_schema))
             self._gather(self._input_schema)
@@ -177,17 +179,18 @@ class StatefulProcessorOperator(Operator):
         handle_input_rows: Callable[..., Any] = self._processor.handleInputRows
         key: Key | None = None
         try:
-            for key, rows in self._groups.of(batch, self._backend.prefetch):
-                cursor.key = key
-                result = handle_input_rows(key, iter(rows), timer_values)
-                try:
-                    results = iter(result)
-                except TypeError:
-                    raise self._not_iterable("handleInputRows", result) from None
-                # At once: a generator runs user code, which has to see its own key.
-                pending.extend(results)
-                if len(pending) >= PENDING_ROWS:
-                    self._collect_pending()
+            with running(self._task):
+                for key, rows in self._groups.of(batch, self._backend.prefetch):
+                    cursor.key = key
+                    result = handle_input_rows(key, iter(rows), timer_values)
+                    try:
+                        results = iter(result)
+                    except TypeError:
+                        raise self._not_iterable("handleInputRows", result) from None
+                    # At once: a generator runs user code, which has to see its own key.
+                    pending.extend(results)
+                    if len(pending) >= PENDING_ROWS:
+                        self._collect_pending()
         except Exception as error:
             error.add_note(f"in handleInputRows of operator {self.context.uid!r}, key {key!r}")
             raise
@@ -327,7 +330,8 @@ class StatefulProcessorOperator(Operator):
     def _user_code(self, method: str, key: Key | None) -> Iterator[None]:
         """Says where in user code an error came from, and ends the key's turn."""
         try:
-            yield
+            with running(self._task):
+                yield
         except Exception as error:
             error.add_note(f"in {method} of operator {self.context.uid!r}" + ("" if key is None else f", key {key!r}"))
             raise

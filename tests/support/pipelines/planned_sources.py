@@ -10,6 +10,7 @@ import os
 import random
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -287,6 +288,7 @@ class Part(WriterCommitMessage):
     rows: Any
     path: Path
     id: uuid.UUID
+    in_thread: int
 
 
 class PartsWriter(DataSourceStreamWriter):
@@ -302,11 +304,14 @@ class PartsWriter(DataSourceStreamWriter):
         rows = [row.row for row in iterator]
         path = self.directory / f"part-{told[2]}"
         path.write_text("".join(f"{row}\n" for row in rows))
-        return Part(told, np.int32(len(rows)), path, uuid.uuid4())
+        with ThreadPoolExecutor(1) as pool:
+            in_thread = pool.submit(task.taskAttemptId).result()
+        return Part(told, np.int32(len(rows)), path, uuid.uuid4(), in_thread)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         parts = [message for message in messages if isinstance(message, Part)]
-        told = [[*part.task, int(part.rows), part.path.name, part.id.version] for part in parts]
+        assert TaskContext.get() is None
+        told = [[*part.task, int(part.rows), part.path.name, part.id.version, part.in_thread] for part in parts]
         partial = self.directory / f".commit-{batchId}-{uuid.uuid4().hex}"
         partial.write_text(json.dumps(told))
         partial.replace(self.directory / f"commit-{batchId}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from msgspec import convert, to_builtins
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_writer import CommitterOperator, StreamWriterOperator
@@ -17,7 +19,7 @@ from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
 from ckpt_runtime.state.errors import StateSchemaError
 from tests.unit.runtime.connectors.harness import Collector, context, opened, snapshot_of
-from tests.unit.runtime.connectors.user_data_sources import ARROW_SCHEMA, ArrowFiles, Files, Tasks
+from tests.unit.runtime.connectors.user_data_sources import ARROW_SCHEMA, ArrowFiles, Files, Seen, Tasks
 
 
 def rows(*numbers: int) -> pa.RecordBatch:
@@ -195,6 +197,48 @@ def test_rows_after_write_has_returned_are_dropped_as_in_spark(tmp_path: Path) -
     sink.checkpoint(1)
     sink.committer.notify_complete(1)
     assert (tmp_path / "arrow-1").read_text() == "[None]"
+
+
+OF_FILES: dict[str, pa.Array] = {
+    "s": pa.array(["a"], pa.large_string()),
+    "c": pa.array(["b"]).dictionary_encode(),
+    "t": pa.array([1_700_000_000_000_001_999], pa.timestamp("ns", "Europe/Berlin")),
+    "n": pa.array([1], pa.timestamp("ms")),
+    "st": pa.array([{"x": 1}], pa.struct([("x", pa.timestamp("ns", "UTC"))])),
+    "l": pa.array([[1, 2]], pa.list_(pa.int16(), 2)),
+    "d": pa.array([1], pa.duration("ns")),
+}
+"""Types that files have and a schema of Spark's has one other for."""
+
+
+def test_rows_and_batches_have_the_types_that_spark_has_for_the_schema(tmp_path: Path) -> None:
+    """Other Arrow types of the same values come from files; PySpark cannot make rows of nanoseconds in a zone."""
+    sink = Sink(tmp_path, Seen, form="row")
+    sink.writers[0].process_batch(pa.record_batch(OF_FILES), 0)
+    sink.checkpoint(1)
+    at = dt.datetime.fromtimestamp(1_700_000_000).replace(microsecond=1)
+    assert (tmp_path / "seen").read_text() == (
+        f"Row(s='a', c='b', t={at!r}, n=datetime.datetime(1970, 1, 1, 0, 0, 0, 1000), "
+        f"st=Row(x={dt.datetime.fromtimestamp(0)!r}), l=[1, 2], d=datetime.timedelta(0))"
+    )
+    sink = Sink(tmp_path, Seen, form="arrow")
+    sink.writers[0].process_batch(pa.record_batch(OF_FILES), 0)
+    sink.checkpoint(1)
+    schema = to_arrow_schema(from_arrow_schema(pa.record_batch(OF_FILES).schema), timezone="UTC")
+    assert (tmp_path / "seen").read_text().startswith(repr(f"{schema} [{{'s': 'a', 'c': 'b', 't': ")[:-1])
+
+
+def test_commits_run_in_no_task_as_on_sparks_driver(tmp_path: Path) -> None:
+    sink = Sink(tmp_path, Seen, form="row")
+    sink.writers[0].process_batch(rows(1), 0)
+    sink.checkpoint(1)
+    sink.committer.notify_complete(1)
+
+
+def test_what_is_no_writer_is_refused_by_its_type(tmp_path: Path) -> None:
+    sink = Sink(tmp_path, Seen, form="none")
+    with pytest.raises(TypeError, match=r"Seen.streamWriter\(\) returned NoneType, expected a DataSourceStreamWriter"):
+        sink.writers[0].process_batch(rows(1), 0)
 
 
 def test_a_task_attempt_id_is_told_once_over_subtasks_checkpoints_and_attempts(tmp_path: Path) -> None:

@@ -327,3 +327,31 @@ class ArrowWriter(DataSourceStreamArrowWriter):
 class ArrowFiles(DataSource):
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
         return ArrowWriter(self.options)
+
+
+class SeenWriter(DataSourceStreamWriter):
+    """Keeps what came as text, in a file."""
+
+    def __init__(self, options: Any) -> None:
+        self.directory = Path(options["directory"])
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        (self.directory / "seen").write_text("\n".join(map(repr, iterator)))
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        assert TaskContext.get() is None
+
+
+class SeenArrowWriter(SeenWriter, DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return super().write(f"{batch.schema} {batch.to_pylist()}" for batch in iterator)
+
+
+class Seen(DataSource):
+    """With ``form=arrow`` its writer takes record batches; with ``form=none`` there is none."""
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
+        forms: dict[str, Any] = {"row": SeenWriter, "arrow": SeenArrowWriter, "none": lambda options: None}
+        writer: DataSourceStreamWriter = forms[self.options["form"]](self.options)
+        return writer

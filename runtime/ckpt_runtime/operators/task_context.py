@@ -1,0 +1,106 @@
+"""PySpark's ``TaskContext`` for user code: in Spark every task is in a process, here tasks are in threads of one.
+
+``TaskContext.get()`` gives the task whose user code the asking thread runs, and None to all other threads: as on
+Spark's driver where a reader plans and a writer commits, but also in threads that user code has started. To these a
+task may hand on what it has got.
+"""
+
+# PySpark has no public way to set its task context. Names of methods are PySpark's.
+# ruff: noqa: N802, SLF001
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+
+from pyspark import TaskContext
+from pyspark.resource import ResourceInformation
+
+_of_thread = threading.local()
+_lock = threading.Lock()
+_ID_BITS = 62
+"""Of the first id of a worker; Spark's ids are numbers of 63 bits."""
+
+_task_attempt_ids: Iterator[int] | None = None
+
+
+class _Task(TaskContext):
+    """What one task is told of itself, in whatever thread it asks."""
+
+    def __new__(cls, partition_id: int, attempt_number: int, task_attempt_id: int) -> _Task:  # noqa: ARG004
+        """Past that of PySpark's class, which knows one object only."""
+        return object.__new__(cls)
+
+    def __init__(self, partition_id: int, attempt_number: int, task_attempt_id: int) -> None:
+        self._told = (partition_id, attempt_number, task_attempt_id)
+
+    def stageId(self) -> int:
+        return 0
+
+    def partitionId(self) -> int:
+        return self._told[0]
+
+    def attemptNumber(self) -> int:
+        return self._told[1]
+
+    def taskAttemptId(self) -> int:
+        return self._told[2]
+
+    def getLocalProperty(self, key: str) -> str | None:
+        return None
+
+    def cpus(self) -> int:
+        return 1
+
+    def cpuAmount(self) -> Decimal:
+        return Decimal(1)
+
+    def resources(self) -> dict[str, ResourceInformation]:
+        return {}
+
+
+class _OfThisThread:
+    """Stands for the class attribute that ``TaskContext.get()`` returns."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> TaskContext | None:
+        task: TaskContext | None = getattr(_of_thread, "task", None)
+        return task
+
+
+def new_task(partition_id: int, attempt: int) -> TaskContext:
+    """A task that no other one is: its ``taskAttemptId`` is told once.
+
+    What is a task in Spark is one here: reading a partition, writing a subtask's rows between two checkpoints, a call
+    of a function of ``mapInArrow``; a stateful processor in one subtask is one. ``attempt`` is how often the job has
+    been deployed before.
+    """
+    return _Task(partition_id, attempt, _next_task_attempt_id())
+
+
+@contextmanager
+def running(task: TaskContext) -> Iterator[None]:
+    """Code of the task runs in this thread. Leaves alone what a real task of Spark's has in this process."""
+    with _lock:
+        if TaskContext.__dict__["_taskContext"] is None:
+            TaskContext._taskContext = _OfThisThread()  # type: ignore[assignment]
+    before, _of_thread.task = getattr(_of_thread, "task", None), task
+    try:
+        yield
+    finally:
+        _of_thread.task = before
+
+
+def _next_task_attempt_id() -> int:
+    """Counts from a random number in each worker: ids of other workers, attempts and jobs lie elsewhere.
+
+    The count begins with the first task: a worker is forked after this module has been loaded.
+    """
+    global _task_attempt_ids
+    with _lock:
+        if _task_attempt_ids is None:
+            _task_attempt_ids = itertools.count(secrets.randbits(_ID_BITS))
+        return next(_task_attempt_ids)
