@@ -22,6 +22,9 @@ def names() -> list[str]:
     return sorted(f"{_PREFIX}{module.name}" for module in pkgutil.iter_modules(__path__) if module.name[0] != "_")
 
 
+__all__ = names()  # noqa: PLE0605 - with a star a file installs all of them
+
+
 def __getattr__(name: str) -> DAG:
     if name not in names():
         raise AttributeError(f"module {__name__!r} has no DAG {name!r}, only {', '.join(names())}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow.sdk import BaseHook
 
+from airflow_provider_ckpt import advice
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.leader import leader_of
@@ -133,10 +134,13 @@ class CkptHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Do what the *Test* button does: ask the job manager for its overview."""
         try:
-            with self.get_conn() as client:
+            # Somebody waits at the button.
+            with self.get_conn(patience=0) as client:
                 overview = client.execute(requests.cluster_overview())
                 leader = client.url
-        except (CkptClientError, CkptConnectionInvalid) as error:
+        except CkptClientError as error:
+            return False, advice.on_error(error, self.ckpt_conn_id)
+        except CkptConnectionInvalid as error:
             return False, str(error)
         slots = f"{overview.slots_available} of {overview.slots_total} slots available"
         return True, f"version {overview.version}, leader {leader}, {slots}, {overview.jobs_running} jobs running"

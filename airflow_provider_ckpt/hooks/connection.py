@@ -17,22 +17,31 @@ DEFAULT_TIMEOUT_SECONDS = 30.0
 DEFAULT_CLUSTER_ID = "default"
 _LOOPBACK = "127.0.0.1"
 _SCHEMES = ("http", "https")
+_EXTRA = ("verify", "ca_file", "timeout", "browser_address", "ha_dir", "ha_cluster_id")
+_CONN_TYPE = "ckpt"
 _PORT_IN_HOST = re.compile(r"([^:\[\]]+|\[.*\]):\d*")
+_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+_TOKEN = re.compile(r"[!-~]+")
 
 
 class ConnectionLike(Protocol):
     """The fields of an Airflow connection that are read here."""
 
     conn_id: str
+    conn_type: str | None
     host: str | None
     schema: str | None
     port: int | None
+    login: str | None
     password: str | None
+    extra: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where the job manager answers. ``verify`` is a bool or the path of a CA bundle; ``timeout`` is in seconds.
+
+    ``base_url`` ends with a path where a proxy serves it at one.
 
     With ``ha_dir`` the leader is found there, and ``base_url`` is empty; ``host`` and ``port`` are for a session that
     is started, which may take any port then.
@@ -62,28 +71,30 @@ class Endpoint:
         }
 
     @classmethod
-    def of(cls, connection: ConnectionLike, extra: Mapping[str, Any]) -> Endpoint:
+    def of(cls, connection: ConnectionLike, decoded_extra: object) -> Endpoint:
         """Read a connection and its decoded extra.
 
         :raises CkptConnectionInvalid: naming the connection, the field, its value and what is allowed.
         """
+        extra = _extra(connection, decoded_extra)
+        token = _token(connection)
         if extra.get("ha_dir"):
-            return cls._of_directory(connection, extra)
-        scheme, host = _scheme_and_host(connection)
-        port = connection.port or DEFAULT_PORT
+            return cls._of_directory(connection, extra, token)
+        scheme, host, path = _address(connection)
+        port = _port(connection) or DEFAULT_PORT
         shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
         return cls(
-            base_url=f"{scheme}://{shown}:{port}",
+            base_url=f"{scheme}://{shown}:{port}{path}",
             host=host,
             port=port,
-            token=connection.password or None,
+            token=token,
             verify=_verify(connection, scheme, extra),
             timeout=_timeout(connection, extra.get("timeout")),
             browser_address=_browser_address(connection, extra.get("browser_address")),
         )
 
     @classmethod
-    def _of_directory(cls, connection: ConnectionLike, extra: Mapping[str, Any]) -> Endpoint:
+    def _of_directory(cls, connection: ConnectionLike, extra: Mapping[str, Any], token: str | None) -> Endpoint:
         """Where it leads to, and how, is the leader's to say."""
         if connection.host:
             raise _refuse(connection, "host", connection.host, "it must be empty, since ha_dir is given")
@@ -94,8 +105,8 @@ class Endpoint:
         return cls(
             base_url="",
             host=_LOOPBACK,
-            port=connection.port or 0,
-            token=connection.password or None,
+            port=_port(connection) or 0,
+            token=token,
             verify=_verify(connection, "https", extra),
             timeout=_timeout(connection, extra.get("timeout")),
             ha_dir=directory.strip(),
@@ -108,24 +119,69 @@ def _refuse(connection: ConnectionLike, name: str, value: object, allowed: str) 
     return CkptConnectionInvalid(f"connection {connection.conn_id!r}, {name}: {value!r} is not acceptable, {allowed}")
 
 
-def _scheme_and_host(connection: ConnectionLike) -> tuple[str, str]:
+def _extra(connection: ConnectionLike, decoded: object) -> Mapping[str, Any]:
+    """The extra's fields. Other types of connections, as those of derived hooks, may have fields of their own."""
+    # Of a text that is no JSON Airflow makes an empty object. It is not shown: it may hold a secret.
+    if not isinstance(decoded, Mapping) or (not decoded and (connection.extra or "").strip(" {}\n")):
+        raise CkptConnectionInvalid(f"connection {connection.conn_id!r}, extra: it must be a JSON object")
+    unknown = [key for key in decoded if key not in _EXTRA]
+    if unknown and connection.conn_type == _CONN_TYPE:
+        allowed = f"the fields are {', '.join(_EXTRA)}; a token belongs into the field Bearer token (password)"
+        raise _refuse(connection, "extra", unknown[0], allowed)
+    return decoded
+
+
+def _token(connection: ConnectionLike) -> str | None:
+    """The bearer token. What cannot be one is not shown, since it nearly is."""
+    if connection.login and connection.conn_type == _CONN_TYPE:
+        allowed = "it must be empty: there are bearer tokens only, in the field Bearer token (password)"
+        raise CkptConnectionInvalid(f"connection {connection.conn_id!r}, login: {allowed}")
+    if not connection.password:
+        return None
+    if not _TOKEN.fullmatch(connection.password):
+        allowed = "a token has no blanks, line breaks or characters beyond ASCII, also not at its end"
+        raise CkptConnectionInvalid(f"connection {connection.conn_id!r}, Bearer token (password): {allowed}")
+    return connection.password
+
+
+def _port(connection: ConnectionLike) -> int | None:
+    if connection.port is not None and not 0 <= connection.port <= 65535:
+        raise _refuse(connection, "port", connection.port, "it must be a number from 1 to 65535")
+    return connection.port
+
+
+def _address(connection: ConnectionLike) -> tuple[str, str, str]:
+    """Scheme, host, and the path at which a proxy serves the job manager."""
     given = (connection.host or "").strip().rstrip("/")
     prefix, separator, rest = given.partition("://")
-    host = rest if separator else given
+    host, slash, path = (rest if separator else given).partition("/")
     scheme = (prefix if separator else connection.schema or "http").strip().lower()
     if scheme not in _SCHEMES:
         raise _refuse(connection, "scheme", scheme, "it must be http or https")
     if _PORT_IN_HOST.fullmatch(host):
         raise _refuse(connection, "host", connection.host, "it contains a port, which belongs into the field Port")
-    if not host or any(character in host for character in "/?#@ "):
-        raise _refuse(connection, "host", connection.host, "it must be a host name or address without a path")
-    return scheme, host
+    if not _is_host(host):
+        raise _refuse(connection, "host", without_credentials(connection.host or ""), "it must be a name or an address")
+    if not _PATH.fullmatch(slash + path):
+        allowed = "a proxy's path in it must be like /gateway/totals"
+        raise _refuse(connection, "host", without_credentials(connection.host or ""), allowed)
+    return scheme, host, slash + path
+
+
+def _is_host(host: str) -> bool:
+    if not host or any(character in host for character in "?#@ "):
+        return False
+    try:
+        host.strip("[]").encode("idna")
+    except UnicodeError:  # an empty label, or one that is too long
+        return False
+    return True
 
 
 def _verify(connection: ConnectionLike, scheme: str, extra: Mapping[str, Any]) -> bool | str:
     verify = extra.get("verify")
-    if isinstance(verify, str) and verify.strip().lower() in ("true", "false"):
-        verify = verify.strip().lower() == "true"
+    if isinstance(verify, str) and verify.strip().lower() in ("", "true", "false"):
+        verify = verify.strip().lower() != "false"
     if verify is not None and not isinstance(verify, bool):
         raise _refuse(connection, "verify", verify, "it must be true or false")
     if scheme == "http" or verify is False:

@@ -30,6 +30,9 @@ def test_what_is_delivered() -> None:
     assert known <= set(delivered.names()) == set(dir(delivered))
     with pytest.raises(AttributeError, match="has no DAG 'ckpt_nope', only ckpt_"):
         _ = delivered.ckpt_nope
+    installed: dict[str, Any] = {}
+    exec("from airflow_provider_ckpt.dags import *", installed)
+    assert {name for name, found in installed.items() if isinstance(found, DAG)} == set(delivered.names())
 
 
 @pytest.mark.row("air.6")

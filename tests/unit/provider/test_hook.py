@@ -45,9 +45,12 @@ def connect(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> CkptHook:
         ({}, "http://jobs.example:8081", False),
         ({"port": 9000, "schema": "HTTPS"}, "https://jobs.example:9000", True),
         ({"host": "https://jobs.example/", "port": 443}, "https://jobs.example:443", True),
+        ({"host": "https://gateway.example/ckpt/a/", "port": 443}, "https://gateway.example:443/ckpt/a", True),
         ({"host": "::1"}, "http://[::1]:8081", False),
         ({"schema": "https", "extra": {"verify": False}}, "https://jobs.example:8081", False),
         ({"schema": "https", "extra": {"verify": "false"}}, "https://jobs.example:8081", False),
+        ({"schema": "https", "extra": {"verify": "", "ca_file": ""}}, "https://jobs.example:8081", True),
+        ({"conn_type": "derived", "login": "x", "extra": {"team": "x"}}, "http://jobs.example:8081", False),
         ({"schema": "https", "extra": {"ca_file": CA_FILE}}, "https://jobs.example:8081", CA_FILE),
     ],
 )
@@ -71,7 +74,18 @@ def test_token_and_timeout_are_read_and_the_token_is_not_shown(monkeypatch: pyte
     [
         ({"schema": "ftp"}, "scheme"),
         ({"host": ""}, "host"),
-        ({"host": "a/b"}, "host"),
+        ({"host": "a/b?c"}, "host"),
+        ({"host": "a/b:1"}, "host"),
+        ({"host": "a..b"}, "host"),
+        ({"port": 70000}, "port"),
+        ({"port": -1}, "port"),
+        ({"login": "geheim"}, "login"),
+        ({"password": "geheim\n"}, r"Bearer token \(password\)"),
+        ({"password": "schlüssel-geheim"}, r"Bearer token \(password\)"),
+        ({"extra": "[1]"}, "extra"),
+        ({"extra": "{verify: 'geheim'"}, "extra"),
+        ({"extra": {"verfy": False}}, "extra"),
+        ({"extra": {"token": "geheim"}}, "extra"),
         ({"host": "user@a"}, "host"),
         ({"host": "a:8081"}, "host"),
         ({"host": "http://[::1]:8081"}, "host"),
@@ -88,8 +102,30 @@ def test_token_and_timeout_are_read_and_the_token_is_not_shown(monkeypatch: pyte
 def test_a_field_that_cannot_be_used_is_named(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], name: str
 ) -> None:
-    with pytest.raises(CkptConnectionInvalid, match=f"connection 'ckpt_default', {name}: "):
+    with pytest.raises(CkptConnectionInvalid, match=f"connection 'ckpt_default', {name}: ") as refused:
         connect(monkeypatch, **fields).endpoint()
+    assert "geheim" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "url"),
+    [
+        ("ckpt://:geheim@jobs.example:9000/https?verify=false&timeout=10", "https://jobs.example:9000"),
+        ("ckpt://https%3A%2F%2Fgateway.example%2Fckpt%2Ftotals:443", "https://gateway.example:443/ckpt/totals"),
+        ("ckpt://http://jobs.example/", "http://jobs.example:8081"),
+    ],
+)
+def test_a_connection_may_be_a_uri(monkeypatch: pytest.MonkeyPatch, uri: str, url: str) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", uri)
+    endpoint = CkptHook().endpoint()
+    assert endpoint.base_url == url
+    assert (endpoint.token, endpoint.timeout) == (("geheim", 10.0) if "geheim" in uri else (None, 30.0))
+
+
+def test_requests_go_below_a_proxys_path(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, host="127.0.0.1/gateway", port=job_manager.port)
+    found, message = CkptHook().test_connection()
+    assert (found, job_manager.received) == (False, ["GET /gateway/overview"]), message
 
 
 def test_a_file_without_certificates_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,6 +147,7 @@ def test_the_test_button_tells_what_it_found(job_manager: JobManager, monkeypatc
     found, message = CkptHook().test_connection()
     assert not found
     assert "cannot be reached" in message
+    assert "Check host, port and scheme of the connection 'ckpt_default'" in message
     found, message = connect(monkeypatch, schema="ftp").test_connection()
     assert not found
     assert "scheme" in message
