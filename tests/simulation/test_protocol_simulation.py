@@ -26,7 +26,9 @@ from tests.simulation.protocols.tasks import Deployment
 from tests.simulation.protocols.world import World
 from tests.simulation.schedules.runner import read_seeds
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "5000"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", ENOUGH))
+"""As many as each planted bug has to show in."""
+SEEDS_OF_A_LONG_RUN = max(SEEDS, 5_000)
 BLOCK = 1_000
 KEPT = read_seeds(Path(__file__).with_name("kept_seeds.txt"))
 MINUTE = 60_000
@@ -37,6 +39,13 @@ MINUTE = 60_000
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_the_protocols_hold(first: int) -> None:
     assert_holds(PROTOCOLS, first, min(BLOCK, SEEDS - first))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(SEEDS, SEEDS_OF_A_LONG_RUN, BLOCK))
+def test_more_of_them_hold(first: int) -> None:
+    assert_holds(PROTOCOLS, first, min(BLOCK, SEEDS_OF_A_LONG_RUN - first))
 
 
 @pytest.mark.parametrize("seed", KEPT)
