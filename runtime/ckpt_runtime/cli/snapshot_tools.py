@@ -163,7 +163,7 @@ def convert(
         from ckpt_runtime.storage.filesystem import resolve
 
         def told(done: int, total: int) -> None:
-            show_progress(f"converted the state of {done} of {total} subtasks")
+            show_progress(f"converted the state of {done * 10 // total * 10} % of {total} subtasks")
 
         wanted = SavepointFormat(format.on_the_wire)
         converted = convert_snapshot(source, resolve(target), wanted, backend, told)
