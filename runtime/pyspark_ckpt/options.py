@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 READING = ("path", "operator", "state", "numPartitions")
 WRITING = ("path", "operator", "state", "base", "kind", "maxParallelism")
+_DIGITS = 10
 
 
 class OptionError(ValueError):
@@ -34,10 +35,10 @@ class Options:
         return value
 
     def positive(self, name: str) -> int | None:
-        """A number above zero, None when it was not given."""
+        """A number above zero and below a billion, None when it was not given."""
         value = self.get(name)
         if value is None:
             return None
-        if not (value.isascii() and value.isdecimal() and int(value) > 0):
-            raise OptionError(f"option {name!r} is {value!r}, it must be a number above 0")
+        if not (value.isascii() and value.isdecimal() and len(value) < _DIGITS and int(value) > 0):
+            raise OptionError(f"option {name!r} is {value!r}, it must be a number above 0 and below a billion")
         return int(value)

@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_MAX_PARALLELISM
 from ckpt_runtime.snapshots.authoring import NewState, check_base, discard, publish_savepoint, write_part
 from ckpt_runtime.snapshots.keyed_states import keyed_states
+from ckpt_runtime.snapshots.new_files import check_outside
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.state.hashing import check_key_types
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, descriptor_of, without_prefix
@@ -45,6 +46,7 @@ def writer_of(given: Mapping[str, str], table: StructType, *, overwrite: bool) -
     base = open_snapshot(url) if (url := options.get("base")) else None
     state = _state(options, table, base)
     if base is not None:
+        check_outside(target, base.directory)
         check_base(base, state.uid)
     StateColumns(state.descriptor["kind"], state.schema).check_table(table)
     return StateDataWriter(target.url, None if base is None else base.directory.url, state)

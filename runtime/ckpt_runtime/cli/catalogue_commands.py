@@ -25,14 +25,14 @@ DirectoryArgument = Annotated[str, typer.Argument(metavar="DIRECTORY", help="Whe
 def list_snapshots(cli: Cli, directory: DirectoryArgument) -> None:
     """List the checkpoints and savepoints below a directory, the latest first, with what the catalogue says."""
     with storage_failures():
-        from ckpt_runtime.snapshots.catalogue import look_at
+        from ckpt_runtime.snapshots.catalogue import check_listable, look_at
         from ckpt_runtime.snapshots.description import summary_of
         from ckpt_runtime.snapshots.finding import find_places
         from ckpt_runtime.storage.errors import CorruptFileError, NotFoundError
-        from ckpt_runtime.storage.filesystem import check_directory, resolve
+        from ckpt_runtime.storage.filesystem import resolve
 
         base = resolve(directory)
-        check_directory(base)
+        check_listable(base)
         readable: list[tuple[SnapshotSummary, CataloguedSavepoint | None]] = []
         damaged: list[tuple[str, str]] = []
         for location in find_places(base, at_most=None):

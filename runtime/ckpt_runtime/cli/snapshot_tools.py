@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,6 +48,23 @@ def storage_failures() -> Iterator[None]:
         raise CommandError(str(error), ExitCode.USAGE) from error
     except errors.StorageError as error:
         raise CommandError(str(error), ExitCode.UNREACHABLE) from error
+
+
+@contextmanager
+def clean_ends() -> Iterator[None]:
+    """Being told to end is an interruption here, as by Ctrl-C: what is half written is deleted first."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _not_installed(error: ModuleNotFoundError) -> Exception:
@@ -115,7 +135,7 @@ def copy(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A new directory, in any file system.")],
 ) -> None:
     """Copy a self-contained snapshot to a new directory, verifying it on the way."""
-    with storage_failures(), cli.output.progress() as show_progress:
+    with storage_failures(), clean_ends(), cli.output.progress() as show_progress:
         from ckpt_runtime.snapshots.copying import copy_snapshot
         from ckpt_runtime.storage.filesystem import resolve
 
@@ -137,13 +157,13 @@ def convert(
     ] = "hashmap",
 ) -> None:
     """Make a canonical or native savepoint of a snapshot, in a new directory."""
-    with storage_failures(), cli.output.progress() as show_progress:
+    with storage_failures(), clean_ends(), cli.output.progress() as show_progress:
         from ckpt_runtime.checkpoint.properties import SavepointFormat
         from ckpt_runtime.snapshots.convert import convert_snapshot
         from ckpt_runtime.storage.filesystem import resolve
 
         def told(done: int, total: int) -> None:
-            show_progress(f"converted the state of {done} of {total} subtasks")
+            show_progress(f"converted the state of {done * 10 // total * 10} % of {total} subtasks")
 
         wanted = SavepointFormat(format.on_the_wire)
         converted = convert_snapshot(source, resolve(target), wanted, backend, told)

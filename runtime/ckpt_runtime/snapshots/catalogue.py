@@ -16,7 +16,7 @@ from ckpt_runtime.snapshots.finding import find_places
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
-from ckpt_runtime.storage.filesystem import Location, check_directory, is_directory, resolve
+from ckpt_runtime.storage.filesystem import Location, check_bucket, check_directory, is_directory, resolve
 from ckpt_runtime.storage.savepoint_entry import (
     Mark,
     MarkKind,
@@ -139,10 +139,17 @@ def _found(
     directory: str | Location, job: str | None, look: Callable[[Location], CataloguedSavepoint | None]
 ) -> list[CataloguedSavepoint]:
     base = directory if isinstance(directory, Location) else resolve(directory)
-    if not base.is_object_store and not is_directory(base):
-        raise NotFoundError(f"there is no directory {base.url}", base.url)
+    check_listable(base)
     found = (catalogued for place in find_places(base) if (catalogued := look(place)) is not None)
     return [catalogued for catalogued in found if job is None or catalogued.is_of(job)]
+
+
+def check_listable(directory: Location) -> None:
+    """Raises :class:`NotFoundError` when there is no such directory, or no such bucket."""
+    if directory.is_object_store:
+        check_bucket(directory)
+    elif not is_directory(directory):
+        raise NotFoundError(f"there is no directory {directory.url}", directory.url)
 
 
 def latest_good(directory: str | Location, job: str | None = None) -> CataloguedSavepoint | None:

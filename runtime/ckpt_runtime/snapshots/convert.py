@@ -18,11 +18,12 @@ from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskSt
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.snapshots.authoring import discard
-from ckpt_runtime.snapshots.new_files import UnsharedFiles
+from ckpt_runtime.snapshots.new_files import UnsharedFiles, new_directory
 from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
+from ckpt_runtime.state.registry import check_name
 from ckpt_runtime.storage.errors import AmbiguousWriteError, InvalidLocationError
-from ckpt_runtime.storage.filesystem import Location, make_directory
+from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from ckpt_runtime.version import VERSION
 
@@ -53,27 +54,27 @@ def convert_snapshot(
     """
     snapshot = open_snapshot(source)
     backend = _backend_for(snapshot, savepoint_format, backend)
-    make_directory(target, exist_ok=False)
     prefix = f"{secrets.token_hex(4)}-"
     properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
     conversion = _Conversion(snapshot, UnsharedFiles(target, prefix), backend, properties)
-    try:
-        states = conversion.states(progress)
-        converted = replace(
-            snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
-        )
-        write_metadata(target, converted.to_json())
-    except AmbiguousWriteError:
-        raise
-    except BaseException:
-        discard(target, prefix)
-        raise
+    with new_directory(target, snapshot.directory):
+        try:
+            states = conversion.states(progress)
+            converted = replace(
+                snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
+            )
+            write_metadata(target, converted.to_json())
+        except AmbiguousWriteError:
+            raise
+        except BaseException:
+            discard(target, prefix)
+            raise
     files = conversion.files.finished
     return ConvertedSnapshot(target.url, len(files), sum(file.length for file in files))
 
 
 def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend: str) -> str:
-    """Which one reads and writes it."""
+    """Which one reads and writes it. Raises as :func:`convert_snapshot`, and UnsupportedBackendError."""
     url, written_by = snapshot.directory.url, snapshot.metadata.state_backend
     if any(state.has_channel_state for state in snapshot.metadata.states.values()):
         raise InvalidLocationError(
@@ -87,7 +88,9 @@ def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend:
             "canonical form first",
             url,
         )
-    return backend if written_by == ANY else written_by
+    used = backend if written_by == ANY else written_by
+    check_name(used)
+    return used
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.snapshots.new_files import new_directory
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -65,19 +66,15 @@ def copy_snapshot(
     file, metadata = read_metadata_bytes(source)
     snapshot = open_snapshot(file.parent)
     files = own_files(snapshot)
-    make_directory(target, exist_ok=False)
-    try:
-        copy_files(snapshot.directory, files, target, progress)
-    except BaseException:
-        _discard(files, target)
-        raise
-    try:
-        publish(target.child(METADATA_NAME), metadata)
-    except AmbiguousWriteError:
-        raise
-    except BaseException:
-        _discard(files, target)
-        raise
+    with new_directory(target, snapshot.directory):
+        try:
+            copy_files(snapshot.directory, files, target, progress)
+            publish(target.child(METADATA_NAME), metadata)
+        except AmbiguousWriteError:
+            raise
+        except BaseException:
+            _discard(files, target)
+            raise
     _copy_entry(snapshot.directory, target)
     return CopiedSnapshot(target.url, len(files), sum(file.length for file in files) + len(metadata))
 

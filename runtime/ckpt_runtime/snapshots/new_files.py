@@ -1,17 +1,55 @@
-"""New files of a snapshot that is written without a job."""
+"""New directories and files of snapshots that are written without a job."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
-from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.filesystem import Location
+from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, InvalidLocationError, StorageError
+from ckpt_runtime.storage.filesystem import Location, delete_empty_directory, is_directory, make_directory
 from ckpt_runtime.storage.state_file_writer import DEFAULT_MEMORY_THRESHOLD, StateFileWriter
 
 _ALWAYS_A_FILE = -1
+
+
+@contextmanager
+def new_directory(target: Location, source: Location) -> Iterator[None]:
+    """Makes the directory of a snapshot that is made of the one in ``source``.
+
+    When that fails the directory goes, with the parents that were made for it, as far as they are empty then. Raises
+    :class:`AlreadyExistsError`, and as :func:`check_outside`.
+    """
+    check_outside(target, source)
+    made = _missing(target)
+    try:
+        make_directory(target, exist_ok=False)
+        yield
+    except (AlreadyExistsError, AmbiguousWriteError):
+        raise
+    except BaseException:
+        with suppress(StorageError):
+            for directory in made:
+                delete_empty_directory(directory)
+        raise
+
+
+def check_outside(target: Location, source: Location) -> None:
+    """Raises :class:`InvalidLocationError` for a target inside of a snapshot, where nobody looks for another one."""
+    if source.real().contains(target.real()):
+        raise InvalidLocationError(f"{target.url} lies in the snapshot {source.url}", target.url)
+
+
+def _missing(target: Location) -> list[Location]:
+    """The directory and its parents that are not there, from the inside."""
+    missing: list[Location] = []
+    directory = target
+    while not (directory.is_object_store or directory == directory.parent or is_directory(directory)):
+        missing.append(directory)
+        directory = directory.parent
+    return missing
 
 
 class UnsharedFiles:

@@ -41,13 +41,17 @@ def register_backend(name: str, factory: BackendFactory) -> None:
     _FACTORIES[name] = factory
 
 
-def create_backend(name: str, parameters: BackendParameters) -> KeyedStateBackend:
-    """An empty backend. Raises :class:`UnsupportedBackendError` for a name that there is none of."""
-    factory = _FACTORIES.get(name)
-    if factory is None:
+def check_name(name: str) -> None:
+    """Raises :class:`UnsupportedBackendError` for a name that there is no backend of."""
+    if name not in _FACTORIES:
         known = " or ".join(map(repr, sorted(_FACTORIES)))
         raise UnsupportedBackendError(f"state.backend.type: {name!r} is not available, use {known}")
-    return factory(parameters)
+
+
+def create_backend(name: str, parameters: BackendParameters) -> KeyedStateBackend:
+    """An empty backend. Raises :class:`UnsupportedBackendError` for a name that there is none of."""
+    check_name(name)
+    return _FACTORIES[name](parameters)
 
 
 def described_states(name: str, uid: str, description: dict[str, Any]) -> dict[str, dict[str, Any]]:

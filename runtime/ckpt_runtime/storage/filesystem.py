@@ -177,7 +177,7 @@ def _parsed(url: str | os.PathLike[str]) -> tuple[str, str | None, str]:
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-            raise _invalid(text, "file:///path without a host")
+            raise _invalid(text, "file:///path without a host, and with %23 for # and %3F for ?")
         return text, None, _local_path(unquote(parts.path), text)
     if "::" in text:
         raise _invalid(text, "a single URL, not a chain of them")

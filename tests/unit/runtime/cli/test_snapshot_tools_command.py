@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +66,9 @@ def test_list(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["snapshot", "list", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "no snapshots\n"
-    assert main(["snapshot", "list", str(tmp_path / "missing")]) == 3
-    assert "is not there" in capsys.readouterr().err
+    for command in ("list", "latest"):
+        assert main(["snapshot", command, str(tmp_path / "missing")]) == ExitCode.NOT_FOUND
+        assert "there is no directory" in capsys.readouterr().err
 
 
 def test_show(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,3 +189,38 @@ def test_release_of_what_a_stored_job_has_claimed(
     store.jobs.remove(job)
     assert main(["snapshot", "release", str(savepoint), "--owner-is-dead", job]) == 0
     assert owner_of(savepoint).is_over
+
+
+HELD_COPY = """
+import sys
+from ckpt_runtime.cli.main import main
+from ckpt_runtime.snapshots import copying
+
+read = copying.read_range
+
+def held(*arguments):
+    sys.stdout.write("copying\\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    return read(*arguments)
+
+copying.read_range = held
+sys.exit(main(["snapshot", "copy", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.row("203.4")
+def test_a_copy_that_is_told_to_end_leaves_nothing(savepoint: Path, tmp_path: Path) -> None:
+    order = [sys.executable, "-c", HELD_COPY, str(savepoint), str(tmp_path / "new" / "copy")]
+    copy = subprocess.Popen(order, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert copy.stdout is not None
+        assert copy.stdout.readline().startswith("copying")
+        assert (tmp_path / "new" / "copy").exists()
+        copy.terminate()
+        _, told = copy.communicate(timeout=60)
+    finally:
+        copy.kill()
+        copy.communicate()
+    assert (copy.returncode, told) == (ExitCode.INTERRUPTED, "ckpt: interrupted\n")
+    assert not (tmp_path / "new").exists()

@@ -122,6 +122,19 @@ def test_what_a_checkpoint_of_the_dead_owner_needs_stays_and_is_claimed_by_it(
 
 
 @pytest.mark.row("203.12")
+def test_what_was_left_for_a_checkpoint_goes_when_that_has_gone(root: Path, savepoint: CompletedCheckpoint) -> None:
+    claimed_by(root, savepoint, RELEASED)
+    needed, _ = shared_files(savepoint)
+    checkpoint = retained(root, OWNER, needed)
+    for _ in range(2):  # again changes nothing
+        dispose_of_snapshot(savepoint.directory, CLUSTER)
+        assert set(list_names(resolve(savepoint.directory))) == {"claim", resolve(needed.path).name}
+    dispose_of_snapshot(checkpoint.directory, CLUSTER)
+    dispose_of_snapshot(savepoint.directory, CLUSTER)
+    assert list((root / "savepoints").iterdir()) == []
+
+
+@pytest.mark.row("203.12")
 def test_siblings_of_a_checkpoint_stay_whole_and_can_be_claimed_again(root: Path) -> None:
     storage = CheckpointStorage(str(root), OWNER)
     storage.initialize()

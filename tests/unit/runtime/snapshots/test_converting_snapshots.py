@@ -115,7 +115,16 @@ def test_nothing_stays_of_a_damaged_snapshot(tmp_path: Path) -> None:
     file = max(path for path in damaged.iterdir() if path.name != "_metadata")
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CorruptFileError, match=file.name):
-        converted(damaged, tmp_path / "target", CANONICAL)
+        converted(damaged, tmp_path / "new" / "target", CANONICAL)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_backend_that_there_is_none_of_is_refused_whatever_the_state(tmp_path: Path) -> None:
+    directory = resolve(tmp_path / "without")
+    Path(directory.path).mkdir()
+    write_metadata(directory, completed(directory).to_json())
+    with pytest.raises(ValueError, match="'nope' is not available"):
+        converted(directory.path, tmp_path / "target", SavepointFormat.NATIVE, "nope")
     assert not (tmp_path / "target").exists()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     OperatorSubtaskState,
@@ -15,6 +16,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.snapshots.convert import convert_snapshot
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.description import states_of, summary_of
 from ckpt_runtime.snapshots.finding import find_places
@@ -184,8 +186,8 @@ def test_a_damaged_snapshot_is_not_copied_and_nothing_stays(tmp_path: Path, dama
     if damage == "deleted":
         victim.unlink()
     with pytest.raises(CorruptFileError, match=victim.name):
-        copy_snapshot(str(source), resolve(tmp_path / "parent" / "target"))
-    assert list((tmp_path / "parent").iterdir()) == []
+        copy_snapshot(str(source), resolve(tmp_path / "new" / "parent" / "target"))
+    assert list(tmp_path.iterdir()) == [source], "nor the parents that were made for it"
 
 
 def test_what_exists_is_no_target(tmp_path: Path) -> None:
@@ -196,6 +198,19 @@ def test_what_exists_is_no_target(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         copy_snapshot(str(tmp_path / "missing"), resolve(tmp_path / "other"))
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("into", ["{}/inner", "{}/deep/inner", "{}-link/inner"])
+def test_a_snapshot_is_no_place_for_another_one(tmp_path: Path, into: str) -> None:
+    source = Path(shutil.copytree(SAVEPOINT, tmp_path / "source"))
+    (tmp_path / "source-link").symlink_to(source)
+    before = content(source)
+    target = resolve(into.format(source))
+    with pytest.raises(InvalidLocationError, match="lies in the snapshot"):
+        copy_snapshot(str(source), target)
+    with pytest.raises(InvalidLocationError, match="lies in the snapshot"):
+        convert_snapshot(str(source), target, SavepointFormat.CANONICAL, "hashmap")
+    assert content(source) == before
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "file:///etc/passwd", "_metadata"])

@@ -117,6 +117,7 @@ def test_two_writes_to_one_place_make_one_savepoint(base: Location) -> None:
         (KEYED, {"kind": "aggregate"}, OptionError, "must be one of value, list, map, timers"),
         (KEYED, {"kind": "map"}, TableError, "a state of kind 'map' has the columns"),
         (KEYED, {"kind": "value", "maxParallelism": "x"}, OptionError, "must be a number above 0"),
+        (KEYED, {"kind": "value", "maxParallelism": "9" * 5000}, OptionError, "must be a number above 0 and below"),
         (KEYED, {"kind": "value", "maxParallelism": "32769"}, OptionError, "must be at most 32768"),
         (KEYED, {"kind": "value", "numPartitions": "2"}, OptionError, "option 'numpartitions' is unknown"),
         (KEYED, {"kind": "value", "base": "/nowhere"}, NotFoundError, "/nowhere"),
