@@ -69,9 +69,7 @@ class LeaderSource(ABC):
             return known
         try:
             async with asyncio.timeout(timeout_s):
-                lookup = asyncio.wrap_future(self._looking_up())
-                lookup.add_done_callback(_seen)
-                return await asyncio.shield(lookup)
+                return await asyncio.wrap_future(self._looking_up())
         except TimeoutError:
             raise self._silent(timeout_s) from None
 
@@ -108,9 +106,3 @@ class LeaderSource(ABC):
 
     def _silent(self, timeout_s: float) -> LeaderUnknown:
         return LeaderUnknown(self.where, f"no answer within {timeout_s:g} s")
-
-
-def _seen(lookup: asyncio.Future[Leader]) -> None:
-    """Whoever waited may have given up; asyncio is not to complain that nobody took the error."""
-    if not lookup.cancelled():
-        lookup.exception()

@@ -231,6 +231,12 @@ class TestRegistry:
         assert registry.unregister_unused(3) == ("s3://b/x", "s3://b/y")
         assert len(registry) == 0
 
+    def test_an_older_checkpoint_that_is_acknowledged_last_does_not_make_the_file_older(self) -> None:
+        registry = SharedStateRegistry()
+        registry.register(2, state_with_file("s3://b/x"))
+        registry.register(1, state_with_file("s3://b/x"))
+        assert registry.unregister_unused(2) == ()
+
     def test_private_files_are_not_shared(self):
         registry = SharedStateRegistry()
         registry.register(1, state_with_file("private"))

@@ -63,6 +63,15 @@ def test_a_log_becomes_private_and_grows(tmp_path: Path) -> None:
     assert (path.read_text(), mode(path)) == ("before\nafter\n", 0o600)
 
 
+def test_no_log_is_written_through_a_link(tmp_path: Path) -> None:
+    path, other = tmp_path / "log", tmp_path / "other"
+    other.write_text("somebody's")
+    path.symlink_to(other)
+    with pytest.raises(OSError):
+        append_private(path)
+    assert other.read_text() == "somebody's"
+
+
 def test_sparks_settings_survive_the_properties_file() -> None:
     text = properties_text("yarn", {"spark.x": "a=b:c #d!\\e\n", "spark.y": " f"})
     assert text == "spark.x=a\\=b\\:c\\ \\#d\\!\\\\e\\n\nspark.y=\\ f\n"

@@ -117,6 +117,24 @@ def test_too_many_that_wait_are_refused(hang: Hang) -> None:
     assert [call.result(LONG_S) for call in (first, *waiting)] == ["late", "served", "served"]
 
 
+def test_what_an_idle_thread_is_about_to_take_does_not_count_as_waiting() -> None:
+    calls = pool(2, LONG_S, max_waiting=2)
+    meeting = threading.Barrier(3)
+    for _ in range(2):
+        calls.submit(meeting.wait, LONG_S)
+    meeting.wait(LONG_S)
+    deadline = threading.Event()
+    while calls._idle < 2 and not deadline.wait(0.001):
+        pass
+    with calls._changed:  # they cannot take any meanwhile
+        served = [calls.submit(int) for _ in range(4)]
+        refused = calls.submit(int)
+    with pytest.raises(PoolExhaustedError, match="wait already"):
+        refused.result(LONG_S)
+    assert [call.result(LONG_S) for call in served] == [0, 0, 0, 0]
+    calls.shutdown()
+
+
 def test_after_the_end_what_waits_is_cancelled_and_nothing_is_begun(hang: Hang) -> None:
     calls = pool(1, LONG_S)
     running = threading.Event()

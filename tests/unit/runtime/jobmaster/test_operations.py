@@ -150,6 +150,29 @@ def test_too_many_outcomes_push_the_oldest_out(monkeypatch: pytest.MonkeyPatch) 
     run(test)
 
 
+def test_what_runs_is_not_pushed_out_by_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has been promised an answer, however many others have come since."""
+    monkeypatch.setattr(operations, "MAX_OPERATIONS", 1)
+
+    async def test(store: OperationStore) -> None:
+        gate = asyncio.Event()
+
+        async def work() -> OperationStatus:
+            await gate.wait()
+            return DONE
+
+        for trigger in ("long", "longer"):
+            store.start(SAVEPOINT, "j", trigger, work)
+        for trigger in "abc":
+            store.start(SAVEPOINT, "j", trigger, done)
+            await settle()
+        for trigger in ("long", "longer"):
+            assert not store.status(SAVEPOINT, "j", trigger).completed
+        gate.set()
+
+    run(test)
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_stopping_ends_what_runs_and_says_so(begun: bool) -> None:
     async def test(store: OperationStore) -> None:

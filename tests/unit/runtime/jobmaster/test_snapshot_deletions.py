@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from ckpt_runtime.jobmaster import snapshot_deletions
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
-from ckpt_runtime.jobmaster.job_host import LoopHost
+from ckpt_runtime.jobmaster.job_host import LoopHost, Pool
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.leader_store import NotLeaderError
@@ -180,6 +181,56 @@ def test_after_closing_nothing_is_deleted(caplog: pytest.LogCaptureFixture) -> N
 
     run(test)
     assert "could not delete x before the end" in caplog.text
+
+
+@pytest.mark.usefixtures("patient")
+def test_after_closing_nobody_is_told_that_all_is_done() -> None:
+    """What follows would delete the job's directory."""
+    told: list[str] = []
+
+    async def test(deletions: SnapshotDeletions) -> None:
+        await attempted(deletions, Storage(away()).delete())
+        deletions.when_done(lambda: told.append("waited"))
+        deletions.close()
+        deletions.when_done(lambda: told.append("at once"))
+
+    run(test)
+    assert told == []
+
+
+class _Timers:
+    """A host whose pool answers at once; ``pauses`` are what was asked for, the last of them can be ended."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+        self.fire: Callable[[], None] = lambda: None
+
+    def in_pool(self, pool: Pool, call: Callable[[], Any], answer: Callable[[Callable[[], Any]], None]) -> None:
+        found = call()
+        answer(lambda: found)
+
+    def call_later(self, delay_ms: float, call: Callable[[], None]) -> SimpleNamespace:
+        self.pauses.append(delay_ms)
+        self.fire = call
+        return SimpleNamespace(cancel=lambda: None)
+
+
+def test_the_newest_failure_sets_the_pause() -> None:
+    """One that has failed for hours does not keep a fresh one waiting as long."""
+    host = _Timers()
+    deletions = SnapshotDeletions(cast(Any, host))
+    old, new = Storage(*(away() for _ in range(30))), Storage(away(), away())
+    deletions.submit("delete old", old.delete())
+    for _ in range(9):
+        host.fire()
+    assert host.pauses[:3] == [500.0, 1000.0, 2000.0]
+    assert host.pauses[-1] == snapshot_deletions.RETRY_MAX_MS
+    deletions.submit("delete new", new.delete("new"))
+    host.fire()
+    assert host.pauses[-1] == 1000.0
+    host.fire()
+    assert new.deleted == ["new"]
+    assert host.pauses[-1] == snapshot_deletions.RETRY_MAX_MS
 
 
 @pytest.mark.usefixtures("patient")

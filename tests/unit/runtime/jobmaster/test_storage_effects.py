@@ -19,6 +19,8 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
 from ckpt_runtime.jobmaster.job_record import JobRecord
+from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
+from ckpt_runtime.scheduler.job_events import SuspendRequested
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -448,6 +450,20 @@ def test_after_closing_nothing_is_answered_and_no_timer_fires(tmp_path: Path) ->
         assert not bench.shell._timers
 
     run(tmp_path, test, interval_ms=10)
+
+
+@pytest.mark.parametrize("event", [SuspendRequested(), LeadershipLost()])
+def test_what_another_driver_may_be_writing_stays_behind_a_suspended_job(tmp_path: Path, event: JobInput) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.checkpoint()
+        (bench.directory / "chk-2").mkdir()
+        (bench.directory / "chk-2" / "state-0").write_bytes(b"its metadata comes last")
+        bench.shell.tell(event)
+        await bench.until(lambda: any(isinstance(answer, out.ShutdownComplete) for answer in bench.listener.answers))
+        await bench.settle()
+        assert bench.names() == ["chk-1", "chk-2"]
+
+    run(tmp_path, test)
 
 
 def test_waits_between_retries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

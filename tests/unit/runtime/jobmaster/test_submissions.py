@@ -122,6 +122,45 @@ def test_what_is_being_submitted_is_waited_for(tmp_path: Path, refused: bool) ->
     run(tmp_path, test)
 
 
+def test_who_gives_up_waiting_ends_the_submission_for_nobody_else(tmp_path: Path) -> None:
+    async def test(driver: Driver, _: Driver) -> None:
+        driver.may_submit.clear()
+        first, second, third = (asyncio.create_task(driver.run()) for _ in range(3))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.sleep(0)
+        driver.may_submit.set()
+        await asyncio.gather(first, third)
+        assert driver.started == [JOB]
+
+    run(tmp_path, test)
+
+
+def test_a_burnt_id_waits_for_what_is_submitted_anew_meanwhile(tmp_path: Path) -> None:
+    async def test(driver: Driver, _: Driver) -> None:
+        async def run_again() -> None:
+            with pytest.raises(NotReady):
+                await driver.run(replace(REQUEST, arguments=("refused",)))
+            driver.may_submit.clear()
+            await driver.run()
+
+        driver.may_submit.clear()
+        running = asyncio.create_task(run_again())
+        await asyncio.sleep(0)
+        burning = asyncio.create_task(driver.burn())
+        await asyncio.sleep(0)
+        driver.may_submit.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        driver.may_submit.set()
+        await running
+        with pytest.raises(JobLives):
+            await burning
+        assert driver.submissions.burnt() == {}
+
+    run(tmp_path, test)
+
+
 def test_ids_are_forgotten_after_a_month(tmp_path: Path) -> None:
     async def test(first: Driver, second: Driver) -> None:
         await first.submissions.take_over(first.store)

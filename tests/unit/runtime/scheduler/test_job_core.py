@@ -239,7 +239,8 @@ class TestStop:
     def location(self, job: Job) -> int:
         return job.one(out.InitializeLocation).checkpoint_id
 
-    def test_the_good_case(self):
+    def stopped(self) -> Job:
+        """With a savepoint, and an end that is still to be stored."""
         job = Job().run()
         job.step(job_on.StopRequested("stop", False, "savepoints"))
         number = self.location(job)
@@ -251,8 +252,21 @@ class TestStop:
         assert job.machine.state is JobState.ENDING
         job.each(job_on.TaskFinished)
         assert core.StoreResult in job.kinds()
+        assert job_out.StopCompleted not in job.kinds()
+        return job
+
+    def test_the_good_case(self):
+        job = self.stopped()
         job.step(core.ResultStored())
         assert job.one(job_out.StopCompleted) == job_out.StopCompleted("stop", "savepoints/1")
+
+    def test_another_driver_leads_before_the_end_is_stored(self):
+        """It may run the job again; the savepoint is the user's all the same."""
+        job = self.stopped()
+        job.step(core.LeadershipLost())
+        failed = job.one(job_out.StopFailed)
+        assert (failed.request_id, failed.location) == ("stop", "savepoints/1")
+        assert job_out.StopCompleted not in job.kinds()
 
     def test_one_that_fails_before_it_reaches_a_task(self):
         job = Job(tolerable_failures=9).run()
