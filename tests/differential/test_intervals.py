@@ -1,4 +1,4 @@
-"""The delay of a watermark is what Spark reads in the same text."""
+"""The delay of a watermark and the bounds of a join are what Spark reads in the same text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_runtime.api.intervals import parse_interval
+from ckpt_runtime.api.intervals import parse_interval, parse_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,20 +26,23 @@ TEXTS = [
     "0 seconds",
     "1 second 1 second",
 ]
+OFFSETS = ["-1 hour 30 minutes", "-1 hour -30 minutes", "interval -3 seconds", "-250 milliseconds", "-0.5 seconds"]
 REFUSED = ["1.5 minutes", "1 fortnight", "minutes", "", "interval", "1 second x"]
 
 
 def test_spark_reads_the_same(spark: SparkSession) -> None:
     epoch = "timestamp'1970-01-01 00:00:00'"
-    columns = [f"unix_millis({epoch} + cast('{text}' as interval))" for text in TEXTS]
-    assert dict(zip(TEXTS, map(parse_interval, TEXTS), strict=True)) == dict(
-        zip(TEXTS, spark.sql(f"select {', '.join(columns)}").head() or (), strict=True)
-    )
+    texts = [*TEXTS, *OFFSETS]
+    columns = [f"unix_millis({epoch} + cast('{text}' as interval))" for text in texts]
+    theirs = dict(zip(texts, spark.sql(f"select {', '.join(columns)}").head() or (), strict=True))
+    assert {text: parse_offset(text) for text in texts} == theirs
+    assert {text: parse_interval(text) for text in TEXTS} == {text: theirs[text] for text in TEXTS}
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_spark_refuses_the_same(spark: SparkSession, text: str) -> None:
     rows = spark.sql(f"select try_cast('{text}' as interval) is null").collect()
     assert rows[0][0]
-    with pytest.raises(ValueError, match="one or more numbers"):
-        parse_interval(text)
+    for parse in (parse_interval, parse_offset):
+        with pytest.raises(ValueError, match="one or more numbers"):
+            parse(text)

@@ -28,6 +28,22 @@ def parse_interval(text: str) -> int:
     return int(millis)
 
 
+def parse_offset(text: str) -> int:
+    """Reads a length of time as :func:`parse_interval` does, which may be negative, and has to be whole milliseconds.
+
+    A sign belongs to its number, as in Spark: ``"-1 hour 30 minutes"`` is half an hour back. Raises ValueError saying
+    what is allowed.
+    """
+    stripped = text.strip()
+    try:
+        return -parse_duration(stripped[1:]) if stripped.startswith("-") else parse_duration(stripped)
+    except ValueError:
+        millis = _spark_interval(stripped.lower())
+    if millis is None or millis != int(millis):
+        raise ValueError(f"{INTERVAL_FORM}, in whole milliseconds")
+    return int(millis)
+
+
 def _spark_interval(text: str) -> Decimal | None:
     """None for what is none."""
     text = re.sub(r"^interval(?=[\s+-])", "", text)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.configuration.quantities import parse_duration
+from ckpt_runtime.api.intervals import parse_offset
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import event_time_column
 from ckpt_runtime.graph.expressions import check_columns
@@ -112,8 +112,7 @@ def _offset(bound: Any) -> int:
         return millis
     if not isinstance(bound, str):
         raise PlanError("join: within", f"bound {bound!r}; {_WITHIN_FORM}")
-    text = bound.strip()
     try:
-        return -parse_duration(text[1:]) if text.startswith("-") else parse_duration(text)
+        return parse_offset(bound)
     except ValueError as error:
         raise PlanError("join: within", f"bound {bound!r}: {error}") from None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Mapping
+from contextvars import copy_context
 from typing import Any
 
 import pyarrow as pa
@@ -44,7 +45,9 @@ class _Epoch:
         self._queue: queue.Queue[pa.RecordBatch | _Abandoned | None] = queue.Queue(_QUEUED_BATCHES)
         self._message: Any = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"write {context.name}", daemon=True)
+        # In the subtask's context: what user code logs is about the subtask.
+        run = copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._run,), name=f"write {context.name}", daemon=True)
         self._thread.start()
 
     def feed(self, batch: pa.RecordBatch) -> None:

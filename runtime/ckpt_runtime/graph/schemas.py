@@ -109,7 +109,7 @@ def project_output_schema(input_schema: pa.Schema, spec: ProjectSpec) -> pa.Sche
 
 
 def join_output_schema(spec: JoinSpec) -> pa.Schema:
-    """The keys that both sides call the same, the left side's other columns, the right side's; a semi join: the left's.
+    """The keys that both sides call the same, the left side's other columns, and but for a semi join the right side's.
 
     A side that may be missing has nullable columns.
     """
@@ -117,15 +117,16 @@ def join_output_schema(spec: JoinSpec) -> pa.Schema:
         raise SchemaDerivationError(f"join type {spec.how!r} is unknown, allowed are {list(JOIN_TYPES)}")
     _check_join_keys(spec)
     _check_join_times(spec)
-    if spec.how == "left_semi":
-        return spec.left.schema
     shared = shared_join_keys(spec)
     key_side = spec.right if spec.how == "right_outer" else spec.left
     fields = [_field(key_side.schema, key, "key") for key in shared]
-    for side, nullable in (
-        (spec.left, spec.how in ("right_outer", "full_outer")),
-        (spec.right, spec.how in ("left_outer", "full_outer")),
-    ):
+    if spec.how == "full_outer":  # a key may be the right side's
+        nulls = [_field(spec.right.schema, key, "key").nullable for key in shared]
+        fields = [field.with_nullable(field.nullable or null) for field, null in zip(fields, nulls, strict=True)]
+    sides = [(spec.left, spec.how in ("right_outer", "full_outer"))]
+    if spec.how != "left_semi":
+        sides.append((spec.right, spec.how in ("left_outer", "full_outer")))
+    for side, nullable in sides:
         own = [field for field in side.schema if field.name not in shared]
         fields += [field.with_nullable(True) if nullable else field for field in own]
     names = [field.name for field in fields]

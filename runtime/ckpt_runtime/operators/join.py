@@ -101,7 +101,8 @@ class JoinOperator(Operator):
         if self._semi and number == LEFT:
             other.buffer.mark_found(slots, times, *side.bounds, found)
             if found.any():
-                yield self._result.joined(batch.filter(_mask(found)).columns, ())
+                matched = batch.filter(_mask(found))
+                yield self._result.joined([matched.column(index) for index in self._result.needed[LEFT]], ())
             return
         for probes, rows in other.buffer.matches(slots, times, *side.bounds, found):
             stored = other.buffer.take(rows, self._result.needed[1 - number])

@@ -17,7 +17,7 @@ class JoinOutput:
 
     def __init__(self, spec: JoinSpec) -> None:
         self.schema = join_output_schema(spec)
-        self._sources = _semi_sources(spec) if spec.how == "left_semi" else _sources(spec)
+        self._sources = _sources(spec)
         self.needed = tuple([index for side, index, _ in self._sources if side == wanted] for wanted in (LEFT, RIGHT))
 
     def joined(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> pa.RecordBatch:
@@ -36,10 +36,6 @@ class JoinOutput:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _semi_sources(spec: JoinSpec) -> list[tuple[int, int, int | None]]:
-    return [(LEFT, index, None) for index in range(len(spec.left.schema))]
-
-
 def _sources(spec: JoinSpec) -> list[tuple[int, int, int | None]]:
     """For each column of the result: side and position, and for a key that is shared the position on the other side."""
     shared = shared_join_keys(spec)
@@ -48,6 +44,6 @@ def _sources(spec: JoinSpec) -> list[tuple[int, int, int | None]]:
     sources: list[tuple[int, int, int | None]] = [
         (first, names[first].index(key), names[1 - first].index(key)) for key in shared
     ]
-    for side in (LEFT, RIGHT):
+    for side in (LEFT,) if spec.how == "left_semi" else (LEFT, RIGHT):
         sources += [(side, index, None) for index, name in enumerate(names[side]) if name not in shared]
     return sources

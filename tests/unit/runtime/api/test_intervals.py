@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.api.intervals import parse_interval
+from ckpt_runtime.api.intervals import parse_interval, parse_offset
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,17 @@ def test_durations_of_options_and_intervals(text: str, millis: int) -> None:
 def test_what_is_none(text: str) -> None:
     with pytest.raises(ValueError, match="one or more numbers with a unit"):
         parse_interval(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "millis"),
+    [("-5 min", -300_000), (" -1 hour 30 minutes", -1_800_000), ("-10s", -10_000), ("1 hour 30 minutes", 5_400_000)],
+)
+def test_offsets_may_be_negative(text: str, millis: int) -> None:
+    assert parse_offset(text) == millis
+
+
+@pytest.mark.parametrize("text", ["-", "- ", "1 microsecond", "-1.0005 seconds", "--1 s"])
+def test_what_is_no_offset(text: str) -> None:
+    with pytest.raises(ValueError, match=r"one or more numbers with a unit .*, in whole milliseconds"):
+        parse_offset(text)

@@ -105,10 +105,25 @@ def test_columns_that_cannot_miss_stay_as_they_were() -> None:
     assert nullable("full_outer") == [True] * 4
 
 
+def test_a_key_that_either_side_may_bring_is_nullable_if_either_is() -> None:
+    session = StreamSession()
+    schemas = [
+        pa.schema([pa.field("k", pa.int64(), nullable), pa.field(time, pa.timestamp("us"))])
+        for nullable, time in ((False, "t"), (True, "u"))
+    ]
+    left, right = (
+        numbers(session).mapInArrow(lambda batches: batches, schema).withWatermark(schema.names[1], "1 s")
+        for schema in schemas
+    )
+    for how, nullable in {"inner": False, "left": False, "right": True, "full": True, "semi": False}.items():
+        assert left.join(right, "k", how, within=("0 s", "0 s")).schema.field("k").nullable is nullable, how
+
+
 def test_bounds_are_texts_or_timedeltas() -> None:
     orders, payments = sides(StreamSession())
     given: list[tuple[Any, Any]] = [
         (("-5 min", "1 hour"), (-300_000, HOUR)),
+        (("interval -1 minute -30 seconds", "1 hour 30 minutes"), (-90_000, 3 * HOUR // 2)),
         ((" - 5s", "0"), (-5_000, 0)),
         ([timedelta(minutes=-5), timedelta(milliseconds=1)], (-300_000, 1)),
     ]
@@ -186,7 +201,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda o, p: o.join(p, "key", "left"), r"join: join type 'left_outer' needs within=\(lower, upper\) and a"),
     (lambda o, p: o.join(p, "key", within="1 s"), r"join: within: '1 s'; expected \(lower, upper\) such as"),
     (lambda o, p: o.join(p, "key", within=("1 s", 5)), "join: within: bound 5; expected"),
-    (lambda o, p: o.join(p, "key", within=("1 s", "soon")), "join: within: bound 'soon': a number with a unit"),
+    (lambda o, p: o.join(p, "key", within=("1 s", "soon")), "join: within: bound 'soon': one or more numbers"),
     (lambda o, p: o.join(p, "key", within=(timedelta(microseconds=1), timedelta(1))), "not a whole number of milli"),
     (lambda o, p: o.join(p, "key", within=("2 s", "1 s")), "join: within: the lower bound '2 s' is above .* '1 s'"),
     (lambda o, p: o.join(p, "key", within=("0 s", f"{2**62} ms")), "join: time bounds .* hold no moment of columns"),

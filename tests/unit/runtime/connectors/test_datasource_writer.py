@@ -18,6 +18,7 @@ from ckpt_runtime.connectors.datasource_writer import CommitterOperator, StreamW
 from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
 from ckpt_runtime.state.errors import StateSchemaError
+from ckpt_runtime.structured_log import JsonLines, about
 from tests.unit.runtime.connectors.harness import Collector, context, opened, snapshot_of
 from tests.unit.runtime.connectors.user_data_sources import ARROW_SCHEMA, ArrowFiles, Files, Seen, Tasks
 
@@ -233,6 +234,16 @@ def test_commits_run_in_no_task_as_on_sparks_driver(tmp_path: Path) -> None:
     sink.writers[0].process_batch(rows(1), 0)
     sink.checkpoint(1)
     sink.committer.notify_complete(1)
+
+
+def test_what_a_writer_logs_is_about_its_subtask(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.setFormatter(JsonLines())
+    sink = Sink(tmp_path, Seen, form="row")
+    with caplog.at_level("WARNING"), about(vertex_id="v", subtask=0):
+        sink.writers[0].process_batch(rows(1), 0)
+        sink.writers[0].prepare_snapshot(1)
+    assert '"message": "1 seen"' in caplog.text
+    assert '"vertex_id": "v", "subtask": 0' in caplog.text
 
 
 def test_what_is_no_writer_is_refused_by_its_type(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import threading
@@ -336,7 +337,9 @@ class SeenWriter(DataSourceStreamWriter):
         self.directory = Path(options["directory"])
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        (self.directory / "seen").write_text("\n".join(map(repr, iterator)))
+        seen = [*map(repr, iterator)]
+        logging.getLogger("user").warning("%d seen", len(seen))
+        (self.directory / "seen").write_text("\n".join(seen))
         return WriterCommitMessage()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
