@@ -125,13 +125,14 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
     def _poked(self, context: Context) -> Any:
-        """As Airflow's own sensors; a timeout says what was in the way last."""
+        """As Airflow's own sensors; a timeout says what was waited for, and what was in the way last."""
         try:
             return super().execute(context)
         except AirflowSensorTimeout as error:
-            if not self._trouble:
-                raise
-            raise AirflowSensorTimeout(f"{error} Last trouble: {self._trouble}") from error
+            known = self._condition
+            text = str(error) if known is None else f"{known.subject}: not reached ({known.standing}). {error}"
+            trouble = f" Last trouble: {self._trouble}" if self._trouble else ""
+            raise AirflowSensorTimeout(text + trouble) from error
 
     def _wait_here(self, trigger: CkptTrigger) -> Verdict | None:
         seconds = seconds_here(self.defer_after)

@@ -68,8 +68,8 @@ def test_an_ambiguous_name_and_no_name_change_nothing(
 def test_a_connection_that_cannot_be_used_names_its_field(
     job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps({"conn_type": "ckpt", "host": "a/b"}))
-    with pytest.raises(CkptConnectionInvalid, match="connection 'wrong', host: 'a/b' is not acceptable"):
+    monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps({"conn_type": "ckpt", "host": "a b"}))
+    with pytest.raises(CkptConnectionInvalid, match="connection 'wrong', host: 'a b' is not acceptable"):
         kind(task_id="t", job="orders", ckpt_conn_id="wrong", **given).execute(task.context())
 
 
