@@ -28,7 +28,7 @@ from airflow_provider_ckpt.job_tasks import CkptJobTask
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, backstop, seconds_here, tell_trace, wait_here
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
-from ckpt_runtime.client.errors import CkptClientError, is_passing
+from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
             self._find(context, deadline)
             trigger = self.trigger(context, deadline)
         except CkptClientError as error:
-            kind = CkptUnavailable if is_passing(error) else CkptRequestRejected
+            kind = CkptUnavailable if is_waited_out(error) else CkptRequestRejected
             raise kind(advice.on_error(error, self.ckpt_conn_id)) from error
         verdict = self._wait_here(trigger)
         if verdict is not None:
