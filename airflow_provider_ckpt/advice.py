@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ckpt_runtime.client.errors import CkptClientError, NotFound, Unauthorized, Unreachable
+from ckpt_runtime.client.errors import (
+    CkptApiError,
+    CkptClientError,
+    NotFound,
+    Unauthorized,
+    UnexpectedAnswer,
+    Unreachable,
+)
 
 REFUSED_TOKEN = "refused_token"
 """The field of a verdict's result that says why a wait was refused."""
@@ -24,7 +31,19 @@ def on_error(error: CkptClientError, conn_id: str) -> str:
         return on_refused_token(text, conn_id)
     if isinstance(error, Unreachable):
         return on_unreachable(text, conn_id)
-    return on_missing(text, conn_id) if isinstance(error, NotFound) else text
+    if isinstance(error, NotFound):
+        return on_missing(text, conn_id)
+    return _on_answer(text, error, conn_id) if isinstance(error, CkptApiError) else text
+
+
+def _on_answer(text: str, error: CkptApiError, conn_id: str) -> str:
+    """What answers is not well, or is nobody's job manager."""
+    if error.status >= 500:
+        return _with(text, f"The log of the session of the connection {conn_id!r} may have more")
+    if isinstance(error, UnexpectedAnswer) or error.status < 400 or error.status == 403:
+        ways = f"Check host, port and scheme of the connection {conn_id!r}"
+        return _with(text, f"{ways}, and any proxy on the way: what answers there may be no job manager")
+    return text
 
 
 def on_refused_token(text: str, conn_id: str) -> str:

@@ -10,14 +10,29 @@ from airflow.sdk.log import mask_secret
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from ckpt_runtime.secret_keys import MASK, is_secret_key
 
-_ASSIGNMENT = re.compile(r"([^\s=]+)=.*", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([^\s=]+)=(.*)", re.DOTALL)
+_PASSWORD_IN_URL = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 
 
-def hide(options: Mapping[str, str]) -> None:
-    """From now on Airflow masks the values of keys that speak of a secret wherever this task logs or renders them."""
-    for key, value in options.items():
-        if value and is_secret_key(key):
-            mask_secret(value)
+def hide(rendered: object) -> None:
+    """From now on Airflow masks the secrets of an argument wherever this task logs or shows it.
+
+    Those are values of keys that speak of a secret, in a mapping or as ``key=value``, and passwords of URLs.
+    """
+    if isinstance(rendered, Mapping):
+        for key, value in rendered.items():
+            if isinstance(value, str):
+                _hide_value(str(key), value)
+    elif isinstance(rendered, str):
+        assigned = _ASSIGNMENT.fullmatch(rendered)
+        _hide_value(*(assigned.groups() if assigned else ("", rendered)))
+
+
+def _hide_value(key: str, value: str) -> None:
+    if value and is_secret_key(key):
+        mask_secret(value)
+    for password in _PASSWORD_IN_URL.findall(value):
+        mask_secret(password)
 
 
 def shown_command(command: Sequence[str]) -> str:

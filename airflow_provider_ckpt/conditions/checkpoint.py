@@ -11,6 +11,7 @@ from airflow_provider_ckpt.conditions.job import OfJob
 from airflow_provider_ckpt.conditions.job_log import failure_of
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
+from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
 
@@ -56,7 +57,8 @@ class CheckpointGoal:
 
 
 class CheckpointCondition(OfJob):
-    """Done when enough wanted checkpoints completed; FAILED when the job ended, or the wanted one failed.
+    """Done when enough wanted checkpoints completed; FAILED when the job ended, or the wanted one failed or is
+    forgotten.
 
     The job manager shows only the newest entries, so what was seen is remembered over the life of one instance.
     """
@@ -84,14 +86,31 @@ class CheckpointCondition(OfJob):
             return (yield from self._ended(job, statistics))
         self._state = job.state
         self.standing = f"{len(self._seen)} of {self._goal.count} came, the job is {job.state}"
-        return self._failed(statistics)
+        return self._failed(statistics) or (yield from self._forgotten(statistics))
 
     def _failed(self, statistics: CheckpointStatistics) -> Verdict | None:
+        """The one that is wanted by its id has ended, and is not what is wanted."""
+        item = next((item for item in _entries(statistics) if item.id == self._goal.checkpoint_id), None)
+        if item is None or item.status == "IN_PROGRESS":
+            return None
+        reason = f"failed: {item.failure_message or 'no reason given'}"
+        if item.status == "COMPLETED":
+            noun = "savepoint" if item.is_savepoint else "checkpoint"
+            reason = f"is a {noun} triggered at {item.triggered_at_ms} ms, which the other arguments exclude"
+        return Verdict(Status.FAILED, f"checkpoint {item.id} of job {self._job_id} {reason}")
+
+    def _forgotten(self, statistics: CheckpointStatistics) -> Poll:
+        """The one that is wanted by its id has left the history, which has later ones: nobody can tell of it."""
         wanted = self._goal.checkpoint_id
-        for item in statistics.history:
-            if item.id == wanted and item.status == "FAILED":
-                reason = item.failure_message or "no reason given"
-                return Verdict(Status.FAILED, f"checkpoint {wanted} of job {self._job_id} failed: {reason}")
+        shown = [item.id for item in statistics.history]
+        if wanted is None or wanted in shown or max(shown, default=0) < wanted:
+            return None
+        try:
+            yield requests.checkpoint_details(self._job_id, wanted)  # one that is pending may not be in Flink's list
+        except NotFound:
+            text = f"checkpoint {wanted} of job {self._job_id} is not in its history any more, which is at {max(shown)}"
+            ways = "Ask for since_checkpoint_id instead, or have the session keep more (web.checkpoints.history)"
+            return Verdict(Status.FAILED, f"{text}; whether it has completed is not known. {ways}")
         return None
 
     def _ended(self, job: JobDetails, statistics: CheckpointStatistics) -> Generator[requests.Call[Any], Any, Verdict]:

@@ -182,7 +182,7 @@ class Wait:
         self._progress.away(error)
 
     def _over(self) -> Verdict:
-        message = f"{self._condition.subject}: not reached before the task's deadline"
+        message = f"{self._condition.subject}: not reached before the task's deadline ({self._condition.standing})"
         if self._trouble is None:
             return Verdict(Status.TIMEOUT, message)
         facts = {TROUBLE: str(self._trouble), UNREACHABLE: isinstance(self._trouble, Unreachable)}

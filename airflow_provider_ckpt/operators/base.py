@@ -27,6 +27,7 @@ from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.job_tasks import CkptJobTask
 from airflow_provider_ckpt.lineage import TellsLineage
 from airflow_provider_ckpt.links import JOB_LINKS
+from airflow_provider_ckpt.secret_values import hide
 from airflow_provider_ckpt.tasks import (
     FIRST_LOOKS_SECONDS,
     CkptTask,
@@ -94,6 +95,12 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         self.wait_timeout = wait_timeout
         self.poll_interval = poll_interval
         self.link_addresses: dict[str, str] = {}
+
+    def render_template(self, *args: Any, **kwargs: Any) -> Any:
+        """Render as every operator, part by part; Airflow stores and shows the result before it calls ``execute``."""
+        rendered = super().render_template(*args, **kwargs)
+        hide(rendered)
+        return rendered
 
     # -- requests ----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
 from airflow_provider_ckpt.program import FIELDS, RENDERERS, RunsProgram
-from airflow_provider_ckpt.secret_values import hide
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
 from airflow_provider_ckpt.triggers.drill import CkptDrillTrigger
 from ckpt_runtime.client import requests
@@ -122,7 +121,6 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
     def execute(self, context: Context) -> Any:
         options, wanted = self.run_options(), self._wanted()
         origin, marks = self._origin(), arguments.boolean("mark", self.mark)
-        hide(options.configuration)
         deadline = self.deadline()
         with self.connected(deadline) as client:
             self._remove_earlier(client, context)

@@ -12,7 +12,6 @@ from airflow_provider_ckpt.conditions.waiting import Backoff
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal
-from airflow_provider_ckpt.secret_values import hide
 from airflow_provider_ckpt.triggers.changes import CkptConfigurationTrigger
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
@@ -72,7 +71,6 @@ class UpdateJobConfigOperator(CkptJobOperator):
 
     def execute(self, context: Context) -> Any:
         wanted, dry_run = self.wanted(), arguments.boolean("preview", self.preview)
-        hide({key: value for key, value in wanted.items() if value is not None})
         deadline = self.deadline()
         job_id = self.find(context, deadline)
         with self.connected(deadline) as client:

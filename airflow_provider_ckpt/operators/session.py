@@ -16,7 +16,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFai
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
-from airflow_provider_ckpt.secret_values import hide, shown_command
+from airflow_provider_ckpt.secret_values import shown_command
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.spark_connection import submission
 from airflow_provider_ckpt.triggers.base import event_payload
@@ -202,8 +202,6 @@ class StartSessionOperator(CkptOperator):
         """For the session alone, which deletes both when it has read them."""
         spark_conf = arguments.options("spark_conf", self.spark_conf)
         configuration = endpoint.options | arguments.options("configuration", self.configuration)
-        hide(spark_conf)
-        hide(configuration)
         write_private(Path(files.properties), properties_text(master, spark_conf))
         write_private(Path(files.configuration or ""), configuration_text(configuration))
 

@@ -21,7 +21,6 @@ from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
 from airflow_provider_ckpt.program import FIELDS, RENDERERS, RunsProgram
-from airflow_provider_ckpt.secret_values import hide
 from airflow_provider_ckpt.starting_point import KINDS, latest_snapshot_of
 from airflow_provider_ckpt.tasks import tell_trace
 from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
@@ -157,8 +156,6 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
 
     def execute(self, context: Context) -> Any:
         options = self.run_options()
-        # Before anything is logged.
-        hide(options.configuration)
         return self._go_on(context, options, self.deadline())
 
     def _go_on(self, context: Context, options: RunOptions, deadline: float | None) -> Any:

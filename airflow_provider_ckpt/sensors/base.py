@@ -28,7 +28,7 @@ from airflow_provider_ckpt.job_tasks import CkptJobTask
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, backstop, seconds_here, tell_trace, wait_here
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
-from ckpt_runtime.client.errors import CkptClientError, is_passing
+from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
             self._find(context, deadline)
             trigger = self.trigger(context, deadline)
         except CkptClientError as error:
-            kind = CkptUnavailable if is_passing(error) else CkptRequestRejected
+            kind = CkptUnavailable if is_waited_out(error) else CkptRequestRejected
             raise kind(advice.on_error(error, self.ckpt_conn_id)) from error
         verdict = self._wait_here(trigger)
         if verdict is not None:
@@ -125,13 +125,14 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
     def _poked(self, context: Context) -> Any:
-        """As Airflow's own sensors; a timeout says what was in the way last."""
+        """As Airflow's own sensors; a timeout says what was waited for, and what was in the way last."""
         try:
             return super().execute(context)
         except AirflowSensorTimeout as error:
-            if not self._trouble:
-                raise
-            raise AirflowSensorTimeout(f"{error} Last trouble: {self._trouble}") from error
+            known = self._condition
+            text = str(error) if known is None else f"{known.subject}: not reached ({known.standing}). {error}"
+            trouble = f" Last trouble: {self._trouble}" if self._trouble else ""
+            raise AirflowSensorTimeout(text + trouble) from error
 
     def _wait_here(self, trigger: CkptTrigger) -> Verdict | None:
         seconds = seconds_here(self.defer_after)

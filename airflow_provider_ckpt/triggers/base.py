@@ -16,6 +16,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ckpt import defaults
+from airflow_provider_ckpt.advice import REFUSED_TOKEN
 from airflow_provider_ckpt.conditions.base import Condition, Verdict
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.event_hub import joined
@@ -86,8 +87,17 @@ class CkptTrigger(BaseTrigger):
             self.log.warning("The task was killed; %s %s is being cancelled.", name, job_id)
 
     async def _verdict(self, hook: CkptHook) -> Verdict:
-        """What nothing tells of is polled over a connection of its own."""
+        """A wait outlives the token that it began with: a refused one ends it only if the connection has no other."""
         condition = self.condition()
+        while True:
+            begun_with = await hook.aendpoint()
+            verdict = await self._waited_for(condition, hook)
+            if not verdict.result.get(REFUSED_TOKEN) or await hook.aendpoint() == begun_with:
+                return verdict
+            self.log.info("The token was refused; the connection %r has changed, and is read again", self.ckpt_conn_id)
+
+    async def _waited_for(self, condition: Condition, hook: CkptHook) -> Verdict:
+        """What nothing tells of is polled over a connection of its own."""
         wait = Wait(condition, self.deadline, self.poll_interval, self.log)
         if condition.job is None:
             async with await hook.aget_conn() as client:

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid, CkptRequestRejected
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
@@ -68,8 +68,8 @@ def test_an_ambiguous_name_and_no_name_change_nothing(
 def test_a_connection_that_cannot_be_used_names_its_field(
     job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps({"conn_type": "ckpt", "host": "a/b"}))
-    with pytest.raises(CkptConnectionInvalid, match="connection 'wrong', host: 'a/b' is not acceptable"):
+    monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps({"conn_type": "ckpt", "host": "a b"}))
+    with pytest.raises(CkptConnectionInvalid, match="connection 'wrong', host: 'a b' is not acceptable"):
         kind(task_id="t", job="orders", ckpt_conn_id="wrong", **given).execute(task.context())
 
 
@@ -98,3 +98,23 @@ def test_a_session_that_is_away_for_a_while_is_waited_for(
     back.start()
     assert finish(kind(task_id="t", job="contract-job", **given), task.context())["job_id"] == JOB
     back.join()
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [(TakeSavepointOperator, OPERATOR | {"target_directory": "/data"}), (JobStatusSensor, SENSOR)]
+)
+@pytest.mark.parametrize(
+    ("status", "says", "is_retried"),
+    [
+        (500, "The log of the session of the connection 'ckpt_default'", True),
+        (302, "Check host, port and scheme of the connection 'ckpt_default', and any proxy", None),
+        (403, "Check host, port and scheme of the connection 'ckpt_default', and any proxy", False),
+    ],
+)
+def test_an_answer_of_nobodys_or_a_sick_job_manager_names_the_connection(
+    job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: Any, status: int, says: str, is_retried: Any
+) -> None:
+    job_manager.faults.append(Fault("/jobs/overview", status, times=99))
+    with pytest.raises(AirflowException, match=says) as caught:
+        finish(kind(task_id="t", job="orders", **given), task.context())
+    assert is_retried is None or is_retried != isinstance(caught.value, AirflowFailException)

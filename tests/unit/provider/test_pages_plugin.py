@@ -84,7 +84,7 @@ def test_what_cannot_be_asked_is_said(job_manager: JobManager, monkeypatch: pyte
     other = {"conn_type": "http", "host": "127.0.0.1", "port": job_manager.port, "password": "of somebody else"}
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(other))
     assert refusal(conn_id="other") == (404, "The connection 'other' is not of the type ckpt.")
-    monkeypatch.setenv("AIRFLOW_CONN_BROKEN", json.dumps({"conn_type": "ckpt", "host": "a/b"}))
+    monkeypatch.setenv("AIRFLOW_CONN_BROKEN", json.dumps({"conn_type": "ckpt", "host": "a b"}))
     assert refusal(conn_id="broken")[0] == 502
     assert job_manager.received == []
     job_manager.stop()

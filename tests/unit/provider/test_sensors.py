@@ -43,7 +43,7 @@ def test_another_end_fails_the_sensor_with_the_cause(
 @BOTH
 def test_the_timeout_is_the_sensors_own(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
     sensor = JobStatusSensor(task_id="t", job=JOB, deferrable=deferrable, poke_interval=0.01, timeout=0.05)
-    with pytest.raises(AirflowSensorTimeout):
+    with pytest.raises(AirflowSensorTimeout, match=f"job {JOB} to be FINISHED: not reached .*it is RUNNING"):
         finish(sensor, task.context())
 
 
@@ -155,6 +155,28 @@ def test_a_wanted_checkpoint_that_failed_fails_the_sensor(job_manager: JobManage
     job.tracker.report_failed(checkpoint_id, job_manager.gateway.now, "it expired")
     sensor = CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=checkpoint_id, **FAST)
     with pytest.raises(CkptJobFailed, match="checkpoint 1 .* failed: it expired"):
+        finish(sensor, task.context())
+
+
+def test_a_checkpoint_that_has_left_the_history_is_not_waited_for(
+    job_manager: JobManager, task: Task, finish: Finish
+) -> None:
+    job = job_manager.gateway.jobs[JOB]
+    pending = job_manager.gateway.start_checkpoint(job)
+    for _ in range(12):
+        job_manager.gateway.complete_checkpoint(job)
+    known = [item.id for item in job.tracker.snapshot().history]
+    assert (pending in known, pending + 1 in known) == (True, False)
+    sensor = CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=pending + 1, **FAST)
+    with pytest.raises(CkptJobFailed, match=r"checkpoint 2 .* not in its history any more, .* since_checkpoint_id"):
+        finish(sensor, task.context())
+    deferral(CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=pending, **FAST), task.context())
+
+
+def test_a_savepoint_by_its_id_is_no_checkpoint(job_manager: JobManager, task: Task, finish: Finish) -> None:
+    job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB], CheckpointType.SAVEPOINT, "NATIVE")
+    sensor = CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=1, **FAST)
+    with pytest.raises(CkptJobFailed, match="checkpoint 1 .* is a savepoint .* which the other arguments exclude"):
         finish(sensor, task.context())
 
 

@@ -18,7 +18,7 @@ from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from tests.unit.provider.conftest import JOB, JobManager
+from tests.unit.provider.conftest import JOB, Fault, JobManager, until
 
 ELSEWHERE = SessionProcess("s", "another.example", 1, 1, "/nowhere/s.log").to_json()
 
@@ -126,6 +126,26 @@ def test_a_killed_task_says_what_became_of_the_remote_side(
     monkeypatch.setattr(type(trigger), "log", log)
     asyncio.run(trigger.on_kill())
     assert re.search(words, said[0])
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_a_wait_goes_on_with_the_token_that_the_connection_has_got_meanwhile(
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch, is_changed: bool
+) -> None:
+    async def wait() -> dict[str, Any]:
+        trigger = CkptJobTrigger(**base(job_id=JOB, expected=["FINISHED"], deadline=time.time() + 60))
+        event = asyncio.ensure_future(anext(trigger.run()))
+        await until(lambda: job_manager.count(f"GET /jobs/{JOB}") > 0)
+        if is_changed:
+            fields = json.loads(job_manager.connection) | {"password": "another"}
+            monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(fields))
+        job_manager.faults.append(Fault(f"GET /jobs/{JOB}$", 401))
+        await until(lambda: job_manager.faults[0].times == 0)
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+        found: dict[str, Any] = (await event).payload
+        return found
+
+    assert asyncio.run(wait())["status"] == ("done" if is_changed else "refused")
 
 
 def test_a_bad_kind_of_wait_is_refused() -> None:
