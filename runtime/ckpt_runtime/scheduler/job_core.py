@@ -399,7 +399,8 @@ class JobCore:
         if request_id in self._savepoint_requests:
             self._savepoint_requests.remove(request_id)
             if request_id != self._cancel_request:
-                self._changes.redeploy_if_due()
+                # Behind a failure of the job that comes with the savepoint's: its restart strategy has to decide.
+                self._queue.append(self._changes.redeploy_if_due)
 
     def _start_periodic_trigger(self, effect: job_out.StartPeriodicTrigger) -> None:
         """The stop that failed went before what was replaced, not before a cancellation behind a savepoint."""

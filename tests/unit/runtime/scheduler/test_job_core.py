@@ -446,6 +446,17 @@ class TestConfiguration:
         assert out.RequestFailed in job.kinds()
         assert job.machine.state is JobState.CLEARING
 
+    def test_a_savepoint_whose_failure_fails_the_job_leaves_the_restart_to_its_strategy(self):
+        job = Job(NoRestart()).run()
+        job.step(on.TriggerRequested("s", CheckpointProperties(CheckpointType.SAVEPOINT), "/savepoints"))
+        number = job.one(out.InitializeLocation).checkpoint_id
+        job.step(on.LocationReady(number, "sp-1"), after_ms=100)
+        job.step(configured(job))
+        job.step(core.PlanStored("c2"))
+        job.step(on.Declined(number, job.task(0), CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION, "disk"))
+        assert job.one(out.RequestFailed).request_id == "s"
+        assert job.machine.state is JobState.FAILING
+
     @pytest.mark.row("530.10")
     def test_a_restart_waits_for_the_savepoint_of_a_cancellation_that_ends_another_one(self):
         job = Job().run()
