@@ -39,6 +39,7 @@ run() { # <nice> <group> <options of pytest>
     name="${2//tests\//}"
     name="${name//[ \/]/_}"
     report="$reports/$name"
+    [[ "$2" == *tests/fuzz* ]] || set -- "$@" -p no:schemathesis # nearly a second of imports, for its tests alone
     # shellcheck disable=SC2086  # several words
     nice -n "$1" .venv/bin/python -m pytest $2 --basetemp="$directories/$name" "${@:3}" </dev/null >"$report" 2>&1 || code=$?
     ((code == 0 || code == 5)) || touch "$reports/failed" # an option that leaves no test of a group is fine

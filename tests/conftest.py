@@ -18,12 +18,16 @@ settings.load_profile("suite")
 # A Spark of a test lives for seconds: code that its second compiler makes for hours costs two fifths of its time.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
+# Importing and collecting make what stays: looking for garbage in it again and again is a sixth of their time.
+gc.disable()
+
 _LEFT = pytest.StashKey[list[str]]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What importing has made stays; without it a collection takes milliseconds."""
     _collect_and_keep()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
