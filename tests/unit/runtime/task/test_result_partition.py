@@ -275,10 +275,12 @@ class TestRouting:
 
 
 class TestLocalSubpartition:
-    def test_room_comes_back_with_the_consumers_credit(self, kit: TaskKit) -> None:
+    @pytest.mark.parametrize("window", [2, 8])
+    def test_room_comes_back_with_the_consumers_credit(self, kit: TaskKit, window: int) -> None:
+        """Half of a window that is larger than the channel would never be owed while anything waits behind the rows."""
         woken: list[bool] = []
         gate = InputGate(lambda: None)
-        receiver = gate.add_channel(0, 2)
+        receiver = gate.add_channel(0, window)
         local: Subpartition = LocalSubpartition(receiver, 2, lambda: woken.append(True))
         local.send_batch(kit.rows(1))
         assert local.has_room
