@@ -68,7 +68,7 @@ class Users:
     def calm(self) -> None:
         """Settings under which checkpoints can complete; asked for again while older requests are still coming in."""
         world = self._world
-        if world.ha.result is not None or world.loop.now > world.scenario.chaos_ms + _LAST_REQUESTS_MS:
+        if world.ha.result is not None or world.loop.now > world.calm_from + _LAST_REQUESTS_MS:
             return
         stored = CheckpointOverrides.from_document(world.ha.overrides)
         if stored.merged_with(CALM) != stored:

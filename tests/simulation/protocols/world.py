@@ -46,6 +46,7 @@ class World:
     ) -> None:
         self.seed = seed
         self.scenario = random_scenario(seed) if scenario is None else scenario
+        self.calm_from = self.scenario.chaos_ms
         self.choices = Choices(seed, muted, scale=self.scenario.fault_scale, plain=self.scenario.plain)
         self.loop = EventLoop(self._on_crash)
         self.options = Options(self.scenario, seed)
@@ -79,7 +80,7 @@ class World:
             self.loop.at(action.at, None, self.users.act, action)
         self.loop.run_until(self.scenario.chaos_ms)
         self._end_of_faults()
-        end = self.scenario.chaos_ms + self.scenario.calm_ms
+        end = self.calm_from + self.scenario.calm_ms
         self.loop.run_until(end)
         check_progress(self)
         check_files(self)
@@ -92,6 +93,10 @@ class World:
     def _end_of_faults(self) -> None:
         """Settings come under which checkpoints can complete, unless the scenario keeps its own."""
         self.choices.chaos = False
+        if self.present.changes.is_configuring:
+            # Until its checkpoint expires, which may hang; other settings are refused meanwhile.
+            settings = self.present.coordinator.configuration
+            self.calm_from += settings.timeout_ms + settings.rescue_max_extension_ms
         if self.scenario.calm:
             self.users.calm()
 
