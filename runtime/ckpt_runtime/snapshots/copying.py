@@ -25,7 +25,7 @@ from ckpt_runtime.storage.errors import (
 from ckpt_runtime.storage.filesystem import (
     Location,
     delete_empty_directory,
-    delete_file,
+    discard_file,
     file_size,
     make_directory,
     read_range,
@@ -149,8 +149,7 @@ def _copy(directory: Location, file: StateFile, target: Location) -> None:
 def _discard(files: list[StateFile], target: Location) -> None:
     copies = [locate(target, file.path) for file in files]
     for copy in copies:
-        with suppress(StorageError):
-            delete_file(copy)
+        discard_file(copy)
     parents = {copy.parent for copy in copies} | {target}
     for parent in sorted(parents, key=lambda location: -len(location.path)):
         with suppress(StorageError):

@@ -21,7 +21,7 @@ from ckpt_runtime.storage.checksums import RunningChecksum
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import (
     Location,
-    delete_file,
+    discard_file,
     file_size,
     naming,
     open_private,
@@ -104,7 +104,7 @@ class Duplicator:
                     writer.write(chunk)
             copy = writer.finish()
         if copy.checksum != file.checksum:
-            delete_file(writer.location)
+            discard_file(writer.location)
             message = f"{source.url}: damaged, its checksum is {copy.checksum} and not {file.checksum}"
             raise CorruptFileError(message, source.url)
         return copy
@@ -128,8 +128,7 @@ def linked_state_file(path: str, target: Location) -> StateFile:
                     checksum.update(read_descriptor(descriptor, offset, _CHUNK_BYTES))
                 os.fsync(descriptor)
         except BaseException:
-            with suppress(OSError):
-                delete_file(target)
+            discard_file(target)
             raise
     return StateFile(target.name, found.st_size, checksum.text())
 
@@ -140,8 +139,7 @@ def _copy_within(source: Location, target: Location) -> None:
             source.filesystem.cp_file(source.path, target.path)
     except BaseException:
         # A copy whose answer was lost is there all the same.
-        with suppress(OSError):
-            delete_file(target)
+        discard_file(target)
         raise
 
 
@@ -149,8 +147,7 @@ def _checked(target: Location, file: StateFile, source: Location) -> StateFile:
     try:
         _check_length(file_size(target), file, source)
     except BaseException:
-        with suppress(OSError):
-            delete_file(target)
+        discard_file(target)
         raise
     return StateFile(target.name, file.length, file.checksum)
 

@@ -7,6 +7,7 @@ Atomic creation is in ``publish.py``; deletion of whole snapshots, with its safe
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import stat
@@ -21,6 +22,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.retrying import read_again, settle_layers
+
+logger = logging.getLogger(__name__)
 
 SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs", "webhdfs", "oss")
 """Schemes that snapshots may lie on; a file system that the process itself has registered with fsspec works as well.
@@ -43,6 +46,7 @@ _ESCAPED = str.maketrans({"%": "%25", "?": "%3F", "#": "%23"})
 _PRIVATE_DIRECTORY = 0o700
 _PRIVATE_FILE = 0o600
 _ANY_DIRECTORY = 0o777
+_DISCARD_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -483,6 +487,21 @@ def delete_file(location: Location) -> None:
             location.filesystem.rm_file(location.path)
         if not location.is_object_store and exists(location):  # there, the answer says that it is
             raise StorageError(f"cannot delete {location.url}: it is still there", location.url)
+
+
+def discard_file(location: Location) -> None:
+    """Deletes what a write that failed may have left, as far as that is possible.
+
+    It is tried more than once: nobody else knows of the file.
+    """
+    for attempt in range(1, _DISCARD_ATTEMPTS + 1):
+        try:
+            delete_file(location)
+        except StorageError as error:
+            if attempt == _DISCARD_ATTEMPTS:
+                logger.warning("a file that was given up stays: %s", error)
+        else:
+            return
 
 
 def delete_tree(directory: Location) -> None:

@@ -7,7 +7,6 @@ One thread writes; another may read :attr:`StateFileWriter.bytes_written`. Nothi
 from __future__ import annotations
 
 import io
-import logging
 import os
 from contextlib import suppress
 from types import TracebackType
@@ -18,11 +17,8 @@ from fsspec.spec import AbstractBufferedFile
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.checksums import RunningChecksum
-from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.filesystem import Location, delete_file, naming, open_private
+from ckpt_runtime.storage.filesystem import Location, discard_file, naming, open_private
 from ckpt_runtime.storage.publish import fsync_directory
-
-logger = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 1 << 20
 DEFAULT_MEMORY_THRESHOLD = 20 << 10
@@ -103,7 +99,7 @@ class StateFileWriter:
         if self._file is not None:
             with suppress(Exception):
                 self._discard()
-            delete_file(self._location)
+            discard_file(self._location)
 
     def _discard(self) -> None:
         if isinstance(self._file, AbstractBufferedFile):
@@ -132,12 +128,7 @@ class StateFileWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self.abort()
-        except StorageError as kept:
-            if error is None:
-                raise
-            logger.warning("a file that was given up stays: %s", kept)
+        self.abort()
 
 
 class _WriterStream(io.RawIOBase):

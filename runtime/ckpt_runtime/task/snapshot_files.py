@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,7 +17,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.duplication import NO_SUCH_MEANS, Duplicator, Means, linked_state_file
 from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.filesystem import Location, delete_file, naming, resolve
+from ckpt_runtime.storage.filesystem import Location, discard_file, naming, resolve
 from ckpt_runtime.storage.publish import fsync_directory
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
 
@@ -140,8 +139,7 @@ class NewFiles:
     def discard(self) -> None:
         """Deletes them; what cannot be deleted stays."""
         for location in self.locations:
-            with suppress(StorageError):
-                delete_file(location)
+            discard_file(location)
 
 
 class _NewFile(StateFileWriter):

@@ -98,6 +98,26 @@ def test_an_aborted_file_leaves_nothing(directory: Location) -> None:
         writer.finish()
 
 
+@pytest.mark.parametrize(("failures", "left"), [(1, 0), (10, 1)])
+def test_what_cannot_be_deleted_at_once_is_tried_again(
+    failures: int, left: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    directory, unlink, asked = resolve(str(tmp_path)), os.unlink, []
+
+    def fails_first(path: str) -> None:
+        asked.append(path)
+        if len(asked) <= failures:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", fails_first)
+    with pytest.raises(RuntimeError), StateFileWriter(directory, 0) as writer:
+        writer.write(b"x")
+        raise RuntimeError
+    assert len(list_names(directory)) == left
+    assert ("a file that was given up stays" in caplog.text) == bool(left)
+
+
 def test_leaving_without_finishing_aborts_and_after_finishing_keeps(directory: Location) -> None:
     with pytest.raises(RuntimeError), StateFileWriter(directory, 0) as writer:
         writer.write(b"x" * 100)
