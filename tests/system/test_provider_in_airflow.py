@@ -148,7 +148,7 @@ def test_the_form_has_both_ways_and_the_test_button_says_who_leads(
         answer = airflow.api.call("POST", "/connections/test", connection)
         assert answer["status"], answer
         assert re.match(rf"version \S+, leader {url}, .* jobs running", answer["message"]), answer
-    wrong = airflow.api.call("POST", "/connections/test", {**by_leader, "password": "another token"})
+    wrong = airflow.api.call("POST", "/connections/test", {**by_leader, "password": "another-token"})
     assert not wrong["status"]
     assert "does not prove its leader's address" in wrong["message"]
 
