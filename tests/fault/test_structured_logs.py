@@ -96,7 +96,9 @@ OF_PYTHON = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} |Traceback |  File
 def of_engine(log: Path) -> list[dict[str, Any]]:
     """Its lines, beside which the JVM says what it says; none that any Python process has said is no object."""
     found = []
-    for line in log.read_text().splitlines():
+    # When an executor is to end it ends its Python processes as they are, PySpark's own daemon among them.
+    said, _, _ = log.read_text().partition("Driver commanded a shutdown")
+    for line in said.splitlines():
         if line.startswith("{"):
             found.append(json.loads(line))
         else:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ckpt_runtime.spark.processes import TEMPLATE, WORKER
@@ -147,20 +147,24 @@ def _with_connections(one: int, other: int, act: Callable[[socket.socket], None]
     """Those of the first process to the second one."""
     towards_one = {(remote, local) for local, remote, _ in _connections(other)}
     found = [inode for local, remote, inode in _connections(one) if (local, remote) in towards_one]
-    for entry in Path(f"/proc/{one}/fd").iterdir():
-        if str(entry.readlink()) in {f"socket:[{inode}]" for inode in found}:
+    for entry, target in _descriptors(one):
+        if target in {f"socket:[{inode}]" for inode in found}:
             _with_socket(one, int(entry.name), act)
     return len(found)
 
 
-def _connections(pid: int) -> list[tuple[str, str, str]]:
-    """Local address, remote address and inode, as the kernel writes them."""
-    inodes = set()
+def _descriptors(pid: int) -> Iterator[tuple[Path, str]]:
+    """The open ones of a process, which opens and closes others meanwhile, and what they are."""
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            inodes.add(str(entry.readlink()))
-        except OSError:
+            yield entry, str(entry.readlink())
+        except FileNotFoundError:
             continue
+
+
+def _connections(pid: int) -> list[tuple[str, str, str]]:
+    """Local address, remote address and inode, as the kernel writes them."""
+    inodes = {target for _, target in _descriptors(pid)}
     lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return [(line[1], line[2], line[9]) for line in lines if f"socket:[{line[9]}]" in inodes]
 
