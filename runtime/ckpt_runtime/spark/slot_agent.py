@@ -37,6 +37,7 @@ from ckpt_runtime.structured_log import PLAIN, LogSettings, start_logging
 logger = logging.getLogger(__name__)
 
 _DIRECTORY_PREFIX = "ckpt-worker-"
+_CLEAN_UP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class SlotAgent:
         self._slot = f"{parameters.stage_id}-{index}"
         self._workers: dict[str, WorkerProcess] = {}
         self._directories: dict[str, HeldDirectory | str] = {}
+        self._watchers: dict[str, threading.Thread] = {}
         """An adopted worker's is held by the worker alone."""
         self._connection: ControlConnection | None = None
 
@@ -125,7 +127,9 @@ class SlotAgent:
     def _supervise(self, worker_id: str, worker: WorkerProcess, directory: HeldDirectory | str) -> None:
         self._workers[worker_id] = worker
         self._directories[worker_id] = directory
-        threading.Thread(target=self._watch, args=(worker_id, worker), daemon=True).start()
+        watcher = threading.Thread(target=self._watch, args=(worker_id, worker), daemon=True)
+        self._watchers[worker_id] = watcher
+        watcher.start()
 
     def _watch(self, worker_id: str, worker: WorkerProcess) -> None:
         code = worker.wait()
@@ -135,6 +139,7 @@ class SlotAgent:
             self._report_exit(worker_id, code)
         # Behind the report: deleting may take long, and a job waits for its next worker.
         _remove(directory)
+        self._watchers.pop(worker_id, None)
 
     def _report_exit(self, worker_id: str, code: int | None) -> None:
         assert self._connection is not None
@@ -148,6 +153,7 @@ class SlotAgent:
         for worker_id in worker_ids:
             worker = self._workers.pop(worker_id, None)
             if worker is not None:
+                self._watchers.pop(worker_id, None)
                 directory = self._directories.pop(worker_id, None)
                 if isinstance(directory, HeldDirectory):
                     directory.leave()
@@ -162,6 +168,9 @@ class SlotAgent:
             worker.wait()
         for directory in list(self._directories.values()):
             _remove(directory)
+        # They may be deleting what nobody else would: they end with this process.
+        for watcher in list(self._watchers.values()):
+            watcher.join(_CLEAN_UP_S)
 
 
 def _remove(directory: HeldDirectory | str) -> None:
