@@ -24,10 +24,15 @@ _IO_PROBLEM = "IO-problem detected"
 """In Flink's words, which the engine shares, for files that could not be written."""
 
 
+def is_refused_token(error: CkptClientError) -> bool:
+    """Whether the job manager has another token; 403 is for callers that it does not answer to at all."""
+    return isinstance(error, Unauthorized) and error.status == 401
+
+
 def on_error(error: CkptClientError, conn_id: str) -> str:
     """An error of a request, with the field of the connection to look at."""
     text = str(error)
-    if isinstance(error, Unauthorized) and error.status == 401:
+    if is_refused_token(error):
         return on_refused_token(text, conn_id)
     if isinstance(error, Unreachable):
         return on_unreachable(text, conn_id)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ from airflow_provider_ckpt.conditions.progress import Log
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.links import JOB_LINKS, pages_path
-from airflow_provider_ckpt.triggers.base import CkptTrigger
+from airflow_provider_ckpt.triggers.base import CkptTrigger, goes_on
 from ckpt_runtime.client.clients import CkptClient
 
 if TYPE_CHECKING:
@@ -61,12 +63,23 @@ def seconds_here(defer_after: Templated[Duration] | None) -> float:
     return defaults.defer_after() if given is None else given
 
 
-def wait_here(client: CkptClient, trigger: CkptTrigger, seconds: float, interval: float, log: Log) -> Verdict | None:
+def wait_here(
+    connect: Callable[[], AbstractContextManager[CkptClient]],
+    trigger: CkptTrigger,
+    seconds: float,
+    interval: float,
+    log: Log,
+) -> Verdict | None:
     """Wait in this process for what the trigger would wait for; ``None`` when that is to go on elsewhere."""
     until = time.time() + seconds
     last = trigger.deadline is not None and trigger.deadline <= until
-    verdict = Wait(trigger.condition(), trigger.deadline if last else until, interval, log).in_a_worker(client)
-    return None if verdict.status is Status.TIMEOUT and not last else verdict
+    hook, condition = CkptHook(trigger.ckpt_conn_id), trigger.condition()
+    while True:
+        begun_with = hook.endpoint()
+        with connect() as client:
+            verdict = Wait(condition, trigger.deadline if last else until, interval, log).in_a_worker(client)
+        if not verdict.refuses_token or not goes_on(hook, begun_with, hook.endpoint()):
+            return None if verdict.status is Status.TIMEOUT and not last else verdict
 
 
 def tell_trace(log: Log, event: Json) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from airflow_provider_ckpt.advice import REFUSED_TOKEN
 from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.requests import Call
 
@@ -43,6 +44,11 @@ class Verdict:
     message: str = ""
     result: Json = field(default_factory=dict)
     trace: str = ""
+
+    @property
+    def refuses_token(self) -> bool:
+        """Whether the wait has ended because the job manager refused its token."""
+        return bool(self.result.get(REFUSED_TOKEN))
 
 
 Poll: TypeAlias = Generator[Call[Any], Any, Verdict | None]

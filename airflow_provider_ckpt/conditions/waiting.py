@@ -17,11 +17,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
 
-from airflow_provider_ckpt.advice import REFUSED_TOKEN, TROUBLE, UNREACHABLE
+from airflow_provider_ckpt.advice import REFUSED_TOKEN, TROUBLE, UNREACHABLE, is_refused_token
 from airflow_provider_ckpt.conditions.base import Condition, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Log, Progress
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import CkptApiError, CkptClientError, Unauthorized, Unreachable, is_passing
+from ckpt_runtime.client.errors import CkptApiError, CkptClientError, Unreachable, is_passing
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import Deadline, Pause, Steps, persistent, poll
 
@@ -154,8 +154,8 @@ class Wait:
             found = yield from poll(self._look, self._deadline, self._intervals(), self._pauses)
         except CkptClientError as error:
             if not is_waited_out(error):
-                unknown = isinstance(error, Unauthorized) and error.status == 401
-                return Verdict(Status.REFUSED, str(error), {REFUSED_TOKEN: True} if unknown else {})
+                facts = {REFUSED_TOKEN: True} if is_refused_token(error) else {}
+                return Verdict(Status.REFUSED, str(error), facts)
             self._away(error)
             found = None
         return found or self._over()

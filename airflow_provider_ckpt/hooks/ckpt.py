@@ -57,15 +57,20 @@ class CkptHook(BaseHook):
         return Endpoint.of(connection, await connection.aextra_dejson())
 
     def get_conn(
-        self, *, patience: float = DEFAULT_PATIENCE_S, on_away: Callable[[CkptClientError], None] | None = None
+        self,
+        *,
+        patience: float = DEFAULT_PATIENCE_S,
+        on_away: Callable[[CkptClientError], None] | None = None,
+        endpoint: Endpoint | None = None,
     ) -> CkptClient:
         """Make a new synchronous client; use it as a context manager.
 
         :param patience: for so many seconds it repeats a request while the job manager is away.
         :param on_away: is told each time.
+        :param endpoint: the connection as it was read before.
         :raises CkptConnectionInvalid: for a field that cannot be used
         """
-        endpoint = self.endpoint()
+        endpoint = endpoint or self.endpoint()
         address = self._address(endpoint)
         with self._certificates_named(endpoint):
             return CkptClient(address, **_client_arguments(endpoint, patience), on_away=on_away)

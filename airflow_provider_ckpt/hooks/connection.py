@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
+from ckpt_runtime.client.transport import InvalidToken, check_token
 from ckpt_runtime.secret_keys import without_credentials
 
 DEFAULT_PORT = 8081
@@ -21,7 +22,6 @@ _EXTRA = ("verify", "ca_file", "timeout", "browser_address", "ha_dir", "ha_clust
 _CONN_TYPE = "ckpt"
 _PORT_IN_HOST = re.compile(r"([^:\[\]]+|\[.*\]):\d*")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
-_TOKEN = re.compile(r"[!-~]+")
 
 
 class ConnectionLike(Protocol):
@@ -138,9 +138,10 @@ def _token(connection: ConnectionLike) -> str | None:
         raise CkptConnectionInvalid(f"connection {connection.conn_id!r}, login: {allowed}")
     if not connection.password:
         return None
-    if not _TOKEN.fullmatch(connection.password):
-        allowed = "a token has no blanks, line breaks or characters beyond ASCII, also not at its end"
-        raise CkptConnectionInvalid(f"connection {connection.conn_id!r}, Bearer token (password): {allowed}")
+    try:
+        check_token(connection.password, "Bearer token (password)")
+    except InvalidToken as error:
+        raise CkptConnectionInvalid(f"connection {connection.conn_id!r}, {error}") from None
     return connection.password
 
 

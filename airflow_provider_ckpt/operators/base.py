@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,7 @@ from airflow_provider_ckpt import advice, arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Absence, Condition, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Progress
-from airflow_provider_ckpt.conditions.waiting import look_until_sure
+from airflow_provider_ckpt.conditions.waiting import Backoff, look_until_sure
 from airflow_provider_ckpt.exceptions import (
     CkptNotFound,
     CkptOperationFailed,
@@ -38,9 +38,17 @@ from airflow_provider_ckpt.tasks import (
 )
 from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import BadRequest, CkptClientError, NotFound, NotServed, Unauthorized, is_passing
+from ckpt_runtime.client.errors import (
+    BadRequest,
+    CkptClientError,
+    Conflict,
+    NotFound,
+    NotServed,
+    Unauthorized,
+    is_passing,
+)
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.client.waiting import Pause, Steps
+from ckpt_runtime.client.waiting import Deadline, Pause, Steps, persistent
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -170,8 +178,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         if self.deferrable:
             seconds, interval = seconds_here(self.defer_after), min(interval, FIRST_LOOKS_SECONDS)
         if seconds > 0:
-            with self.connected() as client:
-                verdict = wait_here(client, trigger, seconds, interval, self.log)
+            verdict = wait_here(self.connected, trigger, seconds, interval, self.log)
             if verdict is not None:
                 return self.execute_complete(context, event_payload(verdict, trigger))
         # The trigger ends at the deadline by itself; Airflow's timeout is for one that never reports.
@@ -236,6 +243,21 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
     def find(self, context: Context, deadline: float | None) -> str:
         """Return the id of the job, see :meth:`find_job`; errors as of :meth:`connected`."""
         return self.find_job(context, lambda: self.connected(deadline), self.pause(), self.log)
+
+    def change(self, client: CkptClient, attempt: Callable[[], Steps[T]], *, repeats: bool = True) -> T:
+        """Change the job; again while another change of it is in progress: that passes, as a session that is away."""
+        patience = Deadline.after(client.patience_s)
+        steps = persistent(
+            attempt,
+            patience,
+            passing=lambda error: repeats and isinstance(error, Conflict),
+            backoff=Backoff(self.pause(), patience),
+            on_away=self._tell_conflict,
+        )
+        return client.run(steps, patience_s=client.patience_s)
+
+    def _tell_conflict(self, error: CkptClientError) -> None:
+        self.log.info("Job %s takes no change at the moment, trying again: %s", self.found_job, error)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on as every operator; the job stays the one that was waited for."""

@@ -9,16 +9,14 @@ from msgspec import structs
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.waiting import Backoff
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
-from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.client.waiting import Deadline, Steps, persistent
+from ckpt_runtime.client.waiting import Steps
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -91,7 +89,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
             requests.reset_checkpoint_config(job_id) if self.reset else requests.patch_checkpoint_config(job_id, patch)
         )
         with self.connected(deadline) as client:
-            effective = self._apply(client, job_id, call)
+            effective = self.change(client, lambda: self._change(job_id, call))
         self.forget_job(context)
         result = {"job_id": job_id} | structs.asdict(effective) | {"overrides": list(effective.overrides)}
         self.log.info("Checkpoint configuration of job %s now: %s", job_id, result)
@@ -120,20 +118,6 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         """The argument, or ``None`` for one that is not given, also by a template that renders to nothing."""
         value = getattr(self, name)
         return arguments.optional_text(name, value) if isinstance(value, str) else value
-
-    def _apply(self, client: CkptClient, job_id: str, call: Call[CheckpointConfig]) -> CheckpointConfig:
-        """Repeat the request while another change of the job is in progress: that passes, as a session that is away."""
-        patience = Deadline.after(client.patience_s)
-        steps = persistent(
-            lambda: self._change(job_id, call),
-            patience,
-            passing=lambda error: isinstance(error, Conflict),
-            backoff=Backoff(self.pause(), patience),
-            on_away=lambda error: self.log.info(
-                "Another change of job %s is in progress, trying again: %s", job_id, error
-            ),
-        )
-        return client.run(steps, patience_s=client.patience_s)
 
     def _change(self, job_id: str, call: Call[CheckpointConfig]) -> Steps[CheckpointConfig]:
         try:

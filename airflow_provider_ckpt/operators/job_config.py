@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
-from airflow_provider_ckpt.conditions.waiting import Backoff
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal
 from airflow_provider_ckpt.triggers.changes import CkptConfigurationTrigger
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import CkptClientError, Conflict
+from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES, ConfigChange, JobConfig, OptionChange
-from ckpt_runtime.client.waiting import Deadline, Steps, persistent
+from ckpt_runtime.client.waiting import Steps
 from ckpt_runtime.secret_keys import MASK, is_secret_key
 
 if TYPE_CHECKING:
@@ -110,18 +109,10 @@ class UpdateJobConfigOperator(CkptJobOperator):
 
     def _change(self, client: CkptClient, job_id: str, wanted: dict[str, str | None], *, dry_run: bool) -> ConfigChange:
         """Ask for it; again while another change is in progress, unless it was made of a version that is past."""
-        version, patience = self._version(), Deadline.after(client.patience_s)
-        steps = persistent(
-            lambda: self._steps(job_id, wanted, version, dry_run=dry_run),
-            patience,
-            passing=lambda error: isinstance(error, Conflict) and version is None,
-            backoff=Backoff(self.pause(), patience),
-            on_away=self._tell_conflict,
+        version = self._version()
+        return self.change(
+            client, lambda: self._steps(job_id, wanted, version, dry_run=dry_run), repeats=version is None
         )
-        return client.run(steps, patience_s=client.patience_s)
-
-    def _tell_conflict(self, error: CkptClientError) -> None:
-        self.log.info("Job %s takes no change at the moment, trying again: %s", self.found_job, error)
 
     def _steps(
         self, job_id: str, wanted: dict[str, str | None], version: int | None, *, dry_run: bool

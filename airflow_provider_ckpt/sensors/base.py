@@ -24,10 +24,11 @@ from airflow_provider_ckpt.exceptions import (
     CkptUnavailable,
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.job_tasks import CkptJobTask
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, backstop, seconds_here, tell_trace, wait_here
-from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
+from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload, goes_on
 from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
@@ -92,6 +93,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         self._condition: Condition | None = None
         self._progress: Progress | None = None
         self._trouble = ""
+        self._begun_with: Endpoint | None = None
 
     @property
     def job_id(self) -> XComArg:
@@ -138,24 +140,27 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         seconds = seconds_here(self.defer_after)
         if seconds <= 0:
             return None
-        with self.hook.get_conn() as client:
-            return wait_here(client, trigger, seconds, min(self.poke_interval, FIRST_LOOKS_SECONDS), self.log)
+        interval = min(self.poke_interval, FIRST_LOOKS_SECONDS)
+        return wait_here(self.hook.get_conn, trigger, seconds, interval, self.log)
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """Look once; a job manager that is away for a while does not fail the sensor."""
         if self._progress is None:
             self._progress = Progress(self.log, f"job {self.found_job}")
+        self._begun_with = self._begun_with or self.hook.endpoint()
         try:
             if self._condition is None:
                 self._find(context, None)
                 self._condition = self.trigger(context, None).condition()
                 self._progress = Progress(self.log, self._condition.subject)
-            with self.hook.get_conn() as client:
+            with self.hook.get_conn(endpoint=self._begun_with) as client:
                 # A job that seems to be unknown is looked for again at once: the next poke may be another process.
                 pause = min(self.poke_interval, CONFIRMING_SECONDS)
                 verdict = client.run(look_until_sure(self._condition, self._progress, pause))
         except CkptClientError as error:
-            if not is_waited_out(error):
+            begun_with, self._begun_with = self._begun_with, self.hook.endpoint()
+            renewed = advice.is_refused_token(error) and goes_on(self.hook, begun_with, self._begun_with)
+            if not renewed and not is_waited_out(error):
                 raise CkptRequestRejected(advice.on_error(error, self.ckpt_conn_id)) from error
             self._progress.away(error)
             self._trouble = advice.on_error(error, self.ckpt_conn_id)

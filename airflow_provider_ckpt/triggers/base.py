@@ -16,11 +16,11 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ckpt import defaults
-from airflow_provider_ckpt.advice import REFUSED_TOKEN
 from airflow_provider_ckpt.conditions.base import Condition, Verdict
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.event_hub import joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.hooks.connection import Endpoint
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import CkptClientError
 
@@ -87,14 +87,12 @@ class CkptTrigger(BaseTrigger):
             self.log.warning("The task was killed; %s %s is being cancelled.", name, job_id)
 
     async def _verdict(self, hook: CkptHook) -> Verdict:
-        """A wait outlives the token that it began with: a refused one ends it only if the connection has no other."""
         condition = self.condition()
         while True:
             begun_with = await hook.aendpoint()
             verdict = await self._waited_for(condition, hook)
-            if not verdict.result.get(REFUSED_TOKEN) or await hook.aendpoint() == begun_with:
+            if not verdict.refuses_token or not goes_on(hook, begun_with, await hook.aendpoint()):
                 return verdict
-            self.log.info("The token was refused; the connection %r has changed, and is read again", self.ckpt_conn_id)
 
     async def _waited_for(self, condition: Condition, hook: CkptHook) -> Verdict:
         """What nothing tells of is polled over a connection of its own."""
@@ -104,6 +102,14 @@ class CkptTrigger(BaseTrigger):
                 return await wait.in_the_triggerer(client)
         async with joined(hook, condition, condition.job, self.poll_interval) as member:
             return await wait.in_the_triggerer(member)
+
+
+def goes_on(hook: CkptHook, begun_with: Endpoint, now: Endpoint) -> bool:
+    """Whether a wait outlives the token that it began with, which was refused: if the connection has changed."""
+    if now == begun_with:
+        return False
+    hook.log.info("The token was refused; the connection %r has changed, and is read again", hook.ckpt_conn_id)
+    return True
 
 
 def event_payload(verdict: Verdict, trigger: CkptTrigger) -> dict[str, Any]:

@@ -178,13 +178,35 @@ def _is_taken_for(kind: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _fitting(column: pa.Array, field: pa.Field) -> pa.Array:
+    _check_nulls(column, field.with_type(_readable(field.type)), field.name)
     try:
-        found = column.cast(field.type)
+        return column.cast(field.type)
     except pa.ArrowException as error:
         raise TableError(f"column {field.name!r} does not fit the state's type {field.type}: {error}") from error
-    if found.null_count and not field.nullable:
-        raise TableError(f"column {field.name!r} is null in {found.null_count} rows, the state has it as not null")
-    return found
+
+
+def _check_nulls(values: pa.Array, field: pa.Field, path: str) -> None:
+    """Raises :class:`TableError` for a null where the state has none, at any depth. Arrow would cast lists of them."""
+    nulls = values.null_count
+    if nulls and not field.nullable:
+        places = "place" if nulls == 1 else "places"
+        raise TableError(
+            f"column {path!r} is null in {nulls} {places}, only values are allowed: the state has it NOT NULL"
+        )
+    kind, wanted = values.type, field.type
+    if nulls == len(values) or not pa.types.is_nested(kind):
+        return
+    values = values.drop_null()
+    if pa.types.is_struct(kind):
+        for name, members in zip(kind.names, values.flatten(), strict=True):
+            _check_nulls(members, wanted.field(name), f"{path}.{name}")
+    elif pa.types.is_map(kind):
+        # As a list: the keys and items of a map hold those outside of its slice, too.
+        entries = values.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten()
+        _check_nulls(entries.field(0), wanted.key_field, f"{path}{{key}}")
+        _check_nulls(entries.field(1), wanted.item_field, f"{path}{{value}}")
+    else:
+        _check_nulls(values.flatten(), wanted.value_field, f"{path}[]")
 
 
 def _parts(kind: str, stored: pa.Schema) -> dict[str, dict[str, str]]:

@@ -26,7 +26,7 @@ from ckpt_runtime.state.stored_rows import KEY_PREFIX, descriptor_of, without_pr
 from ckpt_runtime.state.values import check_supported
 from ckpt_runtime.storage.errors import AlreadyExistsError
 from ckpt_runtime.storage.filesystem import exists, resolve
-from pyspark_ckpt.columns import StateColumns, new_stored_schema
+from pyspark_ckpt.columns import StateColumns, TableError, new_stored_schema
 from pyspark_ckpt.options import WRITING, OptionError, Options
 
 _NEW_KINDS = ("value", "list", "map", "timers")
@@ -96,9 +96,13 @@ class StateDataWriter(DataSourceArrowWriter):
         self._prefix = f"{uuid4()}-"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        columns = StateColumns(self._state.descriptor["kind"], self._state.schema)
-        rows = pa.Table.from_batches(map(columns.stored_rows, iterator), self._state.schema)
-        return WrittenPart(write_part(resolve(self._target), self._prefix, self._state, rows))
+        state = self._state
+        columns = StateColumns(state.descriptor["kind"], state.schema)
+        try:
+            rows = pa.Table.from_batches(map(columns.stored_rows, iterator), state.schema)
+        except TableError as error:
+            raise TableError(f"state {state.name!r} of operator {state.uid!r}: {error}") from error
+        return WrittenPart(write_part(resolve(self._target), self._prefix, state, rows))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         written = [message.handle for message in messages if isinstance(message, WrittenPart)]

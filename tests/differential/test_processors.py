@@ -88,6 +88,12 @@ def test_every_method_of_lists_and_maps(both: Both) -> None:
     assert ours == theirs
 
 
+def test_odd_calls_of_states(both: Both) -> None:
+    theirs, ours = both(Case("Odd", [words(("x", 1)), words(("x", 2))], SCHEMA))
+    assert ours == theirs
+    assert {"k": "x", "what": "e refused", "said": repr([True] * 6)} in theirs
+
+
 def test_a_deleted_state_is_no_state(both: Both) -> None:
     theirs, ours = both(Case("Deleted", [words(("x", 1))], SCHEMA))
     assert ours == theirs
@@ -128,6 +134,14 @@ def test_timers_of_the_clock(both: Both) -> None:
     batches = [words(("x", 1), ("y", 1), ("x", 2)), words(("x", 1))]
     theirs, ours = both(Case("ClockTimers", batches, SCHEMA, time_mode="ProcessingTime"))
     assert ours == theirs
+
+
+def test_odd_timers(both: Both) -> None:
+    """Twice, deleted, absent, deleted by their own callback; for keys without state."""
+    case = Case("OddTimers", [words(("x", 1), ("y", 2)), words(("x", 2))], SCHEMA, time_mode="ProcessingTime")
+    theirs, ours = both(case)
+    assert ours == theirs
+    assert sum(row["what"].startswith("fired") for row in theirs) == 6
 
 
 EVENTS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,25 @@ def test_writes_that_do_not_fit_are_refused_and_leave_nothing(spark: SparkSessio
         seen.write.format("ckpt-state").mode("overwrite").options(operator="kept", state="seen", **base).save(
             str(target)
         )
+
+
+def test_a_null_that_the_job_could_not_have_stored_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Inside of a list, a map, a struct: the schema that the state has in the base says what is NOT NULL."""
+    first, target = tmp_path / "first", tmp_path / "target"
+    values = "struct(array(id) AS tags, map('a', id) AS counts, struct(id AS n) AS at) AS value"
+    rows = spark.range(3).selectExpr("struct(id) AS key", values)
+    write(rows, first, "op", "state", kind="value")
+    null = "IF(key.id = 1, NULL, key.id)"
+    for name, value, field in [
+        ("tags", f"array({null})", "tags[]"),
+        ("counts", f"map('a', {null})", "counts{value}"),
+        ("at", f"struct({null} AS n)", "at.n"),
+    ]:
+        changed = rows.withColumn("value", col("value").withField(name, expr(value)))
+        reason = f"state 'state' of operator 'op': column 'value.{field}' is null in 1 place"
+        with pytest.raises(PySparkException, match=re.escape(reason)):
+            write(changed, target, "op", "state", base=str(first))
+        assert not target.exists()
 
 
 def test_state_in_an_object_store(spark: SparkSession, store: ObjectStore) -> None:

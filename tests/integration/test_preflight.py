@@ -123,6 +123,19 @@ def test_schemas_of_a_new_version_are_shown_beside_those_of_the_snapshot(
 
 
 @pytest.mark.row("203.14")
+def test_a_plan_leaves_the_program_to_others_that_have_uploaded_it(
+    client: CkptClient, running: tuple[SequenceJob, str], tmp_path: Path
+) -> None:
+    """The same content is the same program: who runs it, or plans it at the same time, finds it still there."""
+    file = tmp_path / "mine.py"
+    file.write_text(CHANGED)
+    uploaded = client.upload_pipeline(*pack_pipeline(file))
+    order = ["plan", "-n", "-s", running[1], "-p", "1", str(file), "out", "number"]
+    assert main(["--url", running[0].cluster.rest_url, *order]) == 0
+    assert client.plan_pipeline(uploaded, RunOptions(None, ("out", "number"), 1, {})).restore is None
+
+
+@pytest.mark.row("203.14")
 def test_what_is_no_snapshot_or_no_pipeline_is_an_error(
     client: CkptClient, running: tuple[SequenceJob, str], tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.jobmaster.gateway import CheckpointKind, SnapshotInUse
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import open_snapshot
@@ -188,6 +189,45 @@ def test_a_claimed_snapshot_becomes_the_jobs_file_by_file_and_goes(job: SharingJ
         assert all(open_snapshot(str(sibling)).verify() == [] for sibling in siblings)
     job.start(savepoint, rate=0)
     job.finished()
+
+
+@pytest.mark.row("203.6")
+@pytest.mark.row("203.12")
+def test_what_an_ended_job_of_this_session_has_claimed_can_be_disposed_of(job: SharingJob) -> None:
+    """What its retained checkpoint needs stays until that has gone; and that stays while a living job needs it."""
+    cluster, dispatcher = job.cluster, job.cluster.dispatcher
+    savepoint, place = snapshot_of(job, "native savepoint")
+    job.start(savepoint, "CLAIM", interval="1h", rate=100)
+    cluster.wait_until(lambda: all_run(cluster, job.job_id), "all subtasks to run")
+    cluster.call(dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
+    cluster.wait_until(lambda: job.refers_into(place), "the checkpoint that stands upon files of the savepoint")
+    with pytest.raises(SnapshotInUse, match=f"cannot be disposed of while job {job.job_id} is RUNNING"):
+        dispose(cluster, savepoint)
+    job.cancel()
+    cluster.wait_for_clean_up(job.job_id)
+    assert (place / "claim").exists()
+    retained = job.retained[-1]
+    job.start(retained)
+    with pytest.raises(SnapshotInUse, match=f"while job {job.job_id} is .*: that job would start from it"):
+        dispose(cluster, retained)
+    dispose(cluster, savepoint)
+    assert not (place / "_metadata").exists()
+    assert (place / "claim").exists()
+    assert open_snapshot(str(retained)).verify() == []
+    cluster.wait_until(lambda: all_run(cluster, job.job_id), "all subtasks to run")
+    job.cancel()
+    cluster.wait_for_clean_up(job.job_id)
+    dispose(cluster, retained)
+    assert not retained.exists()
+    dispose(cluster, savepoint)
+    assert not place.exists()
+
+
+def dispose(cluster: MiniCluster, path: Path) -> None:
+    """Raises what the disposal is refused with, or fails with."""
+    with CkptClient(cluster.rest_url) as client:
+        trigger_id = cluster.call(cluster.dispatcher.dispose_savepoint(str(path), None))
+        client.wait_for_operation("savepoint-disposal", trigger_id, timeout_s=180)
 
 
 @pytest.mark.row("203.6")

@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass
+
+from ckpt_runtime.testing.forked_children import ForkedChildren
 
 MAX_MESSAGE = 64
 
@@ -32,32 +33,25 @@ class DriverStart:
     environment: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Child:
-    pid: int
-    descriptor: int
-    told: socket.socket
-
-
 class _Server:
     """``connection`` is the one to the process that asks."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._children: dict[int, _Child] = {}
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._children = ForkedChildren(self._poll)
 
     def run(self) -> DriverStart | None:
         """Returns in each driver with what that one is given, and in the template when nobody asks any more."""
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor in self._children:
-                    self._reap(self._children.pop(descriptor))
+                    self._children.reap(descriptor)
                     continue
                 data, given, _, _ = socket.recv_fds(self._connection, MAX_MESSAGE, 3)
                 if not data:
-                    self._end_all()
+                    self._children.kill_all()
                     return None
                 start = self._take(*given)
                 if start is not None:
@@ -76,34 +70,16 @@ class _Server:
                 os.dup2(output, 1)
                 os.dup2(output, 2)
                 return start
-            descriptor = os.pidfd_open(pid)
+            self._children.add(pid, reply)
         finally:
             os.close(output)
-        self._children[descriptor] = _Child(pid, descriptor, reply)
-        self._poll.register(descriptor, select.POLLIN)
-        with suppress(OSError):
-            socket.send_fds(reply, [str(pid).encode()], [descriptor])
         return None
 
     def _let_go(self, reply: socket.socket) -> None:
         """A driver has no descriptor of the template's."""
         self._connection.close()
         reply.close()
-        for child in self._children.values():
-            os.close(child.descriptor)
-            child.told.close()
-
-    def _reap(self, child: _Child) -> None:
-        self._poll.unregister(child.descriptor)
-        os.close(child.descriptor)
-        _, status = os.waitpid(child.pid, 0)
-        with child.told, suppress(OSError):
-            child.told.send(str(os.waitstatus_to_exitcode(status)).encode())
-
-    def _end_all(self) -> None:
-        for child in self._children.values():
-            os.kill(child.pid, signal.SIGKILL)
-            self._reap(child)
+        self._children.close()
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ckpt_runtime.jobmaster.gateway import ExecutionState
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.testing.mini_cluster import MiniCluster
+from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, MiniCluster
 from tests.support.outputs import assert_sequence, visible
 
 PIPELINES = Path(__file__).parent / "pipelines"
@@ -130,7 +130,17 @@ class SequenceJob:
         """Waits until user code stands still; no checkpoint completes then."""
         (self.faults / f"{place}-holds").unlink(missing_ok=True)
         (self.faults / f"{place}-held").touch()
-        self.cluster.wait_until((self.faults / f"{place}-holds").exists, f"{place} to be held up")
+        try:
+            self.cluster.wait_until((self.faults / f"{place}-holds").exists, f"{place} to be held up")
+        except ClusterTimeoutError as error:
+            error.add_note(self._where_rows_are())
+            raise
+
+    def _where_rows_are(self) -> str:
+        """For a job that stands still, and nobody knows why."""
+        details = self.cluster.call(self.cluster.dispatcher.job_details(self.job_id))
+        subtasks = [(vertex.name, subtask) for vertex in details.vertices for subtask in vertex.subtasks]
+        return "\n".join([str(details.overview), *(f"{name}: {subtask}" for name, subtask in subtasks)])
 
     def release(self, place: str) -> None:
         """Lets it go on, if it is held up."""

@@ -39,11 +39,8 @@ def plan(
     )
     filename, content = pack_pipeline(pipeline)
     client = cli.client()
-    uploaded = client.upload_pipeline(filename, content)
-    try:
-        found = client.plan_pipeline(uploaded, options)
-    finally:
-        client.delete_pipeline(uploaded)
+    # What is uploaded stays, as that of a run: the same program may have been uploaded by others, who need it.
+    found = client.plan_pipeline(client.upload_pipeline(filename, content), options)
     if cli.output.as_json:
         cli.output.result(found, "")
     else:

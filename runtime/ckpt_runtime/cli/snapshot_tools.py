@@ -160,7 +160,14 @@ def convert(
     with storage_failures(), clean_ends(), cli.output.progress() as show_progress:
         from ckpt_runtime.checkpoint.properties import SavepointFormat
         from ckpt_runtime.snapshots.convert import convert_snapshot
+        from ckpt_runtime.state.errors import UnsupportedBackendError
+        from ckpt_runtime.state.registry import check_name
         from ckpt_runtime.storage.filesystem import resolve
+
+        try:
+            check_name(backend)
+        except UnsupportedBackendError as error:
+            raise CommandError(f"--backend: {error}", ExitCode.USAGE) from error
 
         def told(done: int, total: int) -> None:
             show_progress(f"converted the state of {done * 10 // total * 10} % of {total} subtasks")

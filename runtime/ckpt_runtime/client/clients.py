@@ -32,6 +32,7 @@ from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.transport import (
     DEFAULT_TIMEOUT_S,
     check_certificates,
+    check_token,
     client_options,
     normalise_url,
     read_answer,
@@ -146,6 +147,7 @@ class _Client(_Methods, Generic[Http, Transport]):
         transport: Transport | None = None,
         on_away: Callable[[CkptClientError], None] | None = None,
     ) -> None:
+        check_token(token)
         self.patience_s = patience_s
         self._on_away = on_away
         self._options = (token, verify, timeout_s)

@@ -6,6 +6,7 @@ No retry and no waiting happens here.
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from collections.abc import Mapping
 from functools import lru_cache
@@ -22,10 +23,22 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 30.0
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_ECHOED_CHARS = 300
+_TOKEN = re.compile(r"[!-~]+( +[!-~]+)*")
 
 
 class InvalidUrl(CkptClientError, ValueError):
     """The address of the REST API cannot be one."""
+
+
+class InvalidToken(CkptClientError, ValueError):
+    """The bearer token cannot be one. The message does not show it, since it nearly is."""
+
+
+def check_token(token: str | None, name: str = "token") -> None:
+    """Raises :class:`InvalidToken` for what no header takes; ``name`` is that of the field."""
+    if token is not None and not _TOKEN.fullmatch(token):
+        allowed = "a token has no line breaks or characters beyond ASCII, no blanks at its ends, and is not empty"
+        raise InvalidToken(f"{name}: {allowed}")
 
 
 def normalise_url(url: str) -> str:

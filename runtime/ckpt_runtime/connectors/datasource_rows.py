@@ -40,15 +40,20 @@ def records_to_batches(records: Iterable[Any], schema: pa.Schema, reader: str) -
         yield from _convert([_positional(row, schema.names, reader) for row in rows], struct, schema)
 
 
-def batch_of_spark(batch: pa.RecordBatch, struct: Any) -> pa.RecordBatch:
-    """The same values in the one Arrow type that Spark has for each type of its own.
+def spark_schema(struct: Any) -> pa.Schema:
+    """The one Arrow type that Spark has for each type of its own."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema: pa.Schema = to_arrow_schema(struct, timezone="UTC")
+    return schema
+
+
+def batch_of_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The same values in Spark's types.
 
     A stream may have others: those of the files that it was read from, such as large and dictionary encoded texts.
     Nanoseconds are cut, as where Spark takes rows from pandas.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    schema = to_arrow_schema(struct, timezone="UTC")
     columns = [
         column if column.type == field.type else plain(column).cast(field.type, safe=False)
         for column, field in zip(batch.columns, schema, strict=True)
@@ -57,11 +62,10 @@ def batch_of_spark(batch: pa.RecordBatch, struct: Any) -> pa.RecordBatch:
 
 
 def batch_to_rows(batch: pa.RecordBatch, struct: Any) -> list[Any]:
-    """A batch as PySpark ``Row`` objects."""
+    """A batch in Spark's types as PySpark ``Row`` objects."""
     from pyspark.sql.conversion import ArrowTableToRowsConversion
 
-    table = pa.Table.from_batches([batch_of_spark(batch, struct)])
-    rows: list[Any] = ArrowTableToRowsConversion.convert(table, struct)
+    rows: list[Any] = ArrowTableToRowsConversion.convert(pa.Table.from_batches([batch]), struct)
     return rows
 
 

@@ -3,8 +3,9 @@
 A checkpoint is what a micro-batch is in Spark: ``write`` is called once per subtask and checkpoint with the rows in
 between, its message goes to the committer in front of the barrier, and ``commit(messages, batchId=checkpoint id)``
 follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark.
-``abort(messages, batchId)`` is called when the committer closes, for messages that no snapshot can cover any more: not
-at an aborted checkpoint, which a later one covers, and not while the fate of a checkpoint is unknown.
+``abort(messages, batchId)`` is called when committer and writers close, for messages that no snapshot can cover any
+more: not at an aborted checkpoint, which a later one covers, and not while the fate of a checkpoint is unknown. Of a
+writer that is one message only: that of a ``write`` which returned before a barrier came.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, struct_type
+from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, spark_schema, struct_type
 from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, new_data_source
@@ -41,6 +42,7 @@ class _Epoch:
     def __init__(self, writer: Any, schema: pa.Schema, context: OperatorContext) -> None:
         self._writer = writer
         self._struct = struct_type(schema)
+        self._schema = spark_schema(self._struct)
         self._context = context
         self._queue: queue.Queue[pa.RecordBatch | _Abandoned | None] = queue.Queue(_QUEUED_BATCHES)
         self._message: Any = None
@@ -65,8 +67,8 @@ class _Epoch:
         self._raise_error()
         return self._message
 
-    def abandon(self) -> None:
-        """Makes ``write`` fail, and waits a moment for it."""
+    def abandon(self) -> Any:
+        """Makes ``write`` fail, and waits a moment for it. Its message, should it have returned one already."""
         while self._thread.is_alive():
             try:
                 self._queue.put_nowait(_Abandoned())
@@ -78,6 +80,7 @@ class _Epoch:
                 except queue.Empty:
                     continue
         self._thread.join(_ABANDON_SECONDS)
+        return self._message
 
     def _put(self, item: pa.RecordBatch | None) -> None:
         while self._thread.is_alive():
@@ -106,10 +109,11 @@ class _Epoch:
         while (item := self._queue.get()) is not None:
             if isinstance(item, _Abandoned):
                 raise item
+            batch = batch_of_spark(item, self._schema)
             if as_arrow:
-                yield batch_of_spark(item, self._struct)
+                yield batch
             else:
-                yield from batch_to_rows(item, self._struct)
+                yield from batch_to_rows(batch, self._struct)
 
 
 class StreamWriterOperator(Operator):
@@ -120,13 +124,21 @@ class StreamWriterOperator(Operator):
         self._source = spec.format
         self._options = spec.options
         self._epoch: _Epoch | None = None
+        self._schema: pa.Schema | None = None
         self._values: TaggedValues | None = None
+        self._checkpoint_id = 0
+        """The last one whose barrier has come, or the restored one."""
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._checkpoint_id = context.restored_checkpoint_id or 0
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._epoch is None:
             writer = _new_writer(self._source, self._options, batch.schema)
             if self._values is None:
                 self._values = values_of(self._source, writer)
+            self._schema = batch.schema
             self._epoch = _Epoch(writer, batch.schema, self.context)
         self._epoch.feed(batch)
 
@@ -135,6 +147,7 @@ class StreamWriterOperator(Operator):
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         """Ends the epoch and sends its message in front of the barrier; an epoch without rows has none."""
+        self._checkpoint_id = checkpoint_id
         if self._epoch is None:
             return
         message = self._epoch.complete()
@@ -147,9 +160,19 @@ class StreamWriterOperator(Operator):
         self.output.emit(pa.RecordBatch.from_pylist([row], schema=COMMITTABLE_SCHEMA))
 
     def close(self) -> None:
-        if self._epoch is not None:
-            self._epoch.abandon()
-            self._epoch = None
+        """Aborts what ``write`` returned early: it has not been sent, so that no snapshot of any subtask has it.
+
+        The batch is the one after the last whose barrier has come: none of this attempt completes from there on.
+        """
+        if self._epoch is None:
+            return
+        message = self._epoch.abandon()
+        self._epoch = None
+        if message is not None:
+            assert self._schema is not None
+            assert self._values is not None
+            carried = self._values.decode(self._encoded(message))
+            _new_writer(self._source, self._options, self._schema).abort([carried], self._checkpoint_id + 1)
 
     def _encoded(self, message: Any) -> str:
         from pyspark.sql.datasource import WriterCommitMessage

@@ -109,7 +109,7 @@ class Dispatcher:
         self._holds = ProgramHolds(programs, self._known.running_archive)
         self._planner = Planner(configuration, pools)
         self._catalogue = SavepointCatalogue(pools.paths)
-        self._references = SnapshotReferences(self._known.references, pools.paths)
+        self._references = SnapshotReferences(self._known.references, pools.paths, self._known.settled)
         self._submitter = JobSubmitter(
             self._known.create,
             programs,
@@ -432,7 +432,7 @@ class Dispatcher:
 
         async def dispose() -> OperationStatus:
             try:
-                order = partial(self._dispose, path, self._references.written())
+                order = partial(self._dispose, path, self._references.written(), self._known.settled())
                 await asyncio.get_running_loop().run_in_executor(self._pools.paths, order)
             finally:
                 self._references.end_disposal(claimed)
@@ -440,10 +440,10 @@ class Dispatcher:
 
         return self._operations.start(operation, None, trigger_id, dispose)
 
-    def _dispose(self, path: str, written: tuple[str, ...]) -> None:
+    def _dispose(self, path: str, written: tuple[str, ...], ended: frozenset[str]) -> None:
         if self._store is not None:
             self._store.fence()
-        dispose_of_snapshot(path, self._submitter.cluster, written)
+        dispose_of_snapshot(path, self._submitter.cluster, written, ended)
 
     # --- the savepoint catalogue
 

@@ -149,15 +149,16 @@ class JobShell:
     def clean_up_after(self, status: JobStatus) -> None:
         """Of a job that ended as ``status`` under an earlier driver: what that one did not get to.
 
-        Where checkpoints are retained, those above the oldest with a pointer may be retained ones whose pointer is
-        gone; they stay.
+        Where checkpoints are retained, some may be there without a pointer, since that driver had begun to let go of
+        them. Unless pointers say that all of them are known, every complete one stays.
         """
         self._ends_as = status
         history = self._submission.history
         keep = {entry.checkpoint.id for entry in history.checkpoints}
         upper = history.next_checkpoint_id
-        if not self.core.coordinator.configuration.discards_on(status.value):
-            upper = min(keep, default=0)
+        configuration = self.core.coordinator.configuration
+        if not configuration.discards_on(status.value):
+            upper = min(keep) if len(keep) >= configuration.retained else 0
         self.storage.sweep(range(history.first_checkpoint_id, upper), keep)
         self.tell(checkpoint_on.Shutdown(status.value))
 
@@ -337,9 +338,21 @@ class JobShell:
         index = self._tasks.index_of(slot)
         if index is not None and not self._tasks.lives(index):
             cause = FailureInfo("WorkerLostException", reason)
-            for execution in self._alive_in(index):
+            alive = self._alive_in(index)
+            for execution in alive:
                 self._task_failed(execution, cause)
+            if not alive and self._feeds_living(index):
+                # Of what they sent in the end some may not have arrived, and a receiver that the worker had not reached
+                # yet would wait for it for ever.
+                self.tell(job_on.JobFailed(cause))
         self._consequences.release()
+
+    def _feeds_living(self, index: int) -> bool:
+        """Whether tasks that are alive take rows of finished ones of that subtask index."""
+        tasks = self.core.machine.tasks
+        alive = {execution.vertex_id for execution in tasks.alive}
+        finished = {execution.vertex_id for execution in tasks.finished if execution.subtask == index}
+        return any(edge.source in finished and edge.target in alive for edge in self.core.graph.edges)
 
     def slot_lost(self, slot: Slot, reason: str) -> None:
         self.worker_lost(slot, reason)

@@ -110,6 +110,16 @@ class KnownJobs:
             living.append(References(job_id, "being submitted", snapshots=snapshots, claims=claims))
         return [*living, *(References(job_id, "not recovered yet", is_known=False) for job_id in self._stranded)]
 
+    def settled(self) -> frozenset[str]:
+        """Jobs that have ended and have nothing more to delete: what they have claimed they need no longer."""
+        cleaning = {job.job_id for job in self._cleaning if not job.cleaned_up}
+        return frozenset(
+            job_id
+            for job_id, job in self._jobs.items()
+            if (job.status.is_globally_terminal if isinstance(job, EndedJob) else job.cleaned_up)
+            and job_id not in cleaning
+        )
+
     def stop_looking(self) -> None:
         """Of the jobs that could not be recovered none is from now on."""
         self._stranded.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -114,8 +114,7 @@ class JobClaims:
         for url in self.places:
             place = resolve(url)
             check_directory(place.parent)
-            # Twice: a store may miss a file for a moment, and a claim that is overlooked here stays for good.
-            claim = claims.read_claim(place) or claims.read_claim(place)
+            claim = claims.read_claim(place)
             if claim is not None and claim.owner.is_same_job(self.claimant):
                 self._release(place, claim)
 
@@ -156,10 +155,21 @@ class JobClaims:
         return needed
 
 
-def claim_snapshot(snapshot: CompletedCheckpoint, claimant: Claimant, written: Collection[str] = ()) -> JobClaims:
+def is_dead(owner: Claimant) -> bool:
+    """Whether it is certain that no process runs this job, and that none ever will."""
+    return process_mark.is_gone(owner.process)
+
+
+def claim_snapshot(
+    snapshot: CompletedCheckpoint,
+    claimant: Claimant,
+    written: Collection[str] = (),
+    is_over: Callable[[Claimant], bool] = is_dead,
+) -> JobClaims:
     """Makes a job the only owner of a snapshot, which its ``directory`` names without symbolic links.
 
-    ``written`` are URLs of directories in which living jobs of this cluster write checkpoints.
+    ``written`` are URLs of directories in which living jobs of this cluster write checkpoints. Claims of owners that
+    ``is_over`` knows to do nothing more are taken over.
     Raises :class:`ClaimedError`, :class:`OwnedElsewhereError`, and InvalidLocationError for files that cannot become
     a job's. Nothing is claimed then.
     """
@@ -175,7 +185,7 @@ def claim_snapshot(snapshot: CompletedCheckpoint, claimant: Claimant, written: C
         for place in (own, *(place for place in files if place != own)):
             named = tuple(sorted(claims.relative_path(place, file) for file in files.get(place, ())))
             heir_of = (own.url,) if made.places else ()
-            claims.acquire(place, Claim(claimant, snapshot.directory, named), heir_of, is_dead)
+            claims.acquire(place, Claim(claimant, snapshot.directory, named), heir_of, is_over)
             # One by one, so that what is released on an error is what was acquired.
             made = replace(made, places=(*made.places, place.url))
         if not has_metadata(directory):  # who owned it before has just deleted it
@@ -184,11 +194,6 @@ def claim_snapshot(snapshot: CompletedCheckpoint, claimant: Claimant, written: C
         made.release()
         raise
     return made
-
-
-def is_dead(owner: Claimant) -> bool:
-    """Whether it is certain that no process runs this job, and that none ever will."""
-    return process_mark.is_gone(owner.process)
 
 
 def check_not_written(place: Location, cluster: str) -> None:

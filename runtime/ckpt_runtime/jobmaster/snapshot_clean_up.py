@@ -56,28 +56,35 @@ class JobCleanUp:
     """Deletes what aborted checkpoints left behind while storage failed, or all; then the directory, if empty.
 
     What lay in it before the job's first checkpoint ``first_id`` stays, and so does what has another name than the job
-    gives. ``directory_known``: this driver has seen the job's directory, so that its storage is away when it is
-    missing; an earlier driver may have deleted it.
+    gives. Of the job's own those below ``first_kept`` go: an earlier driver may have died while it deleted one.
+    ``directory_known``: this driver has seen the job's directory, so that its storage is away when it is missing; an
+    earlier driver may have deleted it.
     """
 
     storage: CheckpointStorage
     first_id: int
     keeps_nothing: bool
     directory_known: bool = False
+    first_kept: int = FIRST_CHECKPOINT_ID
 
     def __call__(self) -> None:
         check_directory(self.storage.location if self.directory_known else self.storage.location.parent)
-        _delete_checkpoints(self.storage, self.first_id, keeps_nothing=self.keeps_nothing)
+        first_kept = sys.maxsize if self.keeps_nothing else self.first_kept
+        _delete_checkpoints(self.storage, range(self.first_id, first_kept))
+        _delete_shared_files(self.storage, self.first_id, keeps_nothing=self.keeps_nothing)
         release_job_directory(self.storage)
         self.directory_known = False  # from here on it may be gone by this very attempt
         delete_job_directory(self.storage)
 
 
-def _delete_checkpoints(storage: CheckpointStorage, first_id: int, *, keeps_nothing: bool) -> None:
+def _delete_checkpoints(storage: CheckpointStorage, ids: range) -> None:
+    """Those of ``ids``, and those that are not complete."""
     for checkpoint_id in storage.list_checkpoints():
-        own = checkpoint_id >= first_id
-        if (own and keeps_nothing) or not has_metadata(storage.checkpoint(checkpoint_id)):
+        if checkpoint_id in ids or not has_metadata(storage.checkpoint(checkpoint_id)):
             delete_checkpoint(storage, checkpoint_id)
+
+
+def _delete_shared_files(storage: CheckpointStorage, first_id: int, *, keeps_nothing: bool) -> None:
     if keeps_nothing and first_id == FIRST_CHECKPOINT_ID and read_claim(storage.location) is None:
         delete_tree(storage.shared)
         delete_tree(storage.task_owned)

@@ -45,6 +45,7 @@ class SnapshotDeletions:
         self._running = 0
         self._waiting: list[_Deletion] = []
         self._timer: Cancellable | None = None
+        self._due_ms = 0.0
         self._when_done: Callable[[], None] | None = None
         self._closed = False
 
@@ -134,11 +135,16 @@ class SnapshotDeletions:
         for given_up in self._waiting[:-MAX_WAITING]:
             logger.error("gave up to %s: too many deletions wait", given_up.what)
         del self._waiting[:-MAX_WAITING]
-        if self._timer is None and not self._closed:
-            # The newest failure sets the pause: one that has failed for hours must not make a fresh one wait.
-            least = min(deletion.failures for deletion in self._waiting)
-            pause = min(RETRY_MAX_MS, RETRY_BASE_MS * 2 ** min(least - 1, 16))
-            self._timer = self._host.call_later(pause, self._fire)
+        # The least of the failures sets the pause: one that has failed for hours must not make a fresh one wait.
+        least = min(deletion.failures for deletion in failed)
+        pause = min(RETRY_MAX_MS, RETRY_BASE_MS * 2 ** min(least - 1, 16))
+        due_ms = self._host.now().rel_ms + pause
+        if self._timer is not None:
+            if self._due_ms <= due_ms:
+                return
+            self._timer.cancel()
+        self._due_ms = due_ms
+        self._timer = self._host.call_later(pause, self._fire)
 
     def _fire(self) -> None:
         self._timer = None

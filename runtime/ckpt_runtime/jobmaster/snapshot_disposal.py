@@ -1,4 +1,4 @@
-"""Disposes of a snapshot that a user names, also of one whose owner is dead. Blocking; raises StorageError.
+"""Disposes of a snapshot that a user names, also of one whose owner is dead or has ended. Blocks; raises StorageError.
 
 A claimed one goes as with a job that claims it and replaces it at once: the claim is taken over by the rule by which
 another job may have it, and the files in it go but for those that a checkpoint of an earlier owner needs.
@@ -18,18 +18,21 @@ from ckpt_runtime.storage.filesystem import Location, resolve
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_directory
 
 
-def dispose_of_snapshot(path: str, cluster: str, written: Collection[str] = ()) -> None:
+def dispose_of_snapshot(
+    path: str, cluster: str, written: Collection[str] = (), ended: Collection[str] = frozenset()
+) -> None:
     """Deletes the snapshot. After an error calling again goes on, whoever calls.
 
-    ``written`` are URLs of directories in which living jobs of this ``cluster`` write checkpoints. Raises
-    :class:`ClaimedError` while the owner of a claim is not known to be dead, and as ``dispose_of``.
+    ``written`` are URLs of directories in which living jobs of this ``cluster`` write checkpoints, ``ended`` ids of its
+    jobs that do nothing more. Raises :class:`ClaimedError` while the owner of a claim is not known to be dead
+    or to have ended, and as ``dispose_of``.
     """
     directory = snapshot_directory(resolve(path)).real()
     claim = claim_of(directory)
     if claim is None:
         dispose_of(path)
         return
-    claims = _taken_over(directory, claim, cluster, written)
+    claims = _taken_over(directory, claim, cluster, written, ended)
     try:
         dispose_of(directory.url, claims.release)
     except BaseException:
@@ -37,12 +40,23 @@ def dispose_of_snapshot(path: str, cluster: str, written: Collection[str] = ()) 
         raise
 
 
-def _taken_over(directory: Location, claim: Claim, cluster: str, written: Collection[str]) -> JobClaims:
+def needs_it_no_more(owner: Claimant, cluster: str, ended: Collection[str]) -> bool:
+    """Whether it is certain that nobody acts for this owner: it is dead, or one of the ``cluster``'s ``ended`` jobs."""
+    return is_dead(owner) or (owner.cluster == cluster and owner.job_id in ended)
+
+
+def _taken_over(
+    directory: Location, claim: Claim, cluster: str, written: Collection[str], ended: Collection[str]
+) -> JobClaims:
     """The claims of the disposal, an owner that has no checkpoints, and with which no later driver goes on."""
     place, name = place_of_snapshot(directory), f"disposal-{secrets.token_hex(8)}"
     claimant = Claimant(name, cluster, place.child(name).url, own_mark())
+
+    def is_over(owner: Claimant) -> bool:
+        return needs_it_no_more(owner, cluster, ended)
+
     if has_metadata(directory):
-        return claim_snapshot(open_snapshot(directory).metadata, claimant, written)
+        return claim_snapshot(open_snapshot(directory).metadata, claimant, written, is_over)
     # Its owner, or an earlier disposal, has got no further: of other places nothing is known any more.
-    acquire(place, Claim(claimant, claim.snapshot), is_dead=is_dead)
+    acquire(place, Claim(claimant, claim.snapshot), is_dead=is_over)
     return JobClaims(claimant, (place.url,))

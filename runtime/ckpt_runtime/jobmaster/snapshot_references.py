@@ -6,9 +6,10 @@ A snapshot is known by its place: symbolic links, forms of a URL and ``_metadata
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.jobmaster.gateway import NoSnapshot, SnapshotInUse
@@ -17,8 +18,8 @@ from ckpt_runtime.jobmaster.snapshot_claims import (
     OwnedElsewhereError,
     check_not_written,
     claim_snapshot,
-    is_dead,
 )
+from ckpt_runtime.jobmaster.snapshot_disposal import needs_it_no_more
 from ckpt_runtime.process_mark import own_mark
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import SESSION_PREFIX, Claimant, ClaimedError, claim_of, place_of_snapshot
@@ -55,11 +56,20 @@ class _Place:
 
 
 class SnapshotReferences:
-    """``living`` tells what all jobs refer to that may still run. Lives on one event loop; looks in ``pool``."""
+    """``living`` tells what all jobs refer to that may still run, ``ended`` the ids of those that do nothing more.
 
-    def __init__(self, living: Callable[[], Sequence[References]], pool: Executor) -> None:
+    Lives on one event loop; looks in ``pool``.
+    """
+
+    def __init__(
+        self,
+        living: Callable[[], Sequence[References]],
+        pool: Executor,
+        ended: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
         self._living = living
         self._pool = pool
+        self._ended = ended
         self._disposing: list[Identity] = []
 
     async def begin_disposal(self, path: str, cluster: str) -> Identity:
@@ -68,7 +78,8 @@ class SnapshotReferences:
         ``cluster`` is this one as claims name it. Raises :class:`SnapshotInUse` naming a job that refers to it,
         :class:`NoSnapshot` for a directory that is none, and :class:`StorageError` for an unusable path.
         """
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._check_stored, path, cluster)
+        check = partial(self._check_stored, path, cluster, self._ended())
+        await asyncio.get_running_loop().run_in_executor(self._pool, check)
         target = await self._unreferenced(path, self._living, "disposed of")
         self._disposing.append(target.own)
         return target.own
@@ -129,7 +140,7 @@ class SnapshotReferences:
         way_out = f"if it is no more, let go of it with: ckpt snapshot release {path}"
         return SnapshotInUse(path, owner.job_id, state, f"it has claimed the snapshot; {way_out}", wish)
 
-    def _check_stored(self, path: str, cluster: str) -> None:
+    def _check_stored(self, path: str, cluster: str, ended: Collection[str]) -> None:
         """What the directories themselves say: whether it is a snapshot, and whom it belongs to."""
         directory = snapshot_directory(resolve(path)).real()
         place, claim = place_of_snapshot(directory), claim_of(directory)
@@ -140,7 +151,7 @@ class SnapshotReferences:
             check_not_written(place, cluster)
         except OwnedElsewhereError as error:
             raise SnapshotInUse(path, place.name, "known elsewhere", str(error)) from error
-        if claim is not None and not is_dead(claim.owner):
+        if claim is not None and not needs_it_no_more(claim.owner, cluster, ended):
             raise self._claimed_by(path, "disposed of", ClaimedError(place, claim), cluster)
 
     def end_disposal(self, disposed: Identity) -> None:

@@ -130,6 +130,8 @@ class StorageEffects:
         self._deletions = SnapshotDeletions(host, record.check)
         self._late: dict[int, _StorageCall] = {}
         self._disposals: dict[int, SnapshotDisposal] = {}
+        self._kept: set[int] = set()
+        self._ended_before = False
         self._directory_known = False
         self._closed = False
         self._cleaned_up = False
@@ -159,8 +161,9 @@ class StorageEffects:
     def sweep(self, ids: range, keep: Set[int]) -> None:
         """Of a job that has ended: deletes checkpoints that nothing points at, which an earlier driver had no time for.
 
-        ``ids`` must hold only ids of this job which nobody uses any more.
+        ``ids`` must hold only ids of this job which nobody uses any more. Nothing older goes at the end then.
         """
+        self._ended_before = True
 
         def delete() -> None:
             check_directory(self._storage.location.parent)
@@ -209,10 +212,11 @@ class StorageEffects:
         self._deletions.when_done(clean_up_outputs)
 
     def _finish_directory(self, keeps_nothing: bool) -> None:
-        self._deletions.submit(
-            f"clean up {self._storage.location.url}",
-            JobCleanUp(self._storage, self._earlier_ids.start, keeps_nothing, self._directory_known),
-        )
+        first_id = self._earlier_ids.start
+        # What an earlier driver has let go of may be retained as well.
+        first_kept = first_id if self._ended_before else min(self._kept, default=first_id)
+        clean_up = JobCleanUp(self._storage, first_id, keeps_nothing, self._directory_known, first_kept)
+        self._deletions.submit(f"clean up {self._storage.location.url}", clean_up)
         self._deletions.when_done(self._release_claims)
 
     def _release_claims(self) -> None:
@@ -257,6 +261,8 @@ class StorageEffects:
                 call = _StorageCall(checkpoint.id, on.StoreUnknown, on.StoreUnknown)
                 self._in_pool(call, lambda: self._resolve_pointer(checkpoint, owned), backoff_ms(attempt))
             case out.RemoveFromStore(checkpoint_id, attempt, discards):
+                if discards is None:
+                    self._kept.add(checkpoint_id)
                 call = _StorageCall(checkpoint_id, on.StoreRemoveFailed, on.StoreRemoveFailed)
                 self._in_pool(call, lambda: self._remove_pointer(checkpoint_id, discards), backoff_ms(attempt))
             case out.FindLeftovers(below):

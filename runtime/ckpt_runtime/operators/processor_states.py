@@ -2,7 +2,8 @@
 our keyed state.
 
 All of them work on the key in :class:`KeyCursor`, which the host sets around each call of user code. What user code
-reads is safe to change: containers are copied. What does not fit is refused with PySpark's errors, and changes nothing.
+reads is safe to change: containers are copied. What is iterated over is read with its first element, as in Spark. What
+does not fit is refused with PySpark's errors, and changes nothing.
 Base-class constructors are not called, as they want a socket to a JVM.
 """
 
@@ -128,8 +129,11 @@ class HostedListState(HostedState, ListState):
         return bool(self._table.exists(self._cursor.require()))
 
     def get(self) -> Iterator[Value]:
-        elements: Iterator[Value] = self._table.elements(self._cursor.require())
-        return elements if self._copy is None else map(self._copy, elements)
+        return self._elements_of(self._cursor.require())
+
+    def _elements_of(self, key: Key) -> Iterator[Value]:
+        elements: Iterator[Value] = self._table.elements(key)
+        yield from elements if self._copy is None else map(self._copy, elements)
 
     def put(self, newState: list[Value]) -> None:
         self._table.put(self._cursor.require(), self._elements(newState))
@@ -155,7 +159,7 @@ class HostedListState(HostedState, ListState):
 
 
 class HostedMapState(HostedState, MapState):
-    """A map from tuple to tuple per key. What is iterated over is the map as it was when that began."""
+    """A map from tuple to tuple per key. What is iterated over is the map as it was at the first entry."""
 
     def __init__(self, cursor: KeyCursor, table: KeyedMaps) -> None:
         self._cursor = cursor
@@ -190,8 +194,10 @@ class HostedMapState(HostedState, MapState):
         return (self._copy(value) for _, value in self._entries())
 
     def _entries(self) -> Iterator[tuple[Value, Value]]:
-        entries: Iterator[tuple[Value, Value]] = self._table.items(self._cursor.require())
-        return entries
+        return self._entries_of(self._cursor.require())
+
+    def _entries_of(self, key: Key) -> Iterator[tuple[Value, Value]]:
+        yield from self._table.items(key)
 
     def removeKey(self, key: Value) -> None:
         self._table.remove(self._cursor.require(), self._user_key(key))

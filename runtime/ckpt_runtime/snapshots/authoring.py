@@ -41,6 +41,7 @@ from ckpt_runtime.state.canonical.writer import CanonicalWriter, order_by
 from ckpt_runtime.state.errors import StateValueError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, TIME, USER_KEY_PREFIX
+from ckpt_runtime.state.values import without_signs
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import (
     Location,
@@ -106,7 +107,7 @@ def check_unique(state: NewState, rows: pa.Table) -> None:
         counted = keys.group_by(names).aggregate([([], "count_all")])
         repeated = counted.filter(pc.greater(counted.column("count_all"), 1)).slice(0, 1).select(names).to_pylist()
     except pa.ArrowNotImplementedError:  # keys of maps may be nested
-        found = Counter(str(_without_signs(row)) for row in keys.to_pylist())
+        found = Counter(str(without_signs(row)) for row in keys.to_pylist())
         repeated = [row for row, number in found.most_common(1) if number > 1]
     if repeated:
         raise StateValueError(
@@ -120,18 +121,6 @@ def _with_one_zero(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column
     numbers = pc.add(column.cast(pa.float64()), 0.0)
     return pc.if_else(pc.is_nan(numbers), float("nan"), numbers)
-
-
-def _without_signs(value: Any) -> Any:
-    """The same of the floats inside of a value."""
-    match value:
-        case float():
-            return value + 0.0
-        case dict():
-            return {name: _without_signs(part) for name, part in value.items()}
-        case list() | tuple():
-            return [_without_signs(part) for part in value]
-    return value
 
 
 def publish_savepoint(

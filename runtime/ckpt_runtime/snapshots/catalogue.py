@@ -221,7 +221,7 @@ def dispose_of(url: str, release: Callable[[], None] | None = None) -> None:
         if left is None and release is None:
             raise
         paths = () if left is None or left.disposing is None else left.disposing
-        SnapshotDisposal.of(directory, paths).execute(release or _nothing)
+        SnapshotDisposal.of(directory, paths).execute(release)
         return
     if release is not None:
         snapshot = replace(snapshot, metadata=snapshot.metadata.claimed())
@@ -236,8 +236,4 @@ def dispose_of(url: str, release: Callable[[], None] | None = None) -> None:
             )
         except (StorageError, ValueError) as error:  # storage that is full must not keep what would make room
             logger.warning("deleting %s, and nothing says so until it is done: %s", snapshot.directory.url, error)
-    disposal.execute(release or _nothing)
-
-
-def _nothing() -> None:
-    pass
+    disposal.execute(release)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import ANY, VertexDescriptor
 from ckpt_runtime.checkpoint.executions import SubtaskKey
@@ -22,7 +23,7 @@ from ckpt_runtime.snapshots.new_files import UnsharedFiles, new_directory
 from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.state.registry import check_name
-from ckpt_runtime.storage.errors import AmbiguousWriteError, InvalidLocationError
+from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from ckpt_runtime.version import VERSION
@@ -57,18 +58,12 @@ def convert_snapshot(
     prefix = f"{secrets.token_hex(4)}-"
     properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
     conversion = _Conversion(snapshot, UnsharedFiles(target, prefix), backend, properties)
-    with new_directory(target, snapshot.directory):
-        try:
-            states = conversion.states(progress)
-            converted = replace(
-                snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
-            )
-            write_metadata(target, converted.to_json())
-        except AmbiguousWriteError:
-            raise
-        except BaseException:
-            discard(target, prefix)
-            raise
+    with new_directory(target, snapshot.directory, partial(discard, target, prefix)):
+        states = conversion.states(progress)
+        converted = replace(
+            snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
+        )
+        write_metadata(target, converted.to_json())
     files = conversion.files.finished
     return ConvertedSnapshot(target.url, len(files), sum(file.length for file in files))
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.snapshots.new_files import new_directory
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.storage.errors import (
-    AmbiguousWriteError,
     CorruptFileError,
     InvalidLocationError,
     NotFoundError,
@@ -66,15 +66,9 @@ def copy_snapshot(
     file, metadata = read_metadata_bytes(source)
     snapshot = open_snapshot(file.parent)
     files = own_files(snapshot)
-    with new_directory(target, snapshot.directory):
-        try:
-            copy_files(snapshot.directory, files, target, progress)
-            publish(target.child(METADATA_NAME), metadata)
-        except AmbiguousWriteError:
-            raise
-        except BaseException:
-            _discard(files, target)
-            raise
+    with new_directory(target, snapshot.directory, partial(_discard, files, target)):
+        copy_files(snapshot.directory, files, target, progress)
+        publish(target.child(METADATA_NAME), metadata)
     _copy_entry(snapshot.directory, target)
     return CopiedSnapshot(target.url, len(files), sum(file.length for file in files) + len(metadata))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,11 +16,12 @@ _ALWAYS_A_FILE = -1
 
 
 @contextmanager
-def new_directory(target: Location, source: Location) -> Iterator[None]:
+def new_directory(target: Location, source: Location, discard: Callable[[], None]) -> Iterator[None]:
     """Makes the directory of a snapshot that is made of the one in ``source``.
 
-    When that fails the directory goes, with the parents that were made for it, as far as they are empty then. Raises
-    :class:`AlreadyExistsError`, and as :func:`check_outside`.
+    When that fails ``discard`` deletes the files, and the directory goes, with the parents that were made for it, as
+    far as they are empty then; nothing goes when the metadata may be there. Raises :class:`AlreadyExistsError`, and as
+    :func:`check_outside`.
     """
     check_outside(target, source)
     made = _missing(target)
@@ -30,6 +31,7 @@ def new_directory(target: Location, source: Location) -> Iterator[None]:
     except (AlreadyExistsError, AmbiguousWriteError):
         raise
     except BaseException:
+        discard()
         with suppress(StorageError):
             for directory in made:
                 delete_empty_directory(directory)

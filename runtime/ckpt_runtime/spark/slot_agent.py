@@ -60,8 +60,8 @@ class SlotAgent:
         self._slot = f"{parameters.stage_id}-{index}"
         self._workers: dict[str, WorkerProcess] = {}
         self._directories: dict[str, HeldDirectory | str] = {}
-        self._watchers: dict[str, threading.Thread] = {}
         """An adopted worker's is held by the worker alone."""
+        self._watchers: dict[str, threading.Thread] = {}
         self._connection: ControlConnection | None = None
 
     def run(self) -> None:

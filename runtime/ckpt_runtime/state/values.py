@@ -384,6 +384,18 @@ class _HashableList(list[Any]):
         return hash(tuple(self))
 
 
+def without_signs(value: Any) -> Any:
+    """0.0 and -0.0 are one key, inside of a list, a struct or a map too; lists and structs come back as lists."""
+    match value:
+        case float():
+            return value + 0.0
+        case dict():
+            return {name: without_signs(part) for name, part in value.items()}
+        case list() | tuple():
+            return [without_signs(part) for part in value]
+    return value
+
+
 def user_key_maker(schema: pa.Schema) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """Makes keys of a map state from canonical values, so that equal ones are found again, nested ones as well."""
     if not any(pa.types.is_nested(field.type) for field in schema):

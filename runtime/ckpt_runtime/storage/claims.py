@@ -28,7 +28,7 @@ from ckpt_runtime.storage.errors import (
     NotFoundError,
     StorageError,
 )
-from ckpt_runtime.storage.filesystem import Location, delete_file, identity, list_names, read_bytes, resolve
+from ckpt_runtime.storage.filesystem import Location, delete_file, identity, list_names, read_bytes, read_shown, resolve
 from ckpt_runtime.storage.publish import publish, replace
 
 CLAIM_NAME = "claim"
@@ -114,7 +114,7 @@ def read_claim(place: Location) -> Claim | None:
     """Raises :class:`CorruptFileError` for a file that is no claim."""
     file = claim_file(place)
     try:
-        return checked(decode_document(read_bytes(file, 2 * MAX_DOCUMENT_BYTES), file.url), Claim)
+        return checked(decode_document(read_shown(file, 2 * MAX_DOCUMENT_BYTES), file.url), Claim)
     except NotFoundError:
         return None
     except DocumentError as error:

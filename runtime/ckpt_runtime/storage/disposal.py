@@ -103,7 +103,7 @@ class SnapshotDisposal:
     def to_json(self) -> dict[str, Any]:
         return {"directory": self.directory.url, "files": ["/".join(segments) for segments in self.files]}
 
-    def execute(self, then: Callable[[], None] = lambda: None) -> None:
+    def execute(self, then: Callable[[], None] | None = None) -> None:
         """Deletes. After a :class:`StorageError` calling again goes on; what is gone is fine.
 
         ``then`` is called when the files are gone, and deletes what else goes with them.
@@ -115,7 +115,8 @@ class SnapshotDisposal:
         for segments in self.files:
             delete_file(directory.child(*segments))
             parents.update(directory.child(*segments[:depth]) for depth in range(1, len(segments)))
-        then()
+        if then is not None:
+            then()
         # The catalogue's entry goes behind the files: until then it shows that something is left to dispose of.
         delete_entry(directory)
         # Deepest first: a directory is empty only when those in it have gone.

@@ -47,6 +47,7 @@ _PRIVATE_DIRECTORY = 0o700
 _PRIVATE_FILE = 0o600
 _ANY_DIRECTORY = 0o777
 _DISCARD_ATTEMPTS = 3
+_LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,6 +299,20 @@ def read_bytes(location: Location, limit: int) -> bytes:
         message = f"cannot read {location.url}: {size} bytes are more than the {limit} allowed"
         raise StorageError(message, location.url, too_large)
     return data
+
+
+def read_shown(location: Location, limit: int) -> bytes:
+    """As :func:`read_bytes`, for what is deleted, or lost, on the word that there is no such file.
+
+    A store may miss a file for a moment. Only :class:`NotFoundError` says that it does not show it either.
+    """
+    for _ in range(_LOOKS):
+        try:
+            return read_bytes(location, limit)
+        except NotFoundError:
+            if not exists(location):
+                raise
+    raise StorageError(f"{location.url} is there and cannot be read: the store does not find it", location.url)
 
 
 def read_beginning(location: Location, length: int) -> bytes:

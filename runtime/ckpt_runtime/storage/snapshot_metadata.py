@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
-from ckpt_runtime.storage.filesystem import Location, exists, is_directory, read_bytes, resolve
+from ckpt_runtime.storage.filesystem import Location, exists, is_directory, read_shown, resolve
 from ckpt_runtime.storage.metadata import MAX_COMPRESSED_BYTES, decode, encode
 from ckpt_runtime.storage.publish import publish
 
@@ -52,7 +52,7 @@ def read_metadata_bytes(url: str | Location) -> tuple[Location, bytes]:
     if directory is given:
         _check_directory(given)
     file = directory.child(METADATA_NAME)
-    return file, read_bytes(file, _MAX_FILE_BYTES)
+    return file, read_shown(file, _MAX_FILE_BYTES)
 
 
 def snapshot_directory(given: Location) -> Location:

@@ -32,6 +32,7 @@ from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent, begin_log
 from ckpt_runtime.spark.worker_processes import worker_environment
 from ckpt_runtime.spark.worker_template import Forker, WorkerTemplate
+from ckpt_runtime.testing.forked_children import ForkedChildren
 from ckpt_runtime.user_environment import user_environment
 
 AGENT = "ckpt-agent"
@@ -219,28 +220,21 @@ def fork_template() -> None:
 # --- the template's side
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Child:
-    pid: int
-    descriptor: int
-    told: socket.socket
-
-
 class _Server:
     """``connection`` is the one to the process that asks."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._children: dict[int, _Child] = {}
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._children = ForkedChildren(self._poll)
 
     def run(self) -> None:
         asked = True
         while asked or self._children:
             for descriptor, _ in self._poll.poll():
                 if descriptor in self._children:
-                    self._reap(self._children.pop(descriptor))
+                    self._children.reap(descriptor)
                 elif not self._take():
                     asked = False
                     self._poll.unregister(self._connection)
@@ -256,7 +250,7 @@ class _Server:
             start = msgspec.json.decode(file.read(), type=AgentStart)
         try:
             pid = _in_fork(lambda: self._become(start, output, errors, reply))
-            self._watch(pid, reply)
+            self._children.add(pid, reply)
         except OSError:  # a machine that is full
             traceback.print_exc()
             reply.close()
@@ -265,32 +259,11 @@ class _Server:
             os.close(errors)
         return True
 
-    def _watch(self, pid: int, told: socket.socket) -> None:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:  # nobody could tell its end: it must not live
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        self._children[descriptor] = _Child(pid, descriptor, told)
-        self._poll.register(descriptor, select.POLLIN)
-        with suppress(OSError):
-            socket.send_fds(told, [str(pid).encode()], [descriptor])
-
-    def _reap(self, child: _Child) -> None:
-        self._poll.unregister(child.descriptor)
-        os.close(child.descriptor)
-        _, status = os.waitpid(child.pid, 0)
-        with child.told, suppress(OSError):
-            child.told.send(str(os.waitstatus_to_exitcode(status)).encode())
-
     def _become(self, start: AgentStart, output: int, errors: int, told: socket.socket) -> None:
         """An agent, whose own template is forked before the agent has threads."""
         self._connection.close()
         told.close()
-        for child in self._children.values():
-            os.close(child.descriptor)
-            child.told.close()
+        self._children.close()
         os.dup2(output, 1)
         os.dup2(errors, 2)
         os.close(output)

@@ -47,7 +47,7 @@ from ckpt_runtime.scheduler.core_events import (
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_plan import JobPlan
-from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import BackoffSettings, FixedDelay
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
@@ -436,11 +436,11 @@ class JobMaster:
                 self.ended = status
 
     def check_runs_what_is_stored(self) -> None:
-        """In as many slots as it takes, unless the job is being rescaled."""
+        """In as many slots as it takes, unless the job is being rescaled or has stopped running meanwhile."""
         core = self.shell.core
-        if self.world.master is not self:
+        if self.world.master is not self or core.machine.state is not JobState.RUNNING:
             return
-        if core.wanted_graph is not core.graph or self.ended is not None:
+        if core.wanted_graph is not core.graph:
             return
         if core.graph != self.stored_graph:
             raise Violation("the job runs a graph that is not the stored one")

@@ -243,6 +243,115 @@ class ClockTimers(Talker):
         return int(values.getCurrentWatermarkInMs())
 
 
+class Odd(Talker):
+    """What nobody stored, nulls, what is cleared or changed while it is read, and None where a tuple belongs."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self.value = handle.getValueState("value", "n INT, s STRING")
+        self.list = handle.getListState("list", "n INT")
+        self.map = handle.getMapState("map", "n INT", "m INT")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield from self._of_value(key)
+        yield from self._of_list(key)
+        yield from self._of_map(key)
+        yield self.say(key, "e refused", [self._refused(call) for call in self._calls()])
+
+    def _calls(self) -> list[Callable[[], None]]:
+        return [
+            lambda: self.value.update(None),  # type: ignore[arg-type]
+            lambda: self.list.appendValue(None),  # type: ignore[arg-type]
+            lambda: self.list.put(None),  # type: ignore[arg-type]
+            lambda: self.map.updateValue(None, (1,)),  # type: ignore[arg-type]
+            lambda: self.map.updateValue((1,), None),  # type: ignore[arg-type]
+            lambda: self.map.removeKey(None),  # type: ignore[arg-type]
+        ]
+
+    def _refused(self, call: Callable[[], None]) -> bool:
+        """As a TypeError, behind which the processor goes on."""
+        try:
+            call()
+        except TypeError:
+            return True
+        return False
+
+    def _of_value(self, key: Any) -> Iterator[Row]:
+        yield self.say(key, "1 value before", (self.value.exists(), self.value.get()))
+        self.value.clear()
+        self.value.update((None, None))
+        yield self.say(key, "2 value of nulls", (self.value.exists(), self.value.get()))
+        self.value.update((None, "s"))
+        yield self.say(key, "3 value with a null", (self.value.exists(), self.value.get()))
+        self.value.clear()
+        self.value.clear()
+        yield self.say(key, "4 value cleared", (self.value.exists(), self.value.get()))
+
+    def _of_list(self, key: Any) -> Iterator[Row]:
+        yield self.say(key, "5 list before", (self.list.exists(), list(self.list.get())))
+        self.list.clear()
+        self.list.appendValue((None,))
+        self.list.appendList([(1,), (None,)])
+        yield self.say(key, "6 list of nulls", (self.list.exists(), list(self.list.get())))
+        elements = self.list.get()
+        first = next(elements)
+        self.list.clear()
+        yield self.say(key, "7 list cleared while read", (first, self.list.exists(), list(self.list.get())))
+        self.list.put([(1,)])
+        elements = self.list.get()
+        self.list.clear()
+        yield self.say(key, "7 list cleared before it is read", list(elements))
+
+    def _of_map(self, key: Any) -> Iterator[Row]:
+        absent = (self.map.exists(), self.map.containsKey((1,)), self.map.getValue((1,)))
+        yield self.say(key, "8 map before", (absent, list(self.map.iterator()), list(self.map.keys())))
+        self.map.removeKey((1,))
+        self.map.clear()
+        self.map.updateValue((None,), (1,))
+        self.map.updateValue((2,), (None,))
+        content = [self.map.containsKey((entry,)) for entry in (None, 2, 3)]
+        yield self.say(key, "9 map of nulls", (content, self.map.getValue((None,)), self.map.getValue((2,))))
+        self.map.removeKey((None,))
+        self.map.removeKey((None,))
+        yield self.say(key, "a map without the null", (self.map.exists(), list(self.map.iterator())))
+        self.map.removeKey((2,))
+        yield self.say(key, "b map emptied", (self.map.exists(), list(self.map.iterator())))
+        self.map.updateValue((1,), (1,))
+        seen = []
+        for entry in self.map.iterator():
+            self.map.updateValue((len(seen) + 2,), (0,))
+            self.map.updateValue((1,), (5,))
+            seen.append(entry)
+        yield self.say(key, "c map changed while read", (seen, sorted(self.map.iterator())))
+        entries = self.map.keys()
+        self.map.clear()
+        yield self.say(key, "d map cleared", (next(entries, None), self.map.exists(), list(self.map.values())))
+
+
+class OddTimers(Talker):
+    """Timers for a key without state, twice, deleted while another fires, deleted by themselves, and again."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self.value = handle.getValueState("value", "n INT")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for time_ms in (1000, 1000, 2000, 3000):
+            self.handle.registerTimer(time_ms)
+        self.handle.deleteTimer(3000)
+        self.handle.deleteTimer(3000)
+        self.handle.deleteTimer(4000)
+        yield self.say(key, "listed", sorted(self.handle.listTimers()))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        yield self.say(key, f"fired {at}", (self.value.exists(), self.value.get(), sorted(self.handle.listTimers())))
+        self.value.clear()
+        self.handle.deleteTimer(at)
+        self.handle.deleteTimer(at)
+        yield self.say(key, f"left {at}", sorted(self.handle.listTimers()))
+
+
 class EventTimers(Talker):
     """A timer five seconds behind each row, one that never comes, and what the watermark is."""
 

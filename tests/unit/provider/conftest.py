@@ -62,7 +62,7 @@ class JobManager:
     """
 
     def __init__(self) -> None:
-        self._app = create_app(FakeGateway(), token=None)
+        self._app = self._open = create_app(FakeGateway(), token=None)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -74,11 +74,16 @@ class JobManager:
         """Forget everything, run one job, and serve."""
         self.gateway = FakeGateway()
         self.gateway.add_job(JOB)
+        self._app = self._open
         self._app.state.gateway = self.gateway
         self.received: list[str] = []
         self.faults: list[Fault] = []
         self.streams = False
         self.start()
+
+    def ask_for(self, token: str) -> None:
+        """Refuse requests without this token, as a session that was started with it."""
+        self._app = create_app(self.gateway, token=token)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

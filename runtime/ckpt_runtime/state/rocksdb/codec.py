@@ -152,20 +152,13 @@ class TailCodec:
         self._has_floats = any(_has_floats(field.type) for field in schema)
 
     def encode(self, name: Row) -> bytes:
-        return _encode(_without_signs(name) if self._has_floats else name)
+        return _encode(values.without_signs(name) if self._has_floats else name)
 
 
 def _has_floats(kind: pa.DataType) -> bool:
     if pa.types.is_nested(kind):
         return any(_has_floats(kind.field(index).type) for index in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
-
-
-def _without_signs(part: Any) -> Any:
-    """0.0 and -0.0 are one key."""
-    if isinstance(part, (list, tuple)):
-        return [_without_signs(entry) for entry in part]
-    return part + 0.0 if type(part) is float else part
 
 
 class RowsCodec:

@@ -18,6 +18,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.graph.job_graph import Partitioning, vertex_id_of
 from ckpt_runtime.graph.specs import AggregateSpec, ProcessSpec, ProjectSpec, SinkSpec, SourceSpec
+from ckpt_runtime.state.stored_rows import KEY_PREFIX
 
 
 class Processor(StatefulProcessor):
@@ -265,7 +266,7 @@ MISTAKES: list[tuple[Step, str]] = [
     (lambda s: s.groupBy("key").agg(sum("nope")), "agg: sum: column 'nope' does not exist"),
     (lambda s: s.groupBy("key").agg(sum("value"), sum("value")), r"agg: two result columns are called 'sum\(value\)'"),
     (lambda s: s.groupBy("key").agg(count().alias("key")), "agg: two result columns are called 'key'"),
-    (lambda s: s.groupBy("key").agg(count().alias("key.key")), "agg: .*'key.key': a name that begins"),
+    (lambda s: s.groupBy("key").agg(count().alias(f"{KEY_PREFIX}x")), "agg: .*: a name that begins"),
     (
         lambda s: s.groupBy("key").agg(avg("value").alias("x"), count().alias("x#sum")),
         "agg: aggregate 'x#sum': state keeps a part of an average under this name",

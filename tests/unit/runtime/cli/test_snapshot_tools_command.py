@@ -135,6 +135,14 @@ def test_convert(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "native" in capsys.readouterr().err
 
 
+def test_convert_for_an_unknown_backend(savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "target"
+    order = ["snapshot", "convert", str(savepoint), str(target), "--format", "native", "--backend", "nosuch"]
+    assert main(order) == ExitCode.USAGE
+    assert "--backend: state.backend.type: 'nosuch' is not available, use " in capsys.readouterr().err
+    assert not target.exists()
+
+
 def test_convert_what_has_no_other_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unaligned, target = DIRECTORY / "format-2" / "unaligned", tmp_path / "target"
     assert main(["snapshot", "convert", str(unaligned), str(target), "--format", "canonical"]) == 2

@@ -6,6 +6,7 @@ import json
 import ssl
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,10 +14,10 @@ import httpx
 import pytest
 
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptApiError
 from ckpt_runtime.client.stack_traces import root_message
-from ckpt_runtime.client.transport import InvalidUrl, client_options, normalise_url
+from ckpt_runtime.client.transport import InvalidToken, InvalidUrl, client_options, normalise_url
 
 JOB = "ab" * 16
 T = TypeVar("T")
@@ -155,6 +156,19 @@ def test_token_path_and_query() -> None:
     (request,) = script.requests
     assert request.headers["authorization"] == "Bearer secret"
     assert request.url.raw_path == b"/jobs/a%2F..%2Fb/metrics?get=x%2Cy+z"
+
+
+@pytest.mark.parametrize(
+    "token", ["geheim\n", "geheim\r\nX: y", "geheim ", "schlüssel-geheim", "geheim\x00", "\udcff", ""]
+)
+@pytest.mark.parametrize("client", [CkptClient, AsyncCkptClient])
+def test_a_token_that_no_header_takes_is_refused_before_any_request_and_not_shown(
+    token: str, client: type[CkptClient | AsyncCkptClient]
+) -> None:
+    with pytest.raises(InvalidToken, match="^token: ") as refused:
+        client("http://127.0.0.1:9", token=token)
+    assert "geheim" not in "".join(traceback.format_exception(refused.value))
+    assert refused.value.__context__ is None
 
 
 def test_text_that_is_no_utf8_can_still_be_sent() -> None:

@@ -45,7 +45,7 @@ class Sink:
         self.writers = [StreamWriterOperator(SinkSpec(source, given)) for _ in range(2)]
         for subtask, writer in enumerate(self.writers):
             output = Collector(lambda batch: self.committer.process_batch(batch, 0))
-            writer.open(context(subtask, 2, uid="out", attempt=attempt), output)
+            writer.open(context(subtask, 2, uid="out", restored=restored, attempt=attempt), output)
 
     def checkpoint(self, checkpoint_id: int) -> Any:
         for writer in self.writers:
@@ -152,6 +152,31 @@ def test_a_failed_commit_of_what_was_restored_is_not_aborted(tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError):
         opened(committer, context(uid="out.committer", state=state, restored=4))
     committer.close()
+    assert aborted(tmp_path) == []
+
+
+@pytest.mark.parametrize("restored", [None, 7])
+def test_what_a_write_returned_before_the_barrier_is_aborted_when_the_job_ends(
+    tmp_path: Path, restored: int | None
+) -> None:
+    """As a batch that cannot complete: the checkpoint behind the last barrier. What went in front of one is left."""
+    sink = Sink(tmp_path, restored=restored, rows=1)
+    for writer in sink.writers:
+        writer.process_batch(rows(1, 2), 0)
+    sink.writers[0].prepare_snapshot(8)
+    [sent] = [message for entries in sink.committer._messages.values() for _, message in entries]
+    assert sent is not None
+    for writer in sink.writers:
+        writer.close()
+    [left] = staged(tmp_path)
+    assert left in sent
+    assert aborted(tmp_path) == [str((restored or 0) + 1)]
+
+
+def test_a_write_that_ends_without_a_message_aborts_nothing(tmp_path: Path) -> None:
+    sink = Sink(tmp_path, rows=5)
+    sink.writers[0].process_batch(rows(1, 2), 0)
+    sink.writers[0].close()
     assert aborted(tmp_path) == []
 
 

@@ -223,12 +223,13 @@ class Written(WriterCommitMessage):
 
 
 class FileWriter(DataSourceStreamWriter):
-    """Writes a staging file; the commit appends what was staged to a log, once per batch id."""
+    """Stages a file of at most ``rows`` rows; the commit appends what was staged to a log, once per batch id."""
 
     def __init__(self, options: Any, schema: Any) -> None:
         self.directory = Path(options["directory"])
         self.columns = schema.fieldNames()
         self.fail_at = int(options.get("failAt", "-1"))
+        self.most_rows = int(options.get("rows", "-1"))
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         task = TaskContext.get()
@@ -241,6 +242,8 @@ class FileWriter(DataSourceStreamWriter):
                     raise ValueError(f"cannot write {row.n}")
                 staged.write(json.dumps(row.asDict()) + "\n")
                 rows += 1
+                if rows == self.most_rows:
+                    break
         return Written(task.partitionId(), rows, (name,))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

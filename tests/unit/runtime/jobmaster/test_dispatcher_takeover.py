@@ -226,6 +226,32 @@ def test_what_a_cancelled_job_was_told_to_retain_stays(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_all_that_a_cancelled_job_retains_stays_when_its_driver_dies_as_it_lets_go_of_it(tmp_path: Path) -> None:
+    async def test(session: Session) -> None:
+        retention = {"externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION", "num_retained": "2"}
+        job = await session.crashed_job(**{f"execution__checkpointing__{name}": of for name, of in retention.items()})
+        for _ in range(2):
+            await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
+        latest = job.checkpoint_statistics().latest_completed
+        assert latest is not None
+        assert latest.external_path is not None
+        retained = [resolve(latest.external_path).parent.child(f"chk-{number}") for number in (2, 3)]
+        end = JobEnded(JobStatus.CANCELED, job.overview().start_time_ms + 5)
+        plan = job._shell.core.accepted_plan
+        result = job.view.result_to_store(end, plan, job.checkpoint_config(), job.checkpoint_statistics())
+        store = session.store(1)
+        await session.world.until(lambda: sorted(store.pointers(JOB).list()) == [2, 3])
+        store.results.create_dirty(JOB, result)
+        store.pointers(JOB).remove(2)
+        job.suspend(fenced=True)
+        dispatcher, store = session.dispatcher, session.store(2)
+        await dispatcher.take_over(store)
+        await session.world.until(lambda: store.jobs.list_ids() == [] and store.results.list_ids(dirty_only=True) == [])
+        assert [has_metadata(directory) for directory in retained] == [True, True]
+
+    run(tmp_path, test)
+
+
 def replace_end(job: JobMaster) -> Any:
     """The effect with which a finished job ends."""
     return JobEnded(JobStatus.FINISHED, job.overview().start_time_ms + 5)

@@ -264,6 +264,27 @@ class TestFailures:
 
         run(tmp_path, test)
 
+    @pytest.mark.parametrize("feeds", [True, False])
+    def test_a_lost_worker_whose_subtasks_have_finished_matters_if_others_take_their_rows(
+        self, tmp_path: Path, feeds: bool
+    ) -> None:
+        async def test(world: World) -> None:
+            job = world.start_job(**RESTARTING)
+            await world.running(job)
+            lost, other = world.active() if feeds else reversed(world.active())
+            lost.state(TaskState.FINISHED)
+            await world.until(lambda: len(job._shell.core.machine.tasks.finished) == len(lost.deployment.subtasks))
+            lost.peer.close()
+            if feeds:
+                await world.until(lambda: job.metrics()["numRestarts"] == "1")
+                assert job.exception_history(1).entries[0].failure.exception == "WorkerLostException"
+                return
+            other.state(TaskState.FINISHED)
+            await world.until(lambda: job.status is JobStatus.FINISHED)
+            assert job.metrics()["numRestarts"] == "0"
+
+        run(tmp_path, test)
+
     def test_a_worker_in_which_subtasks_fail_again_and_again_is_replaced(self, tmp_path: Path) -> None:
         async def test(world: World) -> None:
             job = world.start_job(**{**RESTARTING, "restart_strategy__fixed_delay__attempts": "10"})

@@ -12,15 +12,19 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.jobmaster.job_host import Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, OwnedElsewhereError, claim_snapshot
+from ckpt_runtime.jobmaster.snapshot_clean_up import JobCleanUp
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects
 from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.storage import filesystem
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.claims import Claimant, ClaimedError, read_claim
-from ckpt_runtime.storage.errors import InvalidLocationError, StorageError
+from ckpt_runtime.storage.claims import CLAIM_NAME, Claimant, ClaimedError, read_claim
+from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.state_file_writer import StateFileWriter
 from tests.support.snapshots import write_snapshot
 
@@ -85,6 +89,43 @@ def test_a_claim_deletes_what_no_sibling_needs_and_stays_while_anything_is_left(
     assert jobs.owner(FIRST) is None
     assert is_there(both)
     assert jobs.claim(sibling, THIRD).places == (jobs.storage(FIRST).location.url,)
+
+
+@pytest.mark.parametrize("missed", ["_metadata", CLAIM_NAME])
+def test_a_store_that_misses_a_file_for_a_moment_costs_no_sibling_a_file_and_leaves_none(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, missed: str
+) -> None:
+    both, own = jobs.shared_file(FIRST, 1), jobs.shared_file(FIRST, 2)
+    sibling, claimed = jobs.checkpoint(FIRST, 1, both), jobs.checkpoint(FIRST, 2, both, own)
+    claims = jobs.claim(claimed, SECOND)
+    discard(claimed)
+    read, misses = filesystem.read_bytes, [3]
+
+    def forgetful(location: Location, limit: int) -> bytes:
+        if location.name == missed and misses[0]:
+            misses[0] -= 1
+            raise NotFoundError(f"cannot find {location.url}", location.url)
+        return read(location, limit)
+
+    monkeypatch.setattr(filesystem, "read_bytes", forgetful)
+    with pytest.raises(StorageError, match="is there and cannot be read"):
+        claims.delete([both.path, own.path], 1)
+    misses[0] = 2
+    claims.delete([both.path, own.path], 1)
+    assert (is_there(both), is_there(own)) == (True, False)
+    misses[0] = 2
+    claims.release()
+    assert jobs.owner(FIRST) is None
+    assert open_snapshot(sibling.directory).verify() == []
+
+
+def test_of_an_ended_job_goes_what_an_earlier_driver_was_deleting(jobs: Jobs) -> None:
+    shared = [jobs.shared_file(FIRST, number) for number in (1, 2)]
+    older, newer = (jobs.checkpoint(FIRST, number + 1, file) for number, file in enumerate(shared))
+    Path(shared[0].path.removeprefix("file://")).unlink()
+    JobCleanUp(jobs.storage(FIRST), 1, keeps_nothing=False, directory_known=True, first_kept=2)()
+    assert not Path(older.directory.removeprefix("file://")).exists()
+    assert open_snapshot(newer.directory).verify() == []
 
 
 def test_a_checkpoint_that_the_owner_has_retained_keeps_its_claim_for_an_heir(jobs: Jobs) -> None:
@@ -176,6 +217,9 @@ class AtOnce:
 
     def __init__(self) -> None:
         self.later: list[Callable[[], None]] = []
+
+    def now(self) -> Instant:
+        return Instant(0, 0)
 
     def in_pool(self, pool: Pool, call: Callable[[], Any], answer: Callable[[Result[Any]], None]) -> None:
         result = call()

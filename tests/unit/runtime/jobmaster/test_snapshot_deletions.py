@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.jobmaster import snapshot_deletions
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_host import LoopHost, Pool
@@ -199,11 +200,15 @@ def test_after_closing_nobody_is_told_that_all_is_done() -> None:
 
 
 class _Timers:
-    """A host whose pool answers at once; ``pauses`` are what was asked for, the last of them can be ended."""
+    """A host with a clock of its own, whose pool answers at once; ``pauses`` are what was asked for."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
-        self.fire: Callable[[], None] = lambda: None
+        self.now_ms = 0
+        self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
+
+    def now(self) -> Instant:
+        return Instant(self.now_ms, self.now_ms)
 
     def in_pool(self, pool: Pool, call: Callable[[], Any], answer: Callable[[Callable[[], Any]], None]) -> None:
         found = call()
@@ -211,8 +216,16 @@ class _Timers:
 
     def call_later(self, delay_ms: float, call: Callable[[], None]) -> SimpleNamespace:
         self.pauses.append(delay_ms)
-        self.fire = call
-        return SimpleNamespace(cancel=lambda: None)
+        timer = object()
+        self._timers[timer] = (self.now_ms + delay_ms, call)
+        return SimpleNamespace(cancel=lambda: self._timers.pop(timer))
+
+    def fire(self) -> None:
+        """The one timer that there is, when it is due."""
+        ((due_ms, call),) = self._timers.values()
+        self._timers.clear()
+        self.now_ms = int(due_ms)
+        call()
 
 
 def test_the_newest_failure_sets_the_pause() -> None:
@@ -225,12 +238,32 @@ def test_the_newest_failure_sets_the_pause() -> None:
         host.fire()
     assert host.pauses[:3] == [500.0, 1000.0, 2000.0]
     assert host.pauses[-1] == snapshot_deletions.RETRY_MAX_MS
+    host.now_ms += 10_000
+    fresh_ms = host.now_ms
     deletions.submit("delete new", new.delete("new"))
     host.fire()
+    assert host.now_ms == fresh_ms + 500
     assert host.pauses[-1] == 1000.0
     host.fire()
     assert new.deleted == ["new"]
     assert host.pauses[-1] == snapshot_deletions.RETRY_MAX_MS
+
+
+def test_a_retry_that_is_due_earlier_is_not_put_off_by_a_fresh_failure() -> None:
+    host = _Timers()
+    deletions = SnapshotDeletions(cast(Any, host))
+    storage = Storage(*(away() for _ in range(10)))
+    deletions.submit("delete old", storage.delete())
+    for _ in range(9):
+        host.fire()
+    due_ms = host.now_ms + 30_000
+    host.now_ms = due_ms - 100
+    storage.errors.append(away())
+    deletions.submit("delete new", storage.delete("new"))
+    host.fire()
+    assert host.now_ms == due_ms
+    assert sorted(storage.deleted) == ["new", "x"]
+    assert deletions.unfinished == ()
 
 
 @pytest.mark.usefixtures("patient")

@@ -79,7 +79,7 @@ def savepoint(root: Path) -> CompletedCheckpoint:
 
 
 @pytest.mark.row("203.12")
-@pytest.mark.parametrize("process", [None, own_mark(), "another-boot/pid:[1]/7/7"])
+@pytest.mark.parametrize("process", [None, own_mark(), "another-boot/pid:[1]/7/7"], ids=["nobody", "own", "other"])
 def test_while_the_owner_may_live_nothing_is_touched(
     root: Path, savepoint: CompletedCheckpoint, process: str | None
 ) -> None:
@@ -90,6 +90,27 @@ def test_while_the_owner_may_live_nothing_is_touched(
         dispose_of_snapshot(savepoint.directory, CLUSTER)
     assert list_names(directory) == before
     assert open_snapshot(directory).verify() == []
+
+
+@pytest.mark.row("203.12")
+@pytest.mark.parametrize("process", [None, own_mark()])
+def test_an_ended_job_of_this_cluster_needs_its_claim_no_more(
+    root: Path, savepoint: CompletedCheckpoint, process: str | None
+) -> None:
+    """But for what its retained checkpoint needs. A job of the same id of another cluster is another one."""
+    claimed_by(root, savepoint, process)
+    needed, _ = shared_files(savepoint)
+    checkpoint = retained(root, OWNER, needed)
+    for cluster, ended in ((CLUSTER, {OWNER}), ("session a", {OTHER})):
+        with pytest.raises(ClaimedError):
+            dispose_of_snapshot(savepoint.directory, cluster, ended=ended)
+    for _ in range(2):
+        dispose_of_snapshot(savepoint.directory, "session a", ended={OWNER})
+        assert open_snapshot(checkpoint.directory).verify() == []
+        assert set(list_names(resolve(savepoint.directory))) == {"claim", resolve(needed.path).name}
+    dispose_of_snapshot(checkpoint.directory, "session a")
+    dispose_of_snapshot(savepoint.directory, "session a", ended={OWNER})
+    assert list((root / "savepoints").iterdir()) == []
 
 
 @pytest.mark.row("203.12")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -204,6 +205,55 @@ def test_null_where_the_state_has_not_null_is_refused() -> None:
     rows = pa.record_batch({"key": pa.array([{"id": 1}]), "time": pa.array([None], pa.int64())})
     with pytest.raises(TableError, match="column 'time' is null"):
         columns.stored_rows(rows)
+
+
+_ITEM = pa.field("item", pa.int64(), nullable=False)
+_STRUCT = pa.struct([pa.field("x", pa.int64(), nullable=False), ("y", pa.int64())])
+_GIVEN_STRUCT = pa.struct([("y", pa.int64()), ("x", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "good", "bad", "path"),
+    [
+        (pa.list_(_ITEM), pa.list_(pa.int64()), [1], [1, None], "value.v[]"),
+        (pa.large_list(_ITEM), pa.list_(pa.int32()), [1], [None], "value.v[]"),
+        (pa.list_(pa.list_(_ITEM)), pa.list_(pa.list_(pa.int64())), [[1], None], [[], [None]], "value.v[][]"),
+        (
+            pa.map_(pa.string(), _ITEM),
+            pa.map_(pa.string(), pa.int64()),
+            [("a", 1), ("b", 2)],
+            [("a", 1), ("b", None)],
+            "value.v{value}",
+        ),
+        (_STRUCT, _GIVEN_STRUCT, {"y": None, "x": 1}, {"y": 1, "x": None}, "value.v.x"),
+        (pa.list_(_STRUCT), pa.list_(_GIVEN_STRUCT), [{"y": None, "x": 1}, None], [{"y": 1, "x": None}], "value.v[].x"),
+        (
+            pa.struct([pa.field("s", _STRUCT, nullable=False)]),
+            pa.struct([("s", _GIVEN_STRUCT)]),
+            {"s": {"y": None, "x": 1}},
+            {"s": None},
+            "value.v.s",
+        ),
+        (pa.list_(_ITEM), pa.list_(pa.null()), [], [None], "value.v[]"),
+    ],
+    ids=str,
+)
+def test_null_inside_of_a_value_is_refused_where_the_state_has_not_null(
+    stored: pa.DataType, given: pa.DataType, good: Any, bad: Any, path: str
+) -> None:
+    """Whatever the table's schema says. Below a null there is no value."""
+    columns = StateColumns("value", pa.schema([("key.id", pa.int64()), ("value.v", stored)]))
+    schema = pa.schema([("key", pa.struct([("id", pa.int64())])), ("value", pa.struct([("v", given)]))])
+
+    def table(*values: Any) -> pa.RecordBatch:
+        rows = [{"key": {"id": number}, "value": {"v": value}} for number, value in enumerate(values)]
+        return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+    kept = columns.stored_rows(table(good, None, good)).column("value.v")
+    assert kept.equals(pa.array([good, None, good], stored))
+    for rows in (table(good, None, bad), table(bad, good, bad).slice(1)):
+        with pytest.raises(TableError, match=rf"column '{re.escape(path)}' is null in 1 place,.* NOT NULL"):
+            columns.stored_rows(rows)
 
 
 @pytest.mark.parametrize(

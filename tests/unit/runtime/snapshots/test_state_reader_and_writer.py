@@ -49,7 +49,7 @@ def writing(target: Location, columns: str = KEYED, **options: str) -> StateData
     return writer_of(given, from_arrow_schema(parse_ddl(columns)), overwrite=False)
 
 
-def batch(*pairs: tuple[int, int]) -> pa.RecordBatch:
+def batch(*pairs: tuple[int, int | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"key": {"id": key}, "value": {"v": value}} for key, value in pairs])
 
 
@@ -93,6 +93,17 @@ def test_what_is_given_up_leaves_nothing(base: Location) -> None:
     with pytest.raises(StateValueError, match="has one row for each key, and {'key.id': 1} is there twice"):
         writer.commit(messages)
     writer.abort(messages)
+    assert not exists(target)
+
+
+def test_values_that_do_not_fit_are_refused_with_the_state_they_are_for(base: Location) -> None:
+    target = base.child("target")
+    writer = writing(target, "key struct<id: bigint>, value struct<v: bigint NOT NULL>", kind="value")
+    with pytest.raises(
+        TableError, match=r"^state 's' of operator 'op': column 'value\.v' is null in 1 place, .*NOT NULL"
+    ):
+        writer.write(iter([batch((1, 1)), batch((2, None))]))
+    writer.abort([])
     assert not exists(target)
 
 

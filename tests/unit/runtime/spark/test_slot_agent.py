@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ import pytest
 
 from ckpt_runtime.client.process_id import started
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
+from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
@@ -31,7 +33,7 @@ from ckpt_runtime.network.agent_messages import (
 )
 from ckpt_runtime.network.authentication import AuthenticationError
 from ckpt_runtime.network.control_doors import MalformedMessageError
-from ckpt_runtime.spark import processes, worker_processes
+from ckpt_runtime.spark import processes, slot_agent, worker_processes
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 from ckpt_runtime.spark.worker_processes import Spawner, own_identity
 from tests.support.processes import children
@@ -247,6 +249,42 @@ class TestTemporaryFiles:
 
         run(test, shut_down=False)
         assert len(list(elsewhere.glob("ckpt-worker-*/left"))) == 1
+
+    def test_an_agent_that_ends_waits_until_they_are_deleted(
+        self, use_worker: Callable[[str], Path], elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_worker(FAILING)
+        deleting, waited_for = threading.Event(), threading.Event()
+        remove = slot_agent._remove
+
+        def remove_late(directory: HeldDirectory | str) -> None:
+            deleting.set()
+            waited_for.wait(TIMEOUT_S)
+            remove(directory)
+
+        monkeypatch.setattr(slot_agent, "_remove", remove_late)
+
+        async def test() -> None:
+            driver = SlotListener()
+            async with running_agent(driver, Spawner()) as agent:
+                driver.send(SpawnWorker("w1"))
+                await until(deleting.is_set)
+                (watcher,) = agent._watchers.values()
+                join = watcher.join
+
+                def told_join(timeout: float | None = None) -> None:
+                    waited_for.set()
+                    join(timeout)
+
+                monkeypatch.setattr(watcher, "join", told_join)
+                driver.send(ShutdownAgent())
+
+        try:
+            asyncio.run(test())
+            assert waited_for.is_set()
+            assert list(elsewhere.iterdir()) == []
+        finally:
+            waited_for.set()
 
     @pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
     def test_an_adopting_agent_removes_them_and_nothing_else(self, tmp_path: Path, elsewhere: Path) -> None:

@@ -1,0 +1,158 @@
+"""Joins of streams with late rows: batch by batch the rows of Spark's join of the same streams."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import coalesce, col, expr, lit
+
+from tests.support.joins import LEFT, RIGHT, Subtask, join_spec
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+KINDS = ("inner", "left_outer", "full_outer", "left_semi")
+DELAY_S, WITHIN_S = 10, 5
+SCHEMA = pa.schema([("side", pa.string()), ("k", pa.string()), ("t", pa.timestamp("us", "UTC")), ("v", pa.int64())])
+Row = tuple[str, str | None, int | None]
+
+BATCHES: list[list[Row]] = [
+    [
+        *[("l", "a", 100), ("l", "a", 100), ("l", "b", 103), ("l", "c", None), ("l", "q", 101)],
+        *[("r", "a", 104), ("r", "a", 105), ("r", "a", 106), ("r", "a", 94), ("r", "c", None), ("r", "b", 98)],
+    ],
+    # The watermark is at 93: at it, behind it and in front of it; equal times.
+    [
+        *[("l", "a", 93), ("l", "a", 92), ("l", "d", 94), ("l", "b", 120), ("l", "g", 95), ("l", "g", 95)],
+        *[("r", "d", 93), ("r", "d", 99), ("r", "e", 130), ("r", "g", 95), ("r", "g", 95), ("r", "g", 100)],
+        *[("l", None, 99), ("r", None, 130)],
+    ],
+    # At 110; the right side is idle for two batches, and the watermark stays at 120 in the second.
+    [("l", "b", 150), ("l", "a", 104), ("l", "h", 110), ("l", "h", 111)],
+    [("l", "b", 160), ("l", "x", 121), ("l", "x", 120), ("l", "w", 122)],
+    [("r", "x", 121), ("r", "x", 126), ("r", "x", 127), ("r", "x", 116), ("r", "b", 150), ("r", "y", 200)],
+    # At 150.
+    [("l", "z", 151), ("l", "z", 150), ("r", "z", 151), ("r", "z", 150), ("l", "y", 300), ("r", "y", 300)],
+    [("l", "y", 289), ("r", "y", 290), ("r", "y", 291)],
+]  # fmt: skip
+
+
+def tables() -> list[pa.Table]:
+    """The batches; ``v`` numbers the rows."""
+    number = 0
+    found = []
+    for batch in BATCHES:
+        rows = []
+        for side, key, second in batch:
+            time = None if second is None else dt.datetime.fromtimestamp(second, dt.UTC)
+            rows.append({"side": side, "k": key, "t": time, "v": number})
+            number += 1
+        found.append(pa.Table.from_pylist(rows, schema=SCHEMA))
+    return found
+
+
+def in_spark(spark: SparkSession, directory: Path) -> list[Counter[Any]]:
+    """What each batch gives, as (kind of join, number of the left row, that of the right one)."""
+    source = directory / "in"
+    source.mkdir()
+    spark = spark.newSession()
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+    pq.write_table(SCHEMA.empty_table(), directory / "schema.parquet")
+    schema = spark.read.parquet(str(directory / "schema.parquet")).schema
+    stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
+
+    def side(letter: str) -> DataFrame:
+        rows = stream.where(col("side") == letter).select(*(col(name).alias(letter + name) for name in "ktv"))
+        return rows.withWatermark(f"{letter}t", f"{DELAY_S} seconds")
+
+    on = expr(f"lk = rk and rt >= lt - interval {WITHIN_S} seconds and rt <= lt + interval {WITHIN_S} seconds")
+    joins = []
+    for kind in KINDS:
+        joined = side("l").join(side("r"), on, kind)
+        right = lit(-1) if kind == "left_semi" else coalesce(col("rv"), lit(-1))
+        joins.append(joined.select(lit(kind).alias("kind"), coalesce(col("lv"), lit(-1)), right))
+    united = joins[0]
+    for other in joins[1:]:
+        united = united.union(other)
+    seen: list[Any] = []
+    query = (
+        united.writeStream.foreachBatch(lambda frame, _batch: seen.extend(map(tuple, frame.collect())))
+        .option("checkpointLocation", str(directory / "state"))
+        .start()
+    )
+    results = []
+    try:
+        for number, table in enumerate(tables()):
+            before = len(seen)
+            pq.write_table(table, directory / "next.parquet")
+            os.rename(directory / "next.parquet", source / f"{number}.parquet")
+            query.processAllAvailable()
+            results.append(Counter(seen[before:]))
+    finally:
+        query.stop()
+    return results
+
+
+def in_the_engine() -> list[Counter[Any]]:
+    """The same; both watermarks move behind the rows of a batch, the lesser one counts."""
+    time = pa.timestamp("us", "UTC")
+    within = (-WITHIN_S * 1000, WITHIN_S * 1000)
+    spec = {kind: join_spec(kind, within, [("k", pa.string())], time=time) for kind in KINDS}
+    joins = {kind: Subtask(spec[kind]) for kind in KINDS}
+    latest: dict[str, int] = {}
+    results = []
+    for batch in tables():
+        rows = batch.to_pylist()
+        events: Counter[Any] = Counter()
+        for row in rows:
+            if row["t"] is not None:
+                latest[row["side"]] = max(latest.get(row["side"], 0), int(row["t"].timestamp()))
+        for kind, join in joins.items():
+            for number, letter in ((LEFT, "l"), (RIGHT, "r")):
+                mine = [{"k": r["k"], f"{letter}t": r["t"], letter: r["v"]} for r in rows if r["side"] == letter]
+                if mine:
+                    schema = spec[kind].sides[number].schema
+                    join.operator.process_batch(pa.RecordBatch.from_pylist(mine, schema), number)
+            if len(latest) == 2:
+                join.operator.process_watermark((min(latest.values()) - DELAY_S) * 1000)
+            for event in join.take():
+                if not isinstance(event, int):
+                    events[kind, *(-1 if event.get(name) is None else event[name] for name in "lr")] += 1
+        results.append(events)
+    return results
+
+
+def unmatched(wanted: Callable[[Row], bool]) -> Counter[Any]:
+    """What outer joins give of these rows when they match nothing."""
+    found: Counter[Any] = Counter()
+    for number, row in enumerate(chain.from_iterable(BATCHES)):
+        if wanted(row):
+            found["full_outer", *((number, -1) if row[0] == "l" else (-1, number))] += 1
+            if row[0] == "l":
+                found["left_outer", number, -1] += 1
+    return found
+
+
+def test_late_rows_of_joins(spark: SparkSession, tmp_path: Path) -> None:
+    """An outer join gives what can match nothing, by a null, at once.
+
+    Spark gives rows without a key when the watermark has passed them, and keeps those without event time for ever.
+    """
+    theirs, ours = in_spark(spark, tmp_path), in_the_engine()
+    timeless, keyless = unmatched(lambda row: row[2] is None), unmatched(lambda row: row[1] is None)
+    nulls = timeless + keyless
+    assert [batch - nulls for batch in ours] == [batch - nulls for batch in theirs]
+    assert sum(ours, Counter()) == sum(theirs, Counter()) + timeless
+    assert ours[0] & timeless == timeless
+    assert ours[1] & keyless == keyless
+    assert {kind for kind, *_ in sum(ours[1:], Counter())} == set(KINDS)
