@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_MAX_PARALLELISM
-from ckpt_runtime.snapshots.authoring import NewState, check_base, discard, publish_savepoint, write_part
+from ckpt_runtime.snapshots.authoring import NewState, check_base, discard, open_write, publish_savepoint, write_part
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.new_files import check_outside
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
@@ -33,9 +33,10 @@ _NEW_KINDS = ("value", "list", "map", "timers")
 
 
 def writer_of(given: Mapping[str, str], table: StructType, *, overwrite: bool) -> StateDataWriter:
-    """The writer for these options and columns. Writes nothing.
+    """The writer for these options and columns; its target is open from here on.
 
-    Raises :class:`OptionError`, ``TableError`` for columns that the state has not, and as opening the base does.
+    Spark asks for it as it begins to write, and from then on commits or aborts. Raises :class:`OptionError`,
+    ``TableError`` for columns that the state has not, and as opening the base does.
     """
     options = Options(given, WRITING)
     if overwrite:
@@ -49,7 +50,9 @@ def writer_of(given: Mapping[str, str], table: StructType, *, overwrite: bool) -
         check_outside(target, base.directory)
         check_base(base, state.uid)
     StateColumns(state.descriptor["kind"], state.schema).check_table(table)
-    return StateDataWriter(target.url, None if base is None else base.directory.url, state)
+    writer = StateDataWriter(target.url, None if base is None else base.directory.url, state)
+    open_write(target, writer.prefix)
+    return writer
 
 
 def _state(options: Options, table: StructType, base: Snapshot | None) -> NewState:
@@ -93,7 +96,7 @@ class StateDataWriter(DataSourceArrowWriter):
         self._target = target
         self._base = base
         self._state = state
-        self._prefix = f"{uuid4()}-"
+        self.prefix = f"{uuid4()}-"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         state = self._state
@@ -102,14 +105,14 @@ class StateDataWriter(DataSourceArrowWriter):
             rows = pa.Table.from_batches(map(columns.stored_rows, iterator), state.schema)
         except TableError as error:
             raise TableError(f"state {state.name!r} of operator {state.uid!r}: {error}") from error
-        return WrittenPart(write_part(resolve(self._target), self._prefix, state, rows))
+        return WrittenPart(write_part(resolve(self._target), self.prefix, state, rows))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         written = [message.handle for message in messages if isinstance(message, WrittenPart)]
         parts = [handle for handle in written if handle is not None]
         base = None if self._base is None else open_snapshot(self._base)
         now_ms = time.time_ns() // 1_000_000
-        publish_savepoint(resolve(self._target), self._prefix, self._state, parts, base, now_ms)
+        publish_savepoint(resolve(self._target), self.prefix, self._state, parts, base, now_ms)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        discard(resolve(self._target), self._prefix)
+        discard(resolve(self._target), self.prefix)

@@ -11,7 +11,7 @@ import pytest
 
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.snapshots.authoring import NewState, publish_savepoint, write_part
+from ckpt_runtime.snapshots.authoring import NewState, open_write, publish_savepoint, write_part
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.filesystem import resolve
@@ -74,6 +74,7 @@ def test_a_job_goes_on_from_a_savepoint_with_a_state_written_anew(
     rows = pa.Table.from_batches([batch for _, batch in totals.rows(totals.key_groups)])
     state = NewState("totals", totals.name, totals.descriptor, totals.schema, 16)
     target = resolve(tmp_path / "written")
+    open_write(target, "part-")
     parts = [write_part(target, "part-", state, rows.slice(start, 7)) for start in range(0, rows.num_rows, 7)]
     publish_savepoint(target, "part-", state, [part for part in parts if part], base, 1)
     goes_on_exactly(cluster, job, tmp_path / "written", tmp_path / "jobs")

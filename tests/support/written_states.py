@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.snapshots.authoring import NewState, publish_savepoint, write_part
+from ckpt_runtime.snapshots.authoring import NewState, open_write, publish_savepoint, write_part
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.state.stored_rows import descriptor_of
@@ -41,6 +41,7 @@ def write(
     target: Location, state: NewState, parts: Sequence[Sequence[tuple[Any, ...]]], base: Snapshot | None = None
 ) -> Snapshot:
     """A savepoint of these parts."""
+    open_write(target, PREFIX)
     handles = [write_part(target, PREFIX, state, table(state, rows)) for rows in parts]
     url = publish_savepoint(target, PREFIX, state, [handle for handle in handles if handle], base, 1234)
     return open_snapshot(url)

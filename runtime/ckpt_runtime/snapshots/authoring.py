@@ -1,8 +1,11 @@
 """Writes a savepoint without a job: the state of one operator from rows that are given, all else from another snapshot.
 
-In canonical form, so that every backend restores it. Any number of processes write parts, in any distribution of rows
-over them; then one takes over what the base holds, brings the parts into order where they overlap, and publishes
-``_metadata``. Only then there is a savepoint.
+In canonical form, so that every backend restores it. One process opens the write; any number of processes write parts,
+in any distribution of rows over them; then one takes over what the base holds, brings the parts into order where they
+overlap, and publishes ``_metadata``. Only then there is a savepoint.
+
+A file says that the write is open, and is the first that goes when it ends. A part that is written later, by a task
+that nobody waits for any more, sees that it is gone and takes itself back: so nothing stays, however late it comes.
 """
 
 from __future__ import annotations
@@ -42,14 +45,16 @@ from ckpt_runtime.state.errors import StateValueError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, TIME, USER_KEY_PREFIX
 from ckpt_runtime.state.values import without_signs
-from ckpt_runtime.storage.errors import InvalidLocationError
+from ckpt_runtime.storage.errors import InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import (
     Location,
     delete_empty_directory,
     delete_file,
+    exists,
     list_names,
     make_directory,
 )
+from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 
 _UNIQUE: dict[str, tuple[str, ...]] = {
@@ -78,10 +83,28 @@ class NewState:
         return KeyGroupRange(0, self.max_parallelism - 1)
 
 
+def open_write(target: Location, prefix: str) -> None:
+    """Makes the directory, and lets parts be written under the prefix until it is published or discarded.
+
+    Raises :class:`AlreadyExistsError` when there is something already.
+    """
+    make_directory(target, exist_ok=False)
+    try:
+        publish(_open_mark(target, prefix), b"")
+    except BaseException:
+        discard(target, prefix)
+        raise
+
+
+def _open_mark(target: Location, prefix: str) -> Location:
+    return target.child(f"{prefix}open")
+
+
 def write_part(target: Location, prefix: str, state: NewState, rows: pa.Table) -> CanonicalKeyedStateHandle | None:
     """Writes some rows of a state, in any order but that of the elements of a list; None when there are none.
 
-    Raises :class:`StateValueError` for a key that is there twice.
+    Raises :class:`StateValueError` for a key that is there twice, and :class:`StorageError`, leaving nothing, when the
+    write is not open any more.
     """
     if rows.num_rows == 0:
         return None
@@ -90,10 +113,23 @@ def write_part(target: Location, prefix: str, state: NewState, rows: pa.Table) -
     hashes = [hash_arrays([batch.column(name) for name in names], names) for batch in rows.to_batches()]
     groups = key_groups_of(np.concatenate(hashes), state.max_parallelism)
     owned = KeyGroupRange(int(groups.min()), int(groups.max()))
-    make_directory(target)
-    writer = CanonicalWriter(UnsharedFiles(target, prefix), state.uid, owned)
-    writer.write_table(state.name, state.descriptor, rows, groups, owned)
+    files = UnsharedFiles(target, prefix)
+    writer = CanonicalWriter(files, state.uid, owned)
+    try:
+        writer.write_table(state.name, state.descriptor, rows, groups, owned)
+    finally:
+        _check_open(target, prefix, files)
     return writer.handles[0]
+
+
+def _check_open(target: Location, prefix: str, files: UnsharedFiles) -> None:
+    """Looked for behind the files: who ends the write deletes the mark first, then what it finds."""
+    if exists(_open_mark(target, prefix)):
+        return
+    for file in files.finished:
+        delete_file(target.child(file.path))
+    delete_empty_directory(target)
+    raise StorageError(f"a part of {target.url} came too late: the write has ended", target.url)
 
 
 def check_unique(state: NewState, rows: pa.Table) -> None:
@@ -136,7 +172,6 @@ def publish_savepoint(
     The elements of a list come in the order of ``parts``. Raises :class:`StateValueError` for a key that is in two of
     them, and :class:`AlreadyExistsError` when another writer was first.
     """
-    make_directory(target)
     files = UnsharedFiles(target, prefix)
     vertices = base.metadata.vertices if base else ()
     if not any(state.uid in vertex.operator_uids for vertex in vertices):
@@ -182,6 +217,7 @@ def discard(target: Location, prefix: str, but: Collection[str] | None = None) -
     """
     if has_metadata(target):
         return
+    delete_file(_open_mark(target, prefix))
     for name in list_names(target):
         if name.startswith(prefix) and name not in (but or ()):
             delete_file(target.child(name))

@@ -109,12 +109,10 @@ def test_values_that_do_not_fit_are_refused_with_the_state_they_are_for(base: Lo
 
 def test_two_writes_to_one_place_make_one_savepoint(base: Location) -> None:
     target = base.child("target")
-    first, second = writing(target, kind="value"), writing(target, kind="value")
-    messages = [[writer.write(iter([batch((number, 1))]))] for number, writer in enumerate((first, second))]
-    first.commit(messages[0])
-    with pytest.raises(AlreadyExistsError):
-        second.commit(messages[1])
-    second.abort(messages[1])
+    writer = writing(target, kind="value")
+    with pytest.raises(AlreadyExistsError, match="it already exists"):
+        writing(target, kind="value")
+    writer.commit([writer.write(iter([batch((0, 1))]))])
     assert [row["key"]["id"] for row in rows(reading(target.url, "op", "s"))] == [0]
     assert verify_snapshot(open_snapshot(target)) == []
     with pytest.raises(AlreadyExistsError):

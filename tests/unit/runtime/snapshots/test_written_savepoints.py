@@ -10,13 +10,14 @@ import pytest
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.authoring import NewState, check_base, discard, publish_savepoint, write_part
+from ckpt_runtime.snapshots.authoring import NewState, check_base, discard, open_write, publish_savepoint, write_part
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
+from ckpt_runtime.state.canonical.writer import CanonicalWriter
 from ckpt_runtime.state.errors import StateValueError
-from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError
-from ckpt_runtime.storage.filesystem import Location, resolve
+from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, StorageError
+from ckpt_runtime.storage.filesystem import Location, exists, list_names, make_directory, resolve
 from tests.support.golden import DIRECTORY, placed
 from tests.support.written_states import PREFIX, content, new_state, table, write
 
@@ -49,9 +50,12 @@ def test_rows_in_parts_that_overlap_become_a_part_for_each_subtask(base: Locatio
 def test_only_files_that_are_referred_to_stay(tmp_path: Path) -> None:
     target = resolve(tmp_path / "new")
     state = new_state()
+    open_write(target, PREFIX)
     write_part(target, PREFIX, state, table(state, [(1, 1)]))  # of a task that was tried again
     (target_path := Path(target.path)).joinpath("users").write_text("not ours")
-    snapshot = write(target, state, [[(number, 0) for number in range(20)], [(21, 0)]])
+    parts = [[(number, 0) for number in range(20)], [(21, 0)]]
+    handles = [write_part(target, PREFIX, state, table(state, rows)) for rows in parts]
+    snapshot = open_snapshot(publish_savepoint(target, PREFIX, state, [h for h in handles if h], None, 1))
     referred = {file.path for state in snapshot.metadata.states.values() for file in state.files()}
     assert {path.name for path in files(target)} == {*referred, "users"}
     assert target_path.joinpath("users").read_text() == "not ours"
@@ -66,6 +70,7 @@ def test_parts_without_a_common_key_group_are_taken_as_they_are(tmp_path: Path) 
         by_group.setdefault(group, []).extend(tuple(row.values()) for row in batch.to_pylist())
     parts = [[row for group in range(start, start + 8) for row in by_group[group]] for start in (8, 0)]
     other = resolve(tmp_path / "other")
+    open_write(other, PREFIX)
     handles = [write_part(other, PREFIX, new_state(), table(new_state(), rows)) for rows in parts]
     snapshot = open_snapshot(publish_savepoint(other, PREFIX, new_state(), [h for h in handles if h], None, 1))
     assert {path.name for path in files(other)} == {handle.file.path for handle in handles if handle}
@@ -104,7 +109,7 @@ def test_a_key_that_is_there_twice_is_refused(
 ) -> None:
     assert sorted(content(write(resolve(tmp_path / "once"), state, [once])), key=str) == sorted(once, key=str)
     with pytest.raises(StateValueError, match="state 'state' of operator 'op' has one row for each key, and"):
-        write_part(resolve(tmp_path / "within"), PREFIX, state, table(state, twice))
+        write(resolve(tmp_path / "within"), state, [twice])
     with pytest.raises(StateValueError, match="is there twice"):
         write(resolve(tmp_path / "across"), state, [[row] for row in twice])
 
@@ -189,16 +194,60 @@ def test_an_operator_that_had_finished_gets_no_state(tmp_path: Path) -> None:
 def test_what_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     target = resolve(tmp_path / "new")
     state = new_state()
+    open_write(target, PREFIX)
     write_part(target, PREFIX, state, table(state, [(1, 1)]))
     discard(target, PREFIX)
     assert not (tmp_path / "new").exists()
     discard(target, PREFIX)
 
 
+@pytest.mark.parametrize("end", ["publish", "discard"])
+@pytest.mark.parametrize("moment", ["before the files", "behind the files"])
+def test_a_part_that_comes_too_late_takes_itself_back(
+    base: Location, monkeypatch: pytest.MonkeyPatch, end: str, moment: str
+) -> None:
+    """Spark ends a write that failed while others of its tasks still run, and one of two attempts comes second."""
+    target, state = base.child("new"), new_state()
+    open_write(target, PREFIX)
+    part = write_part(target, PREFIX, state, table(state, [(1, 1)]))
+    assert part is not None
+    write_table = CanonicalWriter.write_table
+
+    def end_write() -> None:
+        if end == "discard":
+            discard(target, PREFIX)
+        else:
+            publish_savepoint(target, PREFIX, state, [part], None, 1)
+        if not target.is_object_store:
+            make_directory(target)  # as a store has it that needs none
+
+    def writing(self: CanonicalWriter, *args: Any) -> None:
+        if moment == "before the files":
+            end_write()
+        write_table(self, *args)
+        if moment == "behind the files":
+            end_write()
+
+    monkeypatch.setattr(CanonicalWriter, "write_table", writing)
+    with pytest.raises(StorageError, match="a part of .* came too late: the write has ended"):
+        write_part(target, PREFIX, state, table(state, [(1, 2), (2, 2)]))
+    if end == "discard":
+        assert not exists(target)
+    else:
+        assert content(open_snapshot(target)) == [(1, 1)]
+        assert list_names(target) == sorted(["_metadata", *(file.path for file in part.state_files())])
+
+
+def test_two_writes_to_one_target_cannot_be_open(base: Location) -> None:
+    open_write(base.child("new"), PREFIX)
+    with pytest.raises(AlreadyExistsError):
+        open_write(base.child("new"), "other-")
+
+
 def test_a_savepoint_is_published_once_and_never_discarded(tmp_path: Path) -> None:
     target = resolve(tmp_path / "new")
     write(target, new_state(), [[(1, 1)]])
     with pytest.raises(AlreadyExistsError):
-        write(target, new_state(), [[(2, 2)]])
+        publish_savepoint(target, "other-", new_state(), [], None, 2)
     discard(target, PREFIX)
     assert content(open_snapshot(target)) == [(1, 1)]
