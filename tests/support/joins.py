@@ -71,6 +71,7 @@ class Subtask:
         self.context = OperatorContext(
             job_id="j", uid="join", name="join", subtask_index=self.index, parallelism=self.parallelism, attempt=0,
             now_ms=lambda: 0,
+            monotonic_ms=lambda: 0,
             set_timer=lambda at_ms: None, operator_state=OperatorStateStore(self.lists), keyed_state=self.backend,
         )  # fmt: skip
         self.operator = JoinOperator(self.spec)

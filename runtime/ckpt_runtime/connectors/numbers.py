@@ -47,7 +47,7 @@ class NumbersSource(SourceOperator):
         splits = assigned_splits(context)
         self._splits = read_only(np.array(list(splits), dtype=np.int64))
         self._positions = np.array([int(item.get("position", 0)) for item in splits.values()], dtype=np.int64)
-        self._pacer = Pacer(self._rate * len(splits) / SPLITS, context.now_ms)
+        self._pacer = Pacer(self._rate * len(splits) / SPLITS, context.monotonic_ms)
         _hex_digits(self._columns(np.empty(0, dtype=np.int64))[0])
 
     def poll(self) -> SourceStatus:

@@ -11,20 +11,20 @@ _UNLIMITED = 1 << 62
 class Pacer:
     """A token bucket: rows may be emitted as time passes; at most one second's worth is saved up."""
 
-    def __init__(self, rows_per_second: float, now_ms: Callable[[], int]) -> None:
-        """``rows_per_second`` 0 means as fast as possible."""
+    def __init__(self, rows_per_second: float, monotonic_ms: Callable[[], float]) -> None:
+        """``rows_per_second`` 0 means as fast as possible. By a clock that is set back a source would stand still."""
         self._rate = rows_per_second
-        self._now_ms = now_ms
-        self._at_ms = now_ms()
+        self._monotonic_ms = monotonic_ms
+        self._at_ms = monotonic_ms()
         self._tokens = 0.0
 
     def allowance(self) -> int:
         """How many rows may be emitted now."""
         if not self._rate:
             return _UNLIMITED
-        now = self._now_ms()
-        earned = max(0, now - self._at_ms) * self._rate / 1000
-        self._at_ms = max(now, self._at_ms)
+        now = self._monotonic_ms()
+        earned = (now - self._at_ms) * self._rate / 1000
+        self._at_ms = now
         self._tokens = min(self._tokens + earned, max(1.0, self._rate * _BURST_SECONDS))
         return int(self._tokens)
 

@@ -102,7 +102,7 @@ class RangeReaderOperator(Operator):
         self._open: Iterator[pa.RecordBatch] | None = None
         self._last: pa.RecordBatch | None = None
         self._taken = 0
-        self._take_after_ms = 0
+        self._take_after_ms = 0.0
         self._watermark: int | None = None
 
     @property
@@ -137,7 +137,7 @@ class RangeReaderOperator(Operator):
                 self._carried += 1
         self._taken += 1
         pause = min(max(self._taken * _TAKE_EVERY_MS, _LEAST_TAKE_MS), _GREATEST_TAKE_MS)
-        self._take_after_ms = self.context.now_ms() + pause
+        self._take_after_ms = self.context.monotonic_ms() + pause
         self._ask_for_next_step()
 
     def process_watermark(self, timestamp_ms: int) -> None:
@@ -181,7 +181,7 @@ class RangeReaderOperator(Operator):
             return False
         waiting = self.context.waiting_input()
         if waiting is WaitingInput.ROWS:
-            return self.context.now_ms() >= self._take_after_ms
+            return self.context.monotonic_ms() >= self._take_after_ms
         return waiting is WaitingInput.BARRIER
 
     def _of_user(self) -> _Reader:

@@ -52,7 +52,7 @@ class ReplaySource(SourceOperator):
             self._check_restored(item, total)
             self._next[split] = int(item.get("position", 0 if self._partition_by else split * total // SPLITS))
         share = 1.0 if self._partition_by else len(splits) / SPLITS
-        self._pacer = Pacer(self._rate * share, context.now_ms)
+        self._pacer = Pacer(self._rate * share, context.monotonic_ms)
         self._chunks = self._scan_all() if self._partition_by else self._scan_ranges()
 
     def poll(self) -> SourceStatus:

@@ -72,10 +72,11 @@ class OperatorContext:
     """What an operator may know and use.
 
     ``attempt`` counts deployments of the job from 0 and grows with each restart. ``now_ms`` is the processing-time
-    clock (ms since epoch). ``restored_checkpoint_id`` is None on a fresh start. ``keyed_state`` is None unless the spec
-    is keyed. ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that
-    time; a later call replaces the request if it is earlier. A due timer goes before input, so that an operator can put
-    its input off; ``waiting_input`` says what it puts off. ``sink`` is None for what is no transactional sink.
+    clock (ms since epoch), which may be set back or forth; ``monotonic_ms`` is for how long something takes.
+    ``restored_checkpoint_id`` is None on a fresh start. ``keyed_state`` is None unless the spec is keyed.
+    ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that time; a later call replaces the
+    request if it is earlier. A due timer goes before input, so that an operator can put its input off;
+    ``waiting_input`` says what it puts off. ``sink`` is None for what is no transactional sink.
     """
 
     job_id: str
@@ -86,6 +87,7 @@ class OperatorContext:
     attempt: int
     operator_state: OperatorStateStore
     now_ms: Callable[[], int]
+    monotonic_ms: Callable[[], float]
     set_timer: Callable[[int], None]
     configuration: dict[str, str] = field(default_factory=dict)
     keyed_state: KeyedStateBackend | None = None

@@ -92,7 +92,7 @@ def _opened(
     try:
         asked = _Asked(uid, stored)
         store = OperatorStateStore()
-        context = OperatorContext("", uid, uid, 0, 1, 0, store, lambda: 0, lambda _: None, keyed_state=asked)
+        context = OperatorContext("", uid, uid, 0, 1, 0, store, lambda: 0, lambda: 0, lambda _: None, keyed_state=asked)
         operator.open(context, NoOutput())
     except StateError as error:
         refused = str(error)

@@ -276,6 +276,7 @@ class DeployedJob:
             attempt=self.deployment.attempt,
             operator_state=OperatorStateStore(() if state is None else state.lists),
             now_ms=self._host.now_ms,
+            monotonic_ms=self._host.monotonic_ms,
             set_timer=lambda at_ms: holder[0].set_timer(position, at_ms),
             configuration=self.deployment.graph.configuration,
             keyed_state=backend,

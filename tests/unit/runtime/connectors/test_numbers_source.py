@@ -117,12 +117,12 @@ def test_a_source_that_is_new_in_a_restored_job_starts_at_the_beginning() -> Non
     assert len(output.rows) == 100
 
 
-def test_the_rate_is_shared_by_the_subtasks() -> None:
+def test_the_rate_is_shared_by_the_subtasks_and_kept_while_the_clock_is_set_back() -> None:
     clock = Clock()
     outputs: list[Collector] = []
     sources = [source(rows=0, rowsPerSecond=1000) for _ in range(4)]
     for subtask, numbers in enumerate(sources):
-        outputs.append(opened(numbers, context(subtask, 4, now_ms=clock)))
+        outputs.append(opened(numbers, context(subtask, 4, now_ms=lambda: -clock(), monotonic_ms=clock)))
     for _ in range(100):
         clock.ms += 50
         for numbers in sources:

@@ -32,12 +32,3 @@ def test_a_slow_rate_says_how_long_to_wait() -> None:
     assert pacer.allowance() == 1
     pacer.spend(1)
     assert 400 < pacer.idle_ms() <= 501
-
-
-def test_a_clock_that_goes_back_gives_and_takes_nothing() -> None:
-    clock = Clock()
-    pacer = Pacer(100, clock)
-    clock.ms -= 5000
-    assert pacer.allowance() == 0
-    clock.ms += 5100
-    assert pacer.allowance() == 10

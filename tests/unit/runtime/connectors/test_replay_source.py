@@ -97,7 +97,7 @@ def test_rows_of_one_key_stay_with_one_subtask_and_nulls_are_spread(directory: P
 def test_the_rate_is_that_of_the_whole_source(directory: Path, partition_by: str) -> None:
     clock = Clock()
     sources = [source(directory, partitionBy=partition_by, rowsPerSecond=200) for _ in range(2)]
-    outputs = [opened(replay, context(subtask, 2, now_ms=clock)) for subtask, replay in enumerate(sources)]
+    outputs = [opened(replay, context(subtask, 2, monotonic_ms=clock)) for subtask, replay in enumerate(sources)]
     for _ in range(50):
         clock.ms += 100
         for replay in sources:

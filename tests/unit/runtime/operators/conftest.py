@@ -35,7 +35,7 @@ class Harness:
         restore(self.backend, handles)
         self.context = OperatorContext(
             job_id="j", uid="op", name="op", subtask_index=0, parallelism=1, attempt=0,
-            operator_state=OperatorStateStore(lists), now_ms=lambda: self.now,
+            operator_state=OperatorStateStore(lists), now_ms=lambda: self.now, monotonic_ms=lambda: self.now,
             set_timer=self._set_timer, keyed_state=self.backend, configuration=configuration or {},
         )  # fmt: skip
         operator.open(self.context, self)

@@ -312,7 +312,7 @@ def test_a_wider_payload_and_another_kind_of_join_go_on_from_the_state() -> None
 def test_an_operator_without_keyed_state_says_so() -> None:
     context = OperatorContext(
         job_id="j", uid="join", name="join", subtask_index=0, parallelism=1, attempt=0,
-            operator_state=OperatorStateStore(), now_ms=lambda: 0,
+            operator_state=OperatorStateStore(), now_ms=lambda: 0, monotonic_ms=lambda: 0,
         set_timer=lambda at_ms: None,
     )  # fmt: skip
     with pytest.raises(OperatorError, match="operator 'join' joins by key but has no keyed state"):

@@ -46,7 +46,9 @@ def counts(*aggregates: Aggregate, schema: pa.Schema = ROWS) -> dict[str, Any]:
     """What the state of an aggregation is stored as, by way of an operator that writes it."""
     backend = MemoryKeyedStateBackend(KeyGroupRange(0, 127), 128, "u")
     operator = AggregateOperator(AggregateSpec(("k",), aggregates), schema)
-    context = OperatorContext("", "u", "u", 0, 1, 0, OperatorStateStore(), lambda: 0, lambda _: None, {}, backend)
+    context = OperatorContext(
+        "", "u", "u", 0, 1, 0, OperatorStateStore(), lambda: 0, lambda: 0, lambda _: None, {}, backend
+    )
     operator.open(context, NoOutput())
     (handle,) = handles_of([backend])
     assert isinstance(handle, KeyedStateHandle)

@@ -360,7 +360,7 @@ def context(
 ) -> OperatorContext:
     return OperatorContext(
         job_id="j", uid=uid, name=uid, subtask_index=0, parallelism=1, attempt=0,
-            operator_state=OperatorStateStore(lists), now_ms=host.now_ms,
+            operator_state=OperatorStateStore(lists), now_ms=host.now_ms, monotonic_ms=host.monotonic_ms,
         set_timer=set_timer, keyed_state=keyed_state,
     )  # fmt: skip
 

@@ -119,7 +119,8 @@ class Lab:
             job_id="j", uid="r", name="r", subtask_index=how.subtask, parallelism=how.parallelism,
             attempt=0,
             operator_state=OperatorStateStore(how.state),
-            now_ms=self.host.now_ms, set_timer=lambda at_ms: holder[0].set_timer(0, at_ms),
+            now_ms=self.host.now_ms, monotonic_ms=self.host.monotonic_ms,
+            set_timer=lambda at_ms: holder[0].set_timer(0, at_ms),
             waiting_input=lambda: waiting_input(self.gate),
         )  # fmt: skip
         self.operator = RangeReaderOperator(RangeReaderSpec(how.source, {"orderedReads": str(how.ordered)}))
@@ -261,6 +262,7 @@ def test_ranges_are_taken_from_time_to_time_as_a_barrier_may_lack_credit(kit: Ta
     lab.step(2)
     assert len(lab.channel.queue) == 1
     lab.host.wall_ms += range_reader._LEAST_TAKE_MS
+    lab.host.mono_ms += range_reader._LEAST_TAKE_MS
     lab.step(2)
     assert len(lab.channel.queue) == 0
     lab.put(range_of(2)).step(2)
