@@ -21,6 +21,7 @@ from ckpt_runtime.spark.runtime_guard import MODULES
 if TYPE_CHECKING:
     from ckpt_runtime.snapshots.snapshot import Snapshot
 
+_NATIVE_FOR = "hashmap"
 SnapshotArgument = Annotated[
     str, typer.Argument(metavar="SNAPSHOT", help="Directory of a savepoint or checkpoint: absolute path or URL.")
 ]
@@ -98,9 +99,11 @@ def show(
     """Show what a snapshot holds: operators, states, schemas, sizes, counts, and what wrote it."""
     with storage_failures():
         from ckpt_runtime.snapshots.description import states_of, summary_of
+        from ckpt_runtime.snapshots.stored_files import missing_files_as_damage
 
         opened = opened_snapshot(snapshot)
-        summary, states = summary_of(opened), list(states_of(opened, count=count))
+        with missing_files_as_damage():
+            summary, states = summary_of(opened), list(states_of(opened, count=count))
     if not cli.output.as_json:
         lines = {
             "location": summary.location,
@@ -153,10 +156,15 @@ def convert(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A new directory, in any file system.")],
     format: Annotated[FormatChoice, typer.Option("--format", case_sensitive=False, help="What to make of it.")],
     backend: Annotated[
-        str, typer.Option("--backend", metavar="NAME", help="State backend that a native savepoint is for.")
-    ] = "hashmap",
+        str | None,
+        typer.Option(
+            "--backend", metavar="NAME", help=f"State backend that a native savepoint is for, else {_NATIVE_FOR}."
+        ),
+    ] = None,
 ) -> None:
     """Make a canonical or native savepoint of a snapshot, in a new directory."""
+    if backend is not None and format is FormatChoice.CANONICAL:
+        raise CommandError("--backend is for --format native: any backend restores a canonical one", ExitCode.USAGE)
     with storage_failures(), clean_ends(), cli.output.progress() as show_progress:
         from ckpt_runtime.checkpoint.properties import SavepointFormat
         from ckpt_runtime.snapshots.convert import convert_snapshot
@@ -164,8 +172,9 @@ def convert(
         from ckpt_runtime.state.registry import check_name
         from ckpt_runtime.storage.filesystem import resolve
 
+        reading = _NATIVE_FOR if backend is None else backend
         try:
-            check_name(backend)
+            check_name(reading)
         except UnsupportedBackendError as error:
             raise CommandError(f"--backend: {error}", ExitCode.USAGE) from error
 
@@ -173,6 +182,6 @@ def convert(
             show_progress(f"converted the state of {done * 10 // total * 10} % of {total} subtasks")
 
         wanted = SavepointFormat(format.on_the_wire)
-        converted = convert_snapshot(source, resolve(target), wanted, backend, told)
+        converted = convert_snapshot(source, resolve(target), wanted, reading, told)
     document = {"location": converted.location, "files": converted.files, "bytes": converted.bytes}
     cli.output.result(document, converted.location)

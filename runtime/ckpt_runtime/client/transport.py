@@ -49,9 +49,11 @@ def normalise_url(url: str) -> str:
     try:
         parts = urlsplit(text)
         valid = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
-        clean = not (parts.query or parts.fragment or parts.username or parts.password)
+        clean = not (parts.query or parts.fragment)
     except ValueError:
         valid = clean = False
+    if "@" in text.partition("://")[2].partition("/")[0]:
+        raise InvalidUrl("url: it must be like http://host:port, without a user or password: the token is given apart")
     if not valid or not clean:
         raise InvalidUrl(f"url: {url!r} is not acceptable, it must be like http://host:port")
     return text.rstrip("/")

@@ -22,6 +22,7 @@ from ckpt_runtime.snapshots.authoring import discard
 from ckpt_runtime.snapshots.new_files import UnsharedFiles, new_directory
 from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
+from ckpt_runtime.snapshots.stored_files import missing_files_as_damage
 from ckpt_runtime.state.registry import check_name
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import Location
@@ -59,7 +60,8 @@ def convert_snapshot(
     properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
     conversion = _Conversion(snapshot, UnsharedFiles(target, prefix), backend, properties)
     with new_directory(target, snapshot.directory, partial(discard, target, prefix)):
-        states = conversion.states(progress)
+        with missing_files_as_damage():
+            states = conversion.states(progress)
         converted = replace(
             snapshot.metadata, directory=target.url, properties=properties, states=states, written_by=VERSION
         )

@@ -16,10 +16,10 @@ from functools import partial
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.snapshots.new_files import new_directory
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
+from ckpt_runtime.snapshots.stored_files import missing_files_as_damage
 from ckpt_runtime.storage.errors import (
     CorruptFileError,
     InvalidLocationError,
-    NotFoundError,
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import (
@@ -125,10 +125,8 @@ def copy_files(directory: Location, files: list[StateFile], target: Location, pr
 
 def _copy(directory: Location, file: StateFile, target: Location) -> None:
     source, copy = locate(directory, file.path), locate(target, file.path)
-    try:
+    with missing_files_as_damage():
         found = file_size(source)
-    except NotFoundError as error:
-        raise CorruptFileError(f"{source.url}: the file is missing", source.url) from error
     if found != file.length:
         raise CorruptFileError(f"{source.url}: damaged, it has {found} bytes and not {file.length}", source.url)
     with StateFileWriter(copy.parent, _ALWAYS_A_FILE, name=copy.name) as writer:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 
 from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
-from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.errors import CorruptFileError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.state_file_reader import StateFileReader
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def missing_files_as_damage() -> Iterator[None]:
+    """For files that an open snapshot refers to. Raises :class:`CorruptFileError` in place of NotFoundError."""
+    try:
+        yield
+    except NotFoundError as error:
+        raise CorruptFileError(f"{error.url}: the file is missing", error.url) from error
 
 
 class StoredFiles:

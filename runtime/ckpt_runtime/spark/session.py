@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, write_private
 from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
+from ckpt_runtime.client.transport import InvalidToken, check_token
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.logging_options import LoggingOptions
@@ -62,6 +63,7 @@ SPARK_SETTINGS = {
 """What every session asks of Spark: it never runs a stage again by itself, and gives up on one that has no room."""
 
 _DAEMON = "spark.python.daemon.module"
+_TOKEN_SOURCES = f"{TOKEN_VARIABLE}, rest.token-file or rest.token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     start_logging(LogSettings(options.configuration.get(LoggingOptions.FORMAT)), "driver")
     try:
+        check_token(options.token, _TOKEN_SOURCES)
         check_binding(options.rest_host, options.token, options.configuration.get(RestOptions.AUTHENTICATION))
         rest_context(options.configuration)
         credentials("", options.configuration)
@@ -105,6 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (
         BindingRefused,
         InvalidOptionError,
+        InvalidToken,
         PySparkMismatchError,
         TlsFilesError,
         UnprotectedSparkError,

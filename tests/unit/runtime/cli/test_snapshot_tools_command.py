@@ -122,6 +122,18 @@ def test_copy(savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "other").exists()
 
 
+def test_a_file_that_is_missing_is_damage(savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = damage(savepoint)
+    file.unlink()
+    target = str(tmp_path / "other")
+    convert = ["convert", str(savepoint), target, "--format", "canonical"]
+    for command in (["verify", str(savepoint)], ["show", str(savepoint)], ["copy", str(savepoint), target], convert):
+        assert main(["snapshot", *command]) == ExitCode.FAILED, command
+        told = capsys.readouterr()
+        assert file.name in told.out + told.err, command
+    assert not (tmp_path / "other").exists()
+
+
 def test_convert(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     canonical, native = savepoint.parent / "canonical", savepoint.parent / "native"
     assert main(["snapshot", "convert", str(savepoint), str(canonical), "--format", "canonical", "--json"]) == 0
@@ -140,6 +152,14 @@ def test_convert_for_an_unknown_backend(savepoint: Path, tmp_path: Path, capsys:
     order = ["snapshot", "convert", str(savepoint), str(target), "--format", "native", "--backend", "nosuch"]
     assert main(order) == ExitCode.USAGE
     assert "--backend: state.backend.type: 'nosuch' is not available, use " in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_only_a_native_savepoint_is_for_a_backend(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = savepoint.parent / "canonical"
+    order = ["snapshot", "convert", str(savepoint), str(target), "--format", "canonical", "--backend", "rocksdb"]
+    assert main(order) == ExitCode.USAGE
+    assert "--backend is for --format native" in capsys.readouterr().err
     assert not target.exists()
 
 

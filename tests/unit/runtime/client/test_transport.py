@@ -190,11 +190,18 @@ def test_urls(given: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "http://", "ftp://x", "http://u:p@h", "http://h?x=1", "http://h#x", "h:99999", "h:0", "http://[", "h:x"]
+    "bad", ["", "http://", "ftp://x", "http://h?x=1", "http://h#x", "h:99999", "h:0", "http://[", "h:x"]
 )
 def test_what_cannot_be_a_url(bad: str) -> None:
     with pytest.raises(InvalidUrl, match="host:port"):
         CkptClient(bad)
+
+
+@pytest.mark.parametrize("bad", ["http://u:secret@h", "u:secret@h:1", "http://u:secret@h:x", "u:secret@"])
+def test_what_looks_like_a_password_is_not_shown(bad: str) -> None:
+    with pytest.raises(InvalidUrl, match="without a user or password: the token is given apart") as raised:
+        CkptClient(bad)
+    assert "secret" not in str(raised.value)
 
 
 def test_tls_contexts_are_made_once_and_loopback_uses_no_proxy() -> None:

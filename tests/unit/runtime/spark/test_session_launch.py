@@ -253,6 +253,14 @@ class TestArguments:
         assert parse_arguments(["--work-dir", str(tmp_path)]).token == "t"
         assert TOKEN_VARIABLE not in os.environ
 
+    def test_a_token_that_no_client_could_send_is_refused(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "ckpt_runtime.spark.session_main", "--work-dir", str(tmp_path)]
+        environment = os.environ | {TOKEN_VARIABLE: "two\nlines"}
+        refused = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 1
+        reason = "CKPT_REST_TOKEN, rest.token-file or rest.token: a token has no line breaks"
+        assert f"the session does not start: {reason}" in refused.stderr
+
     @pytest.mark.parametrize(
         "properties", [["no-equals-sign"], ["rest.port=many"], ["heartbeat.intervall=1 s"], ["=x"]]
     )
