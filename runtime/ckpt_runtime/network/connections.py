@@ -15,7 +15,8 @@ from ckpt_runtime.network.tls import AnySocket, TlsSocket, internal_context, sec
 
 M = TypeVar("M")
 
-HANDSHAKE_TIMEOUT_S = 10.0
+HANDSHAKE_TIMEOUT_S = 30.0
+"""A machine may stand still for seconds, and each connection that is lost then costs a job a restart."""
 SILENCE_S = 60
 """How long a peer's machine may acknowledge nothing. Longer than heartbeats are waited for by default."""
 # A deployment's message is the largest: it may carry the program's archive.
