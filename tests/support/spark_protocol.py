@@ -8,7 +8,7 @@ import struct
 CHUNK_FETCH_REQUEST, CHUNK_FETCH_SUCCESS = 0, 1
 RPC_REQUEST, RPC_RESPONSE = 3, 4
 ONE_WAY = 9
-TIMEOUT_S = 60
+TIMEOUT_S = 20
 
 
 class Refused(Exception):
