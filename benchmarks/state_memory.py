@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import psutil  # type: ignore[import-untyped, unused-ignore]
@@ -29,7 +31,7 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.kernels.compiler import warm_up
 from ckpt_runtime.state.registry import create_backend
-from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFile, SnapshotFiles
+from ckpt_runtime.state.snapshots import SnapshotFile, SnapshotFiles
 from ckpt_runtime.state.states import AggregateColumn
 
 BATCH = 65_536
@@ -73,11 +75,22 @@ class _Discarded(SnapshotFile):
         self.stream.close()
 
 
-class _NoFiles:
-    def private(self) -> SnapshotFile:
+class _NoFiles(SnapshotFiles):
+    """Where files cost the time of reading them."""
+
+    def private(self, suffix: str = "") -> SnapshotFile:
         return _Discarded()
 
-    shared = private
+    def shared(self) -> SnapshotFile:
+        return _Discarded()
+
+    def shared_from(self, path: Path) -> StateFile:
+        with self.shared() as file, path.open("rb") as source:
+            shutil.copyfileobj(source, file.stream)
+            return file.finish()
+
+    def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
+        return {}
 
 
 def _add(backend: KeyedStateBackend, first: int, last: int, keys: int, form: str) -> None:
@@ -90,13 +103,6 @@ def _add(backend: KeyedStateBackend, first: int, last: int, keys: int, form: str
         made = numbers if form == "int" else scattered(numbers)
         column = pa.array([f"{key:016x}" for key in made.view(np.uint64).tolist()] if form == "string" else made)
         table.update(pa.record_batch({"key": column, "value": numbers & 1023}))
-
-
-def _snapshot(backend: KeyedStateBackend, checkpoint_id: int) -> tuple[KeyedSnapshot, threading.Thread]:
-    snapshot = backend.snapshot(checkpoint_id, CheckpointProperties())
-    writer = threading.Thread(target=snapshot.write, args=(cast(SnapshotFiles, _NoFiles()),))
-    writer.start()
-    return snapshot, writer
 
 
 def measured(name: str, keys: int, form: str, configuration: Mapping[str, str]) -> dict[str, Any]:
@@ -112,9 +118,11 @@ def measured(name: str, keys: int, form: str, configuration: Mapping[str, str]) 
             parameters = BackendParameters("state", groups, MAX_PARALLELISM, make_directory, configuration)
             backend = create_backend(name, parameters)
             _add(backend, 0, count, count, form)
-            snapshot, writer = _snapshot(backend, 1)
-            _add(backend, 0, count, count, form)
-            writer.join()
+            snapshot = backend.snapshot(1, CheckpointProperties())
+            with ThreadPoolExecutor(1) as pool:
+                written = pool.submit(snapshot.write, _NoFiles())
+                _add(backend, 0, count, count, form)
+                written.result()
             snapshot.release()
             return backend
 

@@ -76,10 +76,6 @@ class UnsharedFiles:
             shutil.copyfileobj(source, file.stream)
             return file.finish()
 
-    def duplicate(self, file: StateFile) -> StateFile:
-        """Always raises :class:`StorageError`: there is no checkpoint whose files it could be a savepoint of."""
-        raise StorageError(f"{file.path} is of no checkpoint of this snapshot's job", file.path)
-
     def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
         """None can be: all are to be written anew."""
         return {}
