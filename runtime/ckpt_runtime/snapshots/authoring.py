@@ -37,7 +37,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
 from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states
 from ckpt_runtime.snapshots.new_files import UnsharedFiles
-from ckpt_runtime.snapshots.snapshot import Snapshot
+from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.canonical.reader import canonical_states
 from ckpt_runtime.state.canonical.writer import CanonicalWriter, order_by
@@ -196,7 +196,7 @@ def publish_savepoint(
         finished=base.metadata.finished if base else frozenset(),
         edges=base.metadata.edges if base else (),
     )
-    discard(target, prefix, {file.path for found in states.values() for file in found.files()})
+    discard(target, prefix, _referred_to(states))
     return write_metadata(target, metadata.to_json())
 
 
@@ -213,16 +213,20 @@ def check_base(base: Snapshot, uid: str) -> None:
 def discard(target: Location, prefix: str, but: Collection[str] | None = None) -> None:
     """Deletes what was written under the prefix; without ``but`` the directory, too, when it is empty then.
 
-    A complete savepoint is left alone.
+    What the savepoint there refers to stays, whoever has published it.
     """
-    if has_metadata(target):
-        return
+    if but is None and has_metadata(target):
+        but = _referred_to(open_snapshot(target).metadata.states)
     delete_file(_open_mark(target, prefix))
     for name in list_names(target):
         if name.startswith(prefix) and name not in (but or ()):
             delete_file(target.child(name))
     if but is None:
         delete_empty_directory(target)
+
+
+def _referred_to(states: Mapping[SubtaskKey, SubtaskState]) -> set[str]:
+    return {file.path for state in states.values() for file in state.files()}
 
 
 class _Keyed:

@@ -21,10 +21,10 @@ from tests.simulation.jobs.schedules import JOBS
 from tests.simulation.jobs.world import World
 from tests.simulation.schedules.runner import read_seeds
 
-SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "1000"))
-"""All but the rarest of the planted bugs show in a hundredth of them."""
+SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "600"))
+"""All but the rarest of the planted bugs show in a few dozen of them."""
 SEEDS_OF_A_LONG_RUN = max(SEEDS, 5_000)
-BLOCK = 500
+BLOCK = 300
 KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 
 

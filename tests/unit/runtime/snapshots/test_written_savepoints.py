@@ -18,6 +18,7 @@ from ckpt_runtime.state.canonical.writer import CanonicalWriter
 from ckpt_runtime.state.errors import StateValueError
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import Location, exists, list_names, make_directory, resolve
+from ckpt_runtime.storage.publish import publish
 from tests.support.golden import DIRECTORY, placed
 from tests.support.written_states import PREFIX, content, new_state, table, write
 
@@ -244,10 +245,19 @@ def test_two_writes_to_one_target_cannot_be_open(base: Location) -> None:
         open_write(base.child("new"), "other-")
 
 
-def test_a_savepoint_is_published_once_and_never_discarded(tmp_path: Path) -> None:
-    target = resolve(tmp_path / "new")
-    write(target, new_state(), [[(1, 1)]])
+def test_a_savepoint_is_published_once_and_never_discarded(base: Location) -> None:
+    """A store without directories lets two writes begin in one place."""
+    target, state = base.child("new"), new_state()
+    rows = [(number, 0) for number in range(5_000)]
+    written = write(target, state, [rows])
+    publish(target.child("other-open"), b"")
+    part = write_part(target, "other-", state, table(state, rows))
+    assert part is not None
     with pytest.raises(AlreadyExistsError):
-        publish_savepoint(target, "other-", new_state(), [], None, 2)
-    discard(target, PREFIX)
-    assert content(open_snapshot(target)) == [(1, 1)]
+        publish_savepoint(target, "other-", state, [part], None, 2)
+    assert [name for name in list_names(target) if name.startswith("other-")] == [part.file.path]
+    for prefix in (PREFIX, "other-"):
+        discard(target, prefix)
+    assert not [name for name in list_names(target) if name.startswith("other-")]
+    assert verify_snapshot(open_snapshot(target)) == []
+    assert content(open_snapshot(target)) == content(written)
