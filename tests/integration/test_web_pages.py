@@ -164,6 +164,16 @@ def test_what_is_open_stays_open_while_figures_change(page: Visit, cluster: Mini
     expect(page.page.get_by_text("execution.checkpointing.num-retained")).to_be_visible()
 
 
+def test_a_click_into_which_a_refresh_falls_is_not_lost(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+    go(page, cluster, f"/jobs/{shown.job_id}")
+    page.page.get_by_role("link", name="Health").hover()
+    page.page.mouse.down()
+    as_of = page.page.locator("#foot")
+    expect(as_of).not_to_have_text(as_of.inner_text())
+    page.page.mouse.up()
+    expect(page.page.locator(f'#page[data-path="/jobs/{shown.job_id}/health"]')).to_be_visible()
+
+
 def later(opened: Visit) -> None:
     """Waits for one more round of answers."""
     with opened.page.expect_response(lambda answer: "/jobs/" in answer.url, timeout=20_000):

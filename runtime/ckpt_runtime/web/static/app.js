@@ -31,6 +31,7 @@ let failures = 0;
 let lastAnswer = 0;
 let shown = "";
 let pace = INTERVAL_MS;
+let pressed = false;
 
 function route() {
   const path = location.hash.slice(1);
@@ -63,6 +64,10 @@ function isSelecting() {
   return selection !== null && !selection.isCollapsed && main.contains(selection.anchorNode);
 }
 
+/** A link that is replaced between press and release is not clicked. */
+main.addEventListener("pointerdown", () => { pressed = true; });
+for (const end of ["pointerup", "pointercancel", "contextmenu", "blur"]) addEventListener(end, () => { pressed = false; });
+
 function markPlace(path) {
   for (const link of bar.querySelectorAll("nav a")) {
     const here = link.hash === "#/savepoints" ? path === "/savepoints" : path !== "/savepoints";
@@ -84,7 +89,7 @@ async function refresh() {
     pace = page.interval ?? INTERVAL_MS;
     lastAnswer = Date.now();
     say("");
-    if (path !== shown || !isSelecting()) replace(page.content);
+    if (path !== shown || !(pressed || isSelecting())) replace(page.content);
     document.title = `${page.title} · ckpt`;
     foot.textContent = `As of ${clock(lastAnswer)}`;
     if (path !== shown) {
