@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import itertools
 from pathlib import Path
 
 import pytest
@@ -61,13 +61,22 @@ def test_no_tolerance_fails_over_when_checkpoints_fail(job: SequenceJob) -> None
     )
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 1)
-    own = job.checkpoints / job.job_id
-    shutil.rmtree(own)
-    own.touch()
+    _replace_by_a_file(job.checkpoints / job.job_id)
     job.cluster.wait_for_status(job.job_id, JobStatus.FAILED, clean_up=False)
     failure = job.cluster.call(job.cluster.dispatcher.execution_result(job.job_id)).failure
     assert failure is not None
     assert "tolerable" in failure.message.lower()
+
+
+def _replace_by_a_file(directory: Path) -> None:
+    """A checkpoint that is being written makes the directory again: that one has to go too."""
+    for number in itertools.count():
+        directory.rename(directory.with_name(f"away-{number}"))
+        try:
+            directory.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return
 
 
 def _names(job: SequenceJob) -> list[str]:

@@ -51,13 +51,18 @@ def damage(files: Collection[Path]) -> None:
 
 @pytest.fixture
 def checkpointed(cluster: MiniCluster, job: SequenceJob) -> SequenceJob:
-    """Two checkpoints behind it, the later of which refers to tables of the earlier one."""
+    """Checkpoints behind it, the last of which refers to tables of an earlier one on each of its workers."""
     job.start(rate=1000, configuration=configuration())
     job.running()
     job.has_rows()
-    for _ in range(2):
+
+    def each_worker_has_state() -> bool:
         take_checkpoint(cluster, job.job_id)
-    assert copies(cluster)
+        workers = {path.parents[1] for path in copies(cluster)}
+        return len(workers) == len(cluster.worker_pids(job.job_id))
+
+    cluster.wait_until(each_worker_has_state, "rows to have come to each worker")
+    take_checkpoint(cluster, job.job_id)
     return job
 
 
