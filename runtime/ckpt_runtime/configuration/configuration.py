@@ -55,7 +55,7 @@ class Configuration:
             key, separator, value = item.partition("=")
             if not separator or not key.strip():
                 raise InvalidOptionError("-D", item, "key=value")
-            texts[canonical_key(key.strip())] = value.strip()
+            texts[canonical_key(key)] = value.strip()
         return cls(texts)
 
     @classmethod
@@ -141,9 +141,8 @@ def _in_present_spelling(values: Mapping[str, T]) -> dict[str, T]:
     """
     found: dict[str, T] = {}
     for key, value in values.items():
-        spelled = key.strip()
-        canonical = canonical_key(spelled)
-        if value is not None and (spelled == canonical or found.get(canonical) is None):
+        canonical = canonical_key(key)
+        if value is not None and (key.strip() == canonical or found.get(canonical) is None):
             found[canonical] = value
         else:
             found.setdefault(canonical, value)
