@@ -60,6 +60,9 @@ class Call:
             "jobid": RUNNING,
             "vertexid": VERTICES[1],
             "jarid": PIPELINE,
+            "subtaskindex": "0",
+            "attempt": "0",
+            "taskmanagerid": "0-0",
             "checkpointid": "2",
             "triggerid": DONE,
         }
@@ -180,6 +183,7 @@ def config_changes(method: str, situation: str, job_id: str, options: dict[str, 
 
 
 JOB, CHECKPOINTS, VERTEX = "/jobs/{jobid}", "/jobs/{jobid}/checkpoints", "/jobs/{jobid}/vertices/{vertexid}"
+SUBTASK = VERTEX + "/subtasks/{subtaskindex}"
 DETAILS = CHECKPOINTS + "/details/{checkpointid}"
 CALLS = [
     Call("GET", "/overview"),
@@ -188,6 +192,9 @@ CALLS = [
     Call("GET", "/applications/overview"),
     Call("GET", "/applications/{applicationid}"),
     Call("GET", "/taskmanagers"),
+    Call("GET", "/taskmanagers/{taskmanagerid}"),
+    Call("GET", "/jobmanager/metrics", "names"),
+    Call("GET", "/jobmanager/metrics", "values", query="?get=taskSlotsTotal,taskSlotsAvailable"),
     Call("DELETE", "/cluster"),
     Call("POST", "/jars/upload", arguments={"files": {"jarfile": ("flights.py", b"x = 1")}}),
     Call("GET", "/jars"),
@@ -210,6 +217,7 @@ CALLS = [
     Call("GET", "/jobs/metrics", "names"),
     Call("GET", "/jobs/metrics", "values", query="?get=uptime"),
     Call("GET", "/jobs/metrics", "one aggregation", query="?get=uptime&agg=max"),
+    Call("GET", "/jobs/metrics", "of one job", query=f"?get=uptime&jobs={RUNNING}"),
     Call("GET", JOB, "running"),
     Call("GET", JOB, "finished", {"jobid": FINISHED}),
     Call("PATCH", JOB, "without retaining", {"jobid": NEW}, "?mode=cancel"),
@@ -254,6 +262,13 @@ CALLS = [
     Call("GET", VERTEX + "/subtasks/metrics", "names"),
     Call("GET", VERTEX + "/subtasks/metrics", "values", query="?get=numRecordsIn"),
     Call("GET", VERTEX + "/subtasks/metrics", "one aggregation", query="?get=numRecordsIn&agg=sum"),
+    Call("GET", VERTEX + "/subtasks/metrics", "of some subtasks", query="?get=numRecordsIn&subtasks=0"),
+    Call("GET", VERTEX + "/subtasks/accumulators"),
+    Call("GET", SUBTASK),
+    Call("GET", SUBTASK + "/attempts/{attempt}"),
+    Call("GET", SUBTASK + "/metrics", "names"),
+    Call("GET", SUBTASK + "/metrics", "values", query="?get=numRecordsIn"),
+    Call("GET", VERTEX + "/jm-operator-metrics"),
     Call("GET", CHECKPOINTS, "some"),
     Call("GET", CHECKPOINTS, "none", {"jobid": NEW}),
     Call("GET", DETAILS, "completed"),

@@ -150,6 +150,7 @@ class CheckpointingOptions:
         0,
         "With unaligned checkpoints on: how long a barrier may be aligned before it turns unaligned; 0 turns at once.",
         changeability=Changeability.LIVE,
+        fallback_keys=("execution.checkpointing.alignment-timeout",),
     )
     MAX_INFLIGHT_DATA = ConfigOption(
         "execution.checkpointing.unaligned.max-inflight-data",

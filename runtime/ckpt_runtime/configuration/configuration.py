@@ -26,16 +26,13 @@ class Configuration:
 
     def __init__(self, values: Mapping[str, str] | Configuration | None = None) -> None:
         """Raises :class:`InvalidOptionError` for a key or a value that is no text; values are not parsed here."""
-        self._values: dict[str, str] = {}
         given: dict[Any, Any] = dict(values.items()) if values is not None else {}
         for key, value in given.items():
             if not isinstance(key, str) or not key.strip():
                 raise InvalidOptionError(repr(key), value, "a key that is a text and not empty")
             if not isinstance(value, str):
                 raise InvalidOptionError(key, value, "a text")
-            canonical = canonical_key(key.strip())
-            if canonical == key.strip() or canonical not in given:
-                self._values[canonical] = value
+        self._values: dict[str, str] = _in_present_spelling(given)
 
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> Configuration:
@@ -58,7 +55,7 @@ class Configuration:
             key, separator, value = item.partition("=")
             if not separator or not key.strip():
                 raise InvalidOptionError("-D", item, "key=value")
-            texts[canonical_key(key.strip())] = value.strip()
+            texts[canonical_key(key)] = value.strip()
         return cls(texts)
 
     @classmethod
@@ -85,12 +82,11 @@ class Configuration:
     def with_values(self, values: Mapping[str, str | None]) -> Configuration:
         """Copies it with some keys set, or removed where the value is None (the form of FLIP-530's ad-hoc change)."""
         changed = dict(self._values)
-        for key, value in values.items():
-            canonical = canonical_key(key)
+        for key, value in _in_present_spelling(values).items():
             if value is None:
-                changed.pop(canonical, None)
+                changed.pop(key, None)
             else:
-                changed[canonical] = value
+                changed[key] = value
         return Configuration(changed)
 
     def without(self, prefix: str) -> Configuration:
@@ -135,6 +131,22 @@ class Configuration:
 
     def __repr__(self) -> str:
         return f"Configuration({self.displayed()!r})"
+
+
+def _in_present_spelling(values: Mapping[str, T]) -> dict[str, T]:
+    """Puts the spellings of an option together, in whatever order they come.
+
+    A value wins over the removal of another spelling, which is what a change to the present one looks like, and among
+    values that under the present spelling.
+    """
+    found: dict[str, T] = {}
+    for key, value in values.items():
+        canonical = canonical_key(key)
+        if value is not None and (key.strip() == canonical or found.get(canonical) is None):
+            found[canonical] = value
+        else:
+            found.setdefault(canonical, value)
+    return found
 
 
 def shown_value(key: str, value: str) -> str:

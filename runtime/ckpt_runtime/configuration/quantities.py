@@ -1,4 +1,4 @@
-"""Durations and memory sizes as text: ``10 s``, ``1 min``, ``64 kb``, ``1g``. Parsing and printing only, no clock.
+"""Durations and memory sizes as text: ``10 s``, ``PT10S``, ``64 kb``, ``1g``. Parsing and printing only, no clock.
 
 Durations are whole milliseconds and sizes are whole bytes everywhere else in the system.
 """
@@ -8,6 +8,11 @@ from __future__ import annotations
 import re
 
 _QUANTITY = re.compile(r"([0-9]+)[ \t]*([a-zµ]*)")
+_ISO_8601 = re.compile(
+    r"p(?=[0-9t])(?:([0-9]{1,19})d)?"
+    r"(?:t(?=[0-9])(?:([0-9]{1,19})h)?(?:([0-9]{1,19})m)?(?:([0-9]{1,19})(?:[.,]([0-9]{0,9}))?s)?)?"
+)
+"""Days and parts of them, as Java's ``Duration.parse`` reads them."""
 _MAX = (1 << 63) - 1
 _NANOS_PER_MS = 1_000_000
 
@@ -30,13 +35,17 @@ _SIZE_UNITS: dict[int, tuple[str, ...]] = {
 _NANOS = {name: factor for factor, names in _DURATION_UNITS.items() for name in names}
 _BYTES = {name: factor for factor, names in _SIZE_UNITS.items() for name in names}
 
-DURATION_FORM = 'a number with a unit (d, h, min, s, ms), such as "10 s", "10s", "1 min"; without a unit, milliseconds'
+DURATION_FORM = (
+    'a number with a unit (d, h, min, s, ms), such as "10 s", "10s", "1 min", or in the form "PT10S" of ISO 8601; '
+    "without a unit, milliseconds"
+)
 SIZE_FORM = 'a number with a unit (b, kb, mb, gb, tb), such as "64 kb", "1g"; without a unit, bytes'
 
 
 def parse_duration(text: str) -> int:
     """Reads a duration as milliseconds; a bare number counts milliseconds. Raises ValueError saying what is allowed."""
-    nanos = _parse(text, _NANOS, _NANOS_PER_MS, DURATION_FORM)
+    iso = _ISO_8601.fullmatch(text.strip().lower())
+    nanos = _parse(text, _NANOS, _NANOS_PER_MS, DURATION_FORM) if iso is None else _nanos_of(*iso.groups())
     millis, rest = divmod(nanos, _NANOS_PER_MS)
     if rest or millis > _MAX:
         raise ValueError(f"{DURATION_FORM}; a whole number of milliseconds, at most {_MAX}")
@@ -69,6 +78,11 @@ def _parse(text: str, factors: dict[str, int], default_factor: int, form: str) -
     if unit and unit not in factors:
         raise ValueError(form)
     return int(match[1]) * (factors[unit] if unit else default_factor)
+
+
+def _nanos_of(days: str | None, hours: str | None, minutes: str | None, seconds: str | None, part: str | None) -> int:
+    whole = ((int(days or 0) * 24 + int(hours or 0)) * 60 + int(minutes or 0)) * 60 + int(seconds or 0)
+    return whole * 1_000_000_000 + int((part or "").ljust(9, "0"))
 
 
 def _format(amount: int, units: dict[int, tuple[str, ...]], zero_unit: str) -> str:

@@ -74,8 +74,9 @@ NAMESPACES: frozenset[str] = frozenset(key.split(".", 1)[0] for key in OPTIONS)
 
 
 def canonical_key(key: str) -> str:
-    """Gives the present spelling of a key; unknown keys are returned as they are."""
-    return _CANONICAL_KEYS.get(key, key)
+    """Gives the present spelling of a key, without blanks around it; unknown keys are returned as they are."""
+    spelled = key.strip()
+    return _CANONICAL_KEYS.get(spelled, spelled)
 
 
 def find_option(key: str) -> ConfigOption[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
@@ -20,7 +21,12 @@ from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, RESTORE_DRILL, RESTORED_MAX_PARALLELISM
+from ckpt_runtime.configuration.registry import (
+    INTERNAL_PREFIX,
+    RESTORE_DRILL,
+    RESTORED_MAX_PARALLELISM,
+    canonical_key,
+)
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 from ckpt_runtime.configuration.validation import validate
@@ -162,7 +168,7 @@ def like(request: RunRequest, other: RunRequest, own: OwnConfiguration) -> RunRe
     """
     given = own.given.without(INTERNAL_PREFIX).to_dict()
     if request.pipeline_id != other.pipeline_id and len(own.notes) == own.version - 1:  # every change is known
-        asked = {*other.configuration, *(key for note in own.notes for key in note.options)}
+        asked = {*map(canonical_key, other.configuration), *(key for note in own.notes for key in note.options)}
         given = {key: value for key, value in given.items() if key in asked}
     kept = {key: value for key, value in given.items() if not key.startswith(_RECOVERY_PREFIX)}
     if request.parallelism is not None or other.parallelism is not None:
@@ -179,8 +185,14 @@ def completed_like(request: RunRequest, other: RunRequest) -> RunRequest:
         entry_point=request.entry_point or other.entry_point,
         arguments=request.arguments or other.arguments,
         parallelism=request.parallelism if request.parallelism is not None else other.parallelism,
-        configuration={**other.configuration, **request.configuration},
+        configuration=_over(other.configuration, request.configuration),
     )
+
+
+def _over(below: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
+    """Both, but for options of ``below`` that ``above`` gives under whatever spelling."""
+    given = set(map(canonical_key, above))
+    return {**{key: value for key, value in below.items() if canonical_key(key) not in given}, **above}
 
 
 def check_target(directory: str) -> None:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
 from ckpt_runtime.rest.audit import Caller
 from ckpt_runtime.rest.auth import Guard, has_session, has_token
-from ckpt_runtime.rest.errors import install_error_handlers, without_prefix
+from ckpt_runtime.rest.errors import install_error_handlers, moved, without_prefix
 from ckpt_runtime.rest.event_stream import EventStreams
 from ckpt_runtime.rest.flink_prefix import FIRST_PAGES, FlinkPrefix
 from ckpt_runtime.rest.handlers import (
@@ -47,16 +47,31 @@ _DESCRIPTION = (
 
 
 class VersionPrefix:
-    """Takes ``/v1`` off the path."""
+    """Takes ``/v1`` off the path, and slashes in front of it and behind it, as Flink does."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path: str = scope.get("path", "")
-        if scope["type"] == "http" and path.startswith(f"{_PREFIX}/"):
-            scope = without_prefix(scope, _PREFIX)
+        if scope["type"] == "http":
+            scope = _without_outer_slashes(scope)
+            if scope["path"].startswith(f"{_PREFIX}/"):
+                scope = without_prefix(scope, _PREFIX)
         await self._app(scope, receive, send)
+
+
+def _without_outer_slashes(scope: Scope) -> Scope:
+    """One slash stays in front. Addresses put together from ``http://host:8081/`` and ``/jobs`` have two.
+
+    Pages keep what is behind them: their links are relative.
+    """
+    path: str = scope["path"]
+    trimmed = f"/{path.strip('/')}"
+    if trimmed == path or f"{trimmed}/".startswith(f"{pages.PREFIX}/"):
+        return scope
+    raw: bytes | None = scope.get("raw_path")
+    rest = moved(scope, trimmed)
+    return rest if raw is None else {**rest, "raw_path": b"/" + raw.strip(b"/")}
 
 
 def create_app(

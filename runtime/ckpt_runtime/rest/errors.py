@@ -73,11 +73,15 @@ def original_path(request: Request) -> str:
 
 
 def without_prefix(scope: Scope, prefix: str) -> dict[str, Any]:
-    """The request's scope without the beginning of its path; remembers what the client wrote."""
-    path: str = scope["path"]
+    """The request's scope without the beginning of its path."""
     raw: bytes | None = scope.get("raw_path")
-    rest = {**scope, "path": path.removeprefix(prefix), "ckpt.original_path": path}
+    rest = moved(scope, scope["path"].removeprefix(prefix))
     return rest if raw is None else {**rest, "raw_path": raw.removeprefix(prefix.encode())}
+
+
+def moved(scope: Scope, path: str) -> dict[str, Any]:
+    """The request's scope with another path; remembers what the client wrote."""
+    return {**scope, "path": path, "ckpt.original_path": scope.get("ckpt.original_path", scope["path"])}
 
 
 def install_error_handlers(app: FastAPI) -> None:

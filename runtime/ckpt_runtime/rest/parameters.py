@@ -5,6 +5,8 @@ Ids are 32 ASCII hex digits in any case and reach handlers in lower case. A valu
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -12,7 +14,9 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator
 
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.rest.errors import BadRequest, echo
 
+_MOST_SUBTASKS = 32767
 HEX_ID_PATTERN = "^[0-9a-fA-F]{32}$"
 _JOB, _VERTEX = "fa461ac280c9aa36bde4a060aa97618c", "f74362dd18da632fe7d708268d6f8693"
 _TRIGGER = "3e4fc69c1d0a4bb0b1a4d1a2c3b4d5e6"
@@ -36,22 +40,39 @@ JobId = Annotated[str, _hex_id("jobid", "job id, 32 hex digits", _JOB), _LOWER]
 ApplicationId = Annotated[str, _hex_id("applicationid", "the job's id", _JOB), _LOWER]
 VertexId = Annotated[str, _hex_id("vertexid", "vertex id, 32 hex digits", _VERTEX), _LOWER]
 TriggerId = Annotated[str, _hex_id("triggerid", "trigger id, 32 hex digits", _TRIGGER), _LOWER]
+SlotAgentId = Annotated[
+    str, Path(alias="taskmanagerid", description="id of a slot agent", max_length=200, examples=["0-1"])
+]
 CheckpointId = Annotated[
     str, Path(alias="checkpointid", description="checkpoint id", pattern="^[0-9]{1,19}$", examples=["42"])
 ]
 PipelineId = Annotated[
     str, Path(alias="jarid", description="id of an uploaded pipeline", pattern="^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$")
 ]
+SubtaskIndex = Annotated[
+    int, Path(alias="subtaskindex", description="index of a subtask", ge=0, le=_MOST_SUBTASKS, examples=["0"])
+]
+Attempt = Annotated[int, Path(alias="attempt", description="number of an attempt", ge=0, le=2**31 - 1, examples=["0"])]
 HoldOwner = Annotated[
     str,
     Path(alias="owner", description="who holds it", pattern="^[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}$", examples=["me"]),
 ]
 MetricNames = Annotated[
-    str | None, Query(alias="get", description="comma-separated metric names", max_length=8192, examples=["uptime"])
+    list[str] | None, Query(alias="get", description="metric names, separated by commas or repeated")
 ]
 Aggregations = Annotated[
-    str | None,
-    Query(alias="agg", description="comma-separated: min, max, avg, sum, skew", max_length=200, examples=["min,max"]),
+    list[str] | None,
+    Query(alias="agg", description="min, max, avg, sum, skew in any case, separated by commas or repeated"),
+]
+SelectedJobs = Annotated[
+    list[str] | None, Query(alias="jobs", description="ids of the jobs that count, separated by commas or repeated")
+]
+SelectedSubtasks = Annotated[
+    list[str] | None,
+    Query(alias="subtasks", description="the subtasks that count: indices and ranges, such as 0,3-5"),
+]
+FailureLabels = Annotated[
+    list[str] | None, Query(alias="failureLabelFilter", description="key:value; no failure has labels here")
 ]
 MaxExceptions = Annotated[int, Query(alias="maxExceptions", ge=1, le=1000, description="how many entries at most")]
 REQUESTER_HEADER = "Ckpt-Requester"
@@ -79,3 +100,35 @@ SavepointsOfJob = Annotated[
     str | None,
     Query(alias="job", description="id or name of a job", min_length=1, max_length=1000, examples=["flights"]),
 ]
+
+
+def listed(texts: list[str] | None) -> list[str] | None:
+    """What a query parameter lists, separated by commas or given again and again; None when it was not given."""
+    if texts is None:
+        return None
+    return [name for text in texts for name in (part.strip() for part in text.split(",")) if name]
+
+
+def selected_jobs(texts: list[str] | None) -> set[str] | None:
+    """The ids, in lower case. Raises :class:`BadRequest` for what is none."""
+    names = listed(texts)
+    for name in names or ():
+        if re.fullmatch(HEX_ID_PATTERN, name) is None:
+            raise BadRequest(f"jobs: {echo(name)} is not acceptable, it must be 32 hexadecimal digits")
+    return None if names is None else {name.lower() for name in names}
+
+
+def selected_subtasks(texts: list[str] | None) -> Callable[[int], bool]:
+    """Whether a subtask of an index is wanted. Raises :class:`BadRequest` for what is no index and no range."""
+    names = listed(texts)
+    if names is None:
+        return lambda _: True
+    ranges = [(int(first), int(last or first)) for first, last in map(_subtask_range, names)]
+    return lambda index: any(first <= index <= last for first, last in ranges)
+
+
+def _subtask_range(text: str) -> tuple[str, str | None]:
+    found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
+    if found is None:
+        raise BadRequest(f"subtasks: {echo(text)} is not acceptable, it must be an index or a range, such as 0 or 3-5")
+    return found[1], found[2]

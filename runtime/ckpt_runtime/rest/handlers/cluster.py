@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends, Request
 from ckpt_runtime.jobmaster.gateway import ClusterOverview
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
-from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.parameters import Gateway, JobId, MetricNames, listed
+from ckpt_runtime.rest.shapes import metrics
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 router = APIRouter(tags=["cluster"])
@@ -24,13 +25,17 @@ async def overview(gateway: Gateway) -> dict[str, Any]:
     return _overview(await gateway.cluster_overview(), dashboard.version, dashboard.revision)
 
 
+def _running(cluster: ClusterOverview) -> int:
+    return sum(count for status, count in cluster.jobs_by_status.items() if status not in _ENDED)
+
+
 def _overview(cluster: ClusterOverview, version: str, revision: str) -> dict[str, Any]:
     jobs = cluster.jobs_by_status
     return {
         "taskmanagers": cluster.slot_agents,
         "slots-total": cluster.slots_total,
         "slots-available": cluster.slots_available,
-        "jobs-running": sum(count for status, count in jobs.items() if status not in _ENDED),
+        "jobs-running": _running(cluster),
         "jobs-finished": jobs.get(JobStatus.FINISHED, 0),
         "jobs-cancelled": jobs.get(JobStatus.CANCELED, 0),
         "jobs-failed": jobs.get(JobStatus.FAILED, 0),
@@ -64,6 +69,22 @@ async def config(request: Request, gateway: Gateway) -> dict[str, Any]:
 async def cluster_configuration(gateway: Gateway) -> list[dict[str, str]]:
     """The cluster's options."""
     return [{"key": key, "value": value} for key, value in (await gateway.cluster_configuration()).items()]
+
+
+@router.get("/jobmanager/metrics", responses=errors())
+async def driver_metrics(request: Request, gateway: Gateway, names: MetricNames = None) -> list[dict[str, Any]]:
+    """Names or values of the session's metrics."""
+    cluster = await gateway.cluster_overview()
+    values = {
+        "numRegisteredTaskManagers": str(cluster.slot_agents),
+        "numRunningJobs": str(_running(cluster)),
+        "taskSlotsTotal": str(cluster.slots_total),
+        "taskSlotsAvailable": str(cluster.slots_available),
+    }
+    wanted = listed(names)
+    if request.scope.get("ckpt.flink_dashboard") is not None:
+        values = dict.fromkeys(wanted or (), "0") | values  # its page of a JVM, of which there is none, stays whole
+    return metrics.listing(values, wanted)
 
 
 @router.get("/jobs/{jobid}/jobmanager/config", responses=errors(400, 404))

@@ -6,9 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from ckpt_runtime.jobmaster.gateway import NotFound
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.openapi import errors
-from ckpt_runtime.rest.parameters import ApplicationId, Gateway
+from ckpt_runtime.rest.parameters import ApplicationId, Gateway, SlotAgentId
 from ckpt_runtime.rest.shapes import dashboard as shapes
 
 router = APIRouter(tags=["dashboard"])
@@ -31,3 +32,12 @@ async def details(application_id: ApplicationId, gateway: Gateway) -> dict[str, 
 async def task_managers(gateway: Gateway) -> dict[str, Any]:
     """The slot agents, each with its one slot."""
     return {"taskmanagers": [shapes.task_manager(agent) for agent in await gateway.slot_agents()]}
+
+
+@router.get("/taskmanagers/{taskmanagerid}", responses=errors(400, 404))
+async def task_manager(agent_id: SlotAgentId, gateway: Gateway) -> dict[str, Any]:
+    """One slot agent."""
+    found = next((known for known in await gateway.slot_agents() if known.slot_id == agent_id), None)
+    if found is None:
+        raise NotFound(f"Task manager {agent_id} not found")
+    return shapes.task_manager_details(found)

@@ -8,12 +8,22 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from ckpt_runtime.jobmaster.gateway import JobNotFound, JobTerminated
+from ckpt_runtime.jobmaster.gateway import ExceptionHistory, JobNotFound, JobTerminated
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
-from ckpt_runtime.rest.parameters import Aggregations, Gateway, JobId, MaxExceptions, MetricNames
+from ckpt_runtime.rest.parameters import (
+    Aggregations,
+    FailureLabels,
+    Gateway,
+    JobId,
+    MaxExceptions,
+    MetricNames,
+    SelectedJobs,
+    listed,
+    selected_jobs,
+)
 from ckpt_runtime.rest.shapes import checkpoints as checkpoint_shapes
 from ckpt_runtime.rest.shapes import jobs as shapes
 from ckpt_runtime.rest.shapes import metrics
@@ -38,21 +48,23 @@ async def overview(gateway: Gateway) -> dict[str, Any]:
 
 @router.get("/metrics", responses=errors(400))
 async def aggregated_metrics(
-    gateway: Gateway, names: MetricNames = None, kinds: Aggregations = None
+    gateway: Gateway, names: MetricNames = None, kinds: Aggregations = None, jobs: SelectedJobs = None
 ) -> list[dict[str, Any]]:
     """Metrics aggregated over jobs."""
-    samples = []
+    wanted, samples = selected_jobs(jobs), []
     for job in await gateway.list_jobs():
+        if wanted is not None and job.job_id not in wanted:
+            continue
         try:
             samples.append(_numbers(await gateway.job_metrics(job.job_id)))
         except JobNotFound:
             continue
-    return metrics.aggregated(samples, metrics.split_names(names), aggregations(kinds))
+    return metrics.aggregated(samples, listed(names), aggregations(kinds))
 
 
-def aggregations(text: str | None) -> list[str]:
+def aggregations(texts: list[str] | None) -> list[str]:
     """The wanted aggregations; all of them when none is named."""
-    kinds = metrics.split_names(text) or list(metrics.AGGREGATIONS)
+    kinds = [kind.lower() for kind in listed(texts) or metrics.AGGREGATIONS]
     for kind in kinds:
         if kind not in metrics.AGGREGATIONS:
             raise BadRequest(f"agg: {echo(kind)} is not acceptable, it must be of {', '.join(metrics.AGGREGATIONS)}")
@@ -118,7 +130,7 @@ async def plan(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
 @router.get("/{jobid}/metrics", responses=_ONE_JOB)
 async def job_metrics(job_id: JobId, gateway: Gateway, names: MetricNames = None) -> list[dict[str, Any]]:
     """Names or values of metrics."""
-    return metrics.listing(await gateway.job_metrics(job_id), metrics.split_names(names))
+    return metrics.listing(await gateway.job_metrics(job_id), listed(names))
 
 
 @router.get("/{jobid}/accumulators", responses=_ONE_JOB)
@@ -129,9 +141,12 @@ async def accumulators(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
 
 
 @router.get("/{jobid}/exceptions", responses=_ONE_JOB)
-async def exceptions(job_id: JobId, gateway: Gateway, max_exceptions: MaxExceptions = 20) -> dict[str, Any]:
+async def exceptions(
+    job_id: JobId, gateway: Gateway, max_exceptions: MaxExceptions = 20, labels: FailureLabels = None
+) -> dict[str, Any]:
     """Failures, newest first."""
-    return shapes.exceptions(await gateway.exception_history(job_id, max_exceptions))
+    history = await gateway.exception_history(job_id, max_exceptions)
+    return shapes.exceptions(ExceptionHistory((), False) if listed(labels) else history)
 
 
 @router.get("/{jobid}/execution-result", responses=_ONE_JOB)

@@ -6,11 +6,28 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ckpt_runtime.jobmaster.gateway import DispatcherGateway, VertexDetails, VertexNotFound
+from ckpt_runtime.jobmaster.gateway import (
+    DispatcherGateway,
+    NotFound,
+    SubtaskDetails,
+    VertexDetails,
+    VertexNotFound,
+)
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.handlers.jobs import aggregations
 from ckpt_runtime.rest.openapi import errors
-from ckpt_runtime.rest.parameters import Aggregations, Gateway, JobId, MetricNames, VertexId
+from ckpt_runtime.rest.parameters import (
+    Aggregations,
+    Attempt,
+    Gateway,
+    JobId,
+    MetricNames,
+    SelectedSubtasks,
+    SubtaskIndex,
+    VertexId,
+    listed,
+    selected_subtasks,
+)
 from ckpt_runtime.rest.shapes import jobs as shapes
 from ckpt_runtime.rest.shapes import metrics
 
@@ -71,13 +88,70 @@ async def vertex_metrics(
 ) -> list[dict[str, Any]]:
     """Names or values, prefixed by the subtask's index."""
     values = metrics.by_subtask(await gateway.vertex_metrics(job_id, vertex_id))
-    return metrics.listing(values, metrics.split_names(names))
+    return metrics.listing(values, listed(names))
 
 
+@router.get("/jm-operator-metrics", responses=_ONE_VERTEX)
+async def driver_metrics(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> list[dict[str, Any]]:
+    """Always empty: no operator has a part in the driver."""
+    await vertex_of(job_id, vertex_id, gateway)
+    return []
+
+
+# Those with a name of their own come before the index of a subtask, which would match it.
 @router.get("/subtasks/metrics", responses=_ONE_VERTEX)
 async def aggregated_metrics(
-    job_id: JobId, vertex_id: VertexId, gateway: Gateway, names: MetricNames = None, kinds: Aggregations = None
+    job_id: JobId,
+    vertex_id: VertexId,
+    gateway: Gateway,
+    names: MetricNames = None,
+    kinds: Aggregations = None,
+    subtasks: SelectedSubtasks = None,
 ) -> list[dict[str, Any]]:
     """Metrics aggregated over subtasks."""
-    samples = (await gateway.vertex_metrics(job_id, vertex_id)).values()
-    return metrics.aggregated(samples, metrics.split_names(names), aggregations(kinds))
+    is_wanted = selected_subtasks(subtasks)
+    found = await gateway.vertex_metrics(job_id, vertex_id)
+    samples = [values for index, values in found.items() if is_wanted(index)]
+    return metrics.aggregated(samples, listed(names), aggregations(kinds))
+
+
+@router.get("/subtasks/accumulators", responses=_ONE_VERTEX)
+async def subtask_accumulators(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
+    """Always without any."""
+    vertex = await vertex_of(job_id, vertex_id, gateway)
+    return {"id": vertex_id, "parallelism": vertex.parallelism, "subtasks": []}
+
+
+@router.get("/subtasks/{subtaskindex}", responses=_ONE_VERTEX)
+async def subtask(job_id: JobId, vertex_id: VertexId, index: SubtaskIndex, gateway: Gateway) -> dict[str, Any]:
+    """One subtask."""
+    return shapes.subtask(await _subtask_of(job_id, vertex_id, index, gateway), now_ms())
+
+
+@router.get("/subtasks/{subtaskindex}/attempts/{attempt}", responses=_ONE_VERTEX)
+async def attempt(
+    job_id: JobId, vertex_id: VertexId, index: SubtaskIndex, number: Attempt, gateway: Gateway
+) -> dict[str, Any]:
+    """Its present attempt; earlier ones are not kept."""
+    found = await _subtask_of(job_id, vertex_id, index, gateway)
+    if found.attempt != number:
+        raise NotFound(f"Subtask {index} of vertex {vertex_id} has no attempt {number}, only {found.attempt}")
+    return shapes.subtask(found, now_ms())
+
+
+@router.get("/subtasks/{subtaskindex}/metrics", responses=_ONE_VERTEX)
+async def subtask_metrics(
+    job_id: JobId, vertex_id: VertexId, index: SubtaskIndex, gateway: Gateway, names: MetricNames = None
+) -> list[dict[str, Any]]:
+    """Names or values of one subtask's metrics."""
+    await _subtask_of(job_id, vertex_id, index, gateway)
+    measured = (await gateway.vertex_metrics(job_id, vertex_id)).get(index, {})
+    return metrics.listing({name: metrics.number(value) for name, value in measured.items()}, listed(names))
+
+
+async def _subtask_of(job_id: str, vertex_id: str, index: int, gateway: DispatcherGateway) -> SubtaskDetails:
+    """Raises NotFound, or what the gateway raises."""
+    for found in (await vertex_of(job_id, vertex_id, gateway)).subtasks:
+        if found.index == index:
+            return found
+    raise NotFound(f"Vertex {vertex_id} has no subtask {index}")

@@ -142,7 +142,7 @@ def _task(vertex: VertexStats, stats: CheckpointStats) -> Json:
 
 def _subtask(index: int, subtask: SubtaskStats | None, stats: CheckpointStats) -> Json:
     if subtask is None or (subtask.aborted and stats.status is CheckpointStatsStatus.IN_PROGRESS):
-        return {"className": "pending_or_failed", "index": index, "status": "pending_or_failed"}
+        return {"className": "pending", "index": index, "status": "pending_or_failed"}
     values = {
         **asdict(subtask.metrics),
         "state_size": subtask.state_size,

@@ -33,6 +33,15 @@ _MEMORY = (
     "totalFlinkMemory",
     "totalProcessMemory",
 )
+_HEAP = ("heapUsed", "heapCommitted", "heapMax", "nonHeapUsed", "nonHeapCommitted", "nonHeapMax", "directCount")
+_BUFFERS = ("directUsed", "directMax", "mappedCount", "mappedUsed", "mappedMax", "memorySegmentsAvailable")
+_SEGMENTS = ("memorySegmentsTotal", "nettyShuffleMemorySegmentsAvailable", "nettyShuffleMemorySegmentsUsed")
+_SHUFFLE = (
+    "nettyShuffleMemorySegmentsTotal",
+    "nettyShuffleMemoryAvailable",
+    "nettyShuffleMemoryUsed",
+    "nettyShuffleMemoryTotal",
+)
 
 
 def _state(status: JobStatus) -> str:
@@ -81,6 +90,12 @@ def task_manager(agent: SlotOverview) -> Json:
         "hardware": {"cpuCores": agent.cpus, "physicalMemory": 0, "freeMemory": 0, "managedMemory": 0},
         "memoryConfiguration": dict.fromkeys(_MEMORY, 0),
     }
+
+
+def task_manager_details(agent: SlotOverview) -> Json:
+    """Answers ``/taskmanagers/:taskmanagerid``: a slot agent has no pools of memory."""
+    figures: Json = dict.fromkeys((*_HEAP, *_BUFFERS, *_SEGMENTS, *_SHUFFLE), 0)
+    return {**task_manager(agent), "allocatedSlots": [], "metrics": {**figures, "garbageCollectors": []}}
 
 
 def _resource(cores: int) -> Json:

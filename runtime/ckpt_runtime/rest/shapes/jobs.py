@@ -117,7 +117,7 @@ def vertex_details(vertex: VertexDetails, now_ms: int) -> Json:
         "parallelism": vertex.parallelism,
         "maxParallelism": vertex.max_parallelism,
         "now": now_ms,
-        "subtasks": [_subtask(subtask, now_ms) for subtask in vertex.subtasks],
+        "subtasks": [subtask(item, now_ms) for item in vertex.subtasks],
         "aggregated": _aggregated(vertex.subtasks, now_ms),
     }
 
@@ -140,17 +140,18 @@ def subtask_times(vertex: VertexDetails, now_ms: int) -> Json:
     }
 
 
-def _subtask(subtask: SubtaskDetails, now_ms: int) -> Json:
+def subtask(details: SubtaskDetails, now_ms: int) -> Json:
+    """Shows a subtask with its present attempt."""
     return {
-        "subtask": subtask.index,
-        "status": subtask.state.value,
-        "attempt": subtask.attempt,
-        "endpoint": subtask.endpoint,
-        **times(subtask.start_time_ms, subtask.end_time_ms, now_ms),
-        "metrics": io_metrics([subtask.measures]),
-        "taskmanager-id": subtask.slot_agent_id,
-        "status-duration": status_durations(subtask, now_ms),
-        "start_time": subtask.start_time_ms,
+        "subtask": details.index,
+        "status": details.state.value,
+        "attempt": details.attempt,
+        "endpoint": details.endpoint,
+        **times(details.start_time_ms, details.end_time_ms, now_ms),
+        "metrics": io_metrics([details.measures]),
+        "taskmanager-id": details.slot_agent_id,
+        "status-duration": status_durations(details, now_ms),
+        "start_time": details.start_time_ms,
     }
 
 
@@ -182,11 +183,18 @@ def _vertex_task_manager(agent_id: str, subtasks: Sequence[SubtaskDetails], now_
 
 
 def status_durations(subtask: SubtaskDetails, now_ms: int) -> dict[str, int]:
-    """Tells how long each entered state lasted: until the next one was entered, the present one until now."""
+    """Tells how long each entered state lasted: until the next one was entered, the present one until now.
+
+    Those that lead to RUNNING are always there, -1 when they were not entered: Flink's client fails without one.
+    """
     entered = sorted((at, state) for state, at in subtask.state_timestamps_ms.items() if at > 0)
     last_end = now_ms if subtask.end_time_ms == NOT_YET else subtask.end_time_ms
     ends = [at for at, _ in entered[1:]] + [last_end]
-    return {state.value: max(0, end - at) for (at, state), end in zip(entered, ends, strict=False)}
+    lasted = {state.value: max(0, end - at) for (at, state), end in zip(entered, ends, strict=False)}
+    return dict.fromkeys(_UP_TO_RUNNING, NOT_YET) | lasted
+
+
+_UP_TO_RUNNING = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING")
 
 
 def io_metrics(parts: Sequence[SubtaskMeasures | None]) -> Json:
@@ -219,7 +227,7 @@ def _aggregated(subtasks: Sequence[SubtaskDetails], now_ms: int) -> Json:
             for name, (figure, _) in _MEASURED.items()
         },
         "status-duration": {
-            state.value: distribution([durations.get(state.value, 0) for durations in lasted])
+            state.value: distribution([max(0, durations.get(state.value, 0)) for durations in lasted])
             for state in ExecutionState
         },
     }

@@ -10,11 +10,6 @@ Json = dict[str, Any]
 AGGREGATIONS = ("min", "max", "avg", "sum", "skew")
 
 
-def split_names(text: str | None) -> list[str] | None:
-    """Splits a comma-separated query parameter; None when it was not given."""
-    return None if text is None else [name for name in (part.strip() for part in text.split(",")) if name]
-
-
 def by_subtask(metrics: Mapping[int, Mapping[str, float]]) -> dict[str, str]:
     """Gives ``0.numRecordsIn`` and so on, as text."""
     return {f"{index}.{name}": number(value) for index, own in metrics.items() for name, value in own.items()}

@@ -62,6 +62,30 @@ def test_changes_make_copies() -> None:
     assert first == Configuration(first)
 
 
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"new": "4", "old": None}, "4"),
+        ({"old": "5", "new": "4"}, "4"),
+        ({"old": "5", "new": None}, "5"),
+        ({"old": "5"}, "5"),
+        ({"old": None}, None),
+        ({" new ": "6", "old": "5"}, "6"),
+        ({" new ": None}, None),
+    ],
+)
+def test_two_spellings_of_an_option_mean_the_same_in_any_order(changes: dict[str, str | None], wanted: str) -> None:
+    """A client that moves to the present spelling sets that and removes the older one."""
+    names = {"new": "execution.checkpointing.num-retained", "old": "state.checkpoints.num-retained"}
+    spelled = [(key.replace(key.strip(), names[key.strip()]), value) for key, value in changes.items()]
+    for given in (dict(spelled), dict(reversed(spelled))):
+        assert Configuration({names["new"]: "3"}).with_values(given).get_text(names["new"]) == wanted
+        if None not in given.values():
+            assert (
+                Configuration({key: value for key, value in given.items() if value is not None})[names["new"]] == wanted
+            )
+
+
 def test_numbers_and_truth_values_become_texts_and_nothing_else_does() -> None:
     configuration = Configuration.from_values(
         {INTERVAL.key: 1000, "execution.checkpointing.checkpoints-after-tasks-finish": True}

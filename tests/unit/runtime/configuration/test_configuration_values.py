@@ -30,6 +30,12 @@ from ckpt_runtime.configuration.state_options import StateBackendType, StateOpti
         ("1 day", 86_400_000),
         ("1500000 us", 1_500),
         ("0", 0),
+        ("PT10S", 10_000),
+        (" p1dt2h3m4.5s ", 93_784_500),
+        ("P2D", 172_800_000),
+        ("PT0,25S", 250),
+        ("PT1.S", 1_000),
+        ("PT90M", 5_400_000),
     ],
 )
 def test_durations_are_whole_milliseconds(text: str, millis: int) -> None:
@@ -37,7 +43,12 @@ def test_durations_are_whole_milliseconds(text: str, millis: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "s", "-1 s", "1.5 s", "1e3", "10 x", "1 s 2 ms", "١ s", "1 ns", "9" * 30, "1\ns", "+1s", "PT1S"]
+    "text",
+    [
+        *("", "s", "-1 s", "1.5 s", "1e3", "10 x", "1 s 2 ms", "١ s", "1 ns", "9" * 30, "1\ns", "+1s"),
+        *("P", "PT", "P1DT", "PT1", "P1Y", "P1W", "PT-1S", "-PT1S", "PT1S1M", "PT1.5M", "PT.5S", "PT0.0001S"),
+        *("P" + "9" * 18 + "D", "PT" + "9" * 30 + "S", "PT1 S", "PT١S"),
+    ],
 )
 def test_other_texts_are_no_durations(text: str) -> None:
     with pytest.raises(ValueError, match="a number with a unit"):

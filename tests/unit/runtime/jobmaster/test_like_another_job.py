@@ -45,3 +45,18 @@ def test_the_same_wish_again_is_the_same_request_whatever_became_of_the_other_jo
     assert completed_like(WISH, first) == first
     assert completed_like(replace(WISH, arguments=("--y",)), first) != first
     assert completed_like(replace(WISH, like_job=None), first) != first
+
+
+OLDER, PRESENT = "state.backend", "state.backend.type"
+
+
+def test_older_spellings_of_options_are_the_same_options() -> None:
+    """What was asked for under one stays with another program, and what is asked for now wins under either."""
+    other = replace(OTHER, configuration={OLDER: "rocksdb"})
+    now = OwnConfiguration(Configuration({OLDER: "rocksdb", "by-the-program": "4"}))
+    wish = replace(WISH, pipeline_id="new")
+    assert like(wish, other, now).configuration == {PRESENT: "rocksdb"}
+    for spelling in (OLDER, PRESENT, f" {OLDER} "):
+        found = like(replace(wish, configuration={spelling: "hashmap"}), other, now)
+        assert Configuration(found.configuration).to_dict() == {PRESENT: "hashmap"}
+        assert completed_like(replace(wish, configuration={spelling: "hashmap"}), found) == found

@@ -58,7 +58,7 @@ def test_unknown_jobs_are_404_everywhere(send: Send, gateway: FakeGateway, metho
     ("method", "path"),
     [
         ("GET", "/"), ("GET", ""), ("GET", "/nosuch"), ("GET", "/v1"), ("GET", "/v1/"), ("GET", "/v1/v1/overview"),
-        ("GET", "/jobs/"), ("POST", "/overview"), ("HEAD", "/overview"), ("OPTIONS", "/jobs"), ("BREW", "/jobs"),
+        ("GET", "/jobs//x"), ("POST", "/overview"), ("HEAD", "/overview"), ("OPTIONS", "/jobs"), ("BREW", "/jobs"),
         ("PUT", f"/jobs/{JOB}/config"), ("DELETE", f"/jobs/{JOB}"), ("GET", "/jars/upload/../../etc/passwd"),
         ("GET", "/docs"), ("GET", f"/jobs/{JOB}/yarn-cancel"), ("GET", "/jobs/%2e%2e/overview"),
     ],

@@ -13,11 +13,13 @@ import pytest
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway as g
-from tests.unit.runtime.rest.conftest import JOB, send_to
+from tests.unit.runtime.rest.conftest import JOB, Send, send_to
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway, Operation
 
 PAGE = Path(__file__).parents[4] / "docs" / "rest.md"
-CONTRACT = json.loads((Path(__file__).parents[3] / "data" / "flink_rest_contract.json").read_text())
+DATA = Path(__file__).parents[3] / "data"
+RECORDED = ("flink_rest_contract.json", "flink_vertex_contract.json")
+CONTRACT = [exchange for name in RECORDED for exchange in json.loads((DATA / name).read_text())]
 RECORDED_VERTICES = (
     "f362c87ffabe89c8a91fa7d0a523ba6c",
     "b71731f1c0df9c3076c4a455334d0ad6",
@@ -63,6 +65,7 @@ DIFFERENCES: dict[str, tuple[int, str]] = {
     "resource requirements of a finished job (default)": (409, REQUIREMENTS_OF_NONE),
     "resource requirements GET (default scheduler)": (200, "`/resource-requirements`"),
     "resource requirements PUT (default scheduler)": (200, "`/resource-requirements`"),
+    "aggregated, malformed subtasks": (400, "malformed `subtasks` of a vertex's aggregated metrics"),
     "legacy GET yarn-cancel": (404, "`GET /jobs/:jobid/yarn-cancel`"),
 }
 NOT_SERVED = {
@@ -182,6 +185,45 @@ def test_recorded_exchange(exchange: dict[str, Any]) -> None:
     if response.status_code == exchange["status"]:
         recorded, ours = shape(exchange["response_body"]), shape(response.json())
         assert missing(recorded, ours) == []
+
+
+def test_subtasks_are_told_apart_by_the_names_that_flinks_client_knows() -> None:
+    exchange = next(item for item in CONTRACT if "have not acknowledged" in item["name"])
+    answer = send_to(prepared(exchange))("GET", exchange["path"].replace(RECORDED_VERTICES[1], VERTICES[1])).json()
+    names = {(item["className"], item["status"]) for item in answer["subtasks"]}
+    assert names == {(item["className"], item["status"]) for item in exchange["response_body"]["subtasks"]}
+
+
+@pytest.mark.parametrize("path", ["//overview", "/overview//", "//v1/overview/", "/jars/", "/v1/jobs/"])
+def test_slashes_around_a_path_do_not_matter(send: Send, path: str) -> None:
+    """They come of addresses that clients put together, and Flink serves them."""
+    assert send("GET", f"http://localhost{path}").json() == send("GET", path.strip("/")).json()
+    wrong = send("GET", f"http://localhost{path}no/such/").json()
+    assert wrong == {"errors": [f"Not found: {path}no/such/"]}
+
+
+def test_what_a_query_selects_is_all_that_counts(send: Send, gateway: FakeGateway) -> None:
+    """Flink's parameters, each of which may come again and again."""
+    other = gateway.add_job("1" * 32)
+    uptime = "/jobs/metrics?get=uptime&get=numberOfCompletedCheckpoints&agg=MAX&agg=sum"
+    (all_jobs, completed), (one, _) = send("GET", uptime).json(), send("GET", f"{uptime}&jobs={JOB.upper()}").json()
+    assert set(completed) == {"id", "max", "sum"}
+    assert (all_jobs["sum"], one["sum"]) == (2 * one["max"], one["max"])
+    assert send("GET", f"{uptime}&jobs={'0' * 32}").json() == []
+    assert send("GET", f"{uptime}&jobs={JOB},x").json()["errors"][0].startswith("jobs: 'x' is not acceptable")
+    rows = f"/jobs/{JOB}/vertices/{VERTICES[1]}/subtasks/metrics?get=numRecordsIn&agg=sum&subtasks="
+    sums = [send("GET", f"{rows}{wanted}").json() for wanted in ("0-1", "0", "1&subtasks=0", "7,1-1", "5-9")]
+    whole, first, both, second, none = [answer[0]["sum"] if answer else 0 for answer in sums]
+    assert whole == both == first + second
+    assert first > 0
+    assert none == 0
+    for wrong in ("x", "1-", "-1", "1-2-3", "٣"):
+        assert send("GET", f"{rows}{wrong}").json()["errors"][0].startswith("subtasks: ")
+    other.exceptions = [g.ExceptionEntry(CAUSE, gateway.now)]
+    failures = f"/jobs/{'1' * 32}/exceptions"
+    shown = [send("GET", failures + query).json()["exceptionHistory"]["entries"] for query in
+             ("", "?failureLabelFilter=", "?failureLabelFilter=type:user")]  # fmt: skip
+    assert [len(entries) for entries in shown] == [1, 1, 0]
 
 
 def test_failed_operations_carry_bytes_that_flinks_command_line_can_read() -> None:

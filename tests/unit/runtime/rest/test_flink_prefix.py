@@ -104,10 +104,21 @@ def test_without_one_there_is_nothing(send: Send) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["jobmanager/environment", "jobmanager/log", "jobmanager/thread-dump", "taskmanagers/x/logs", "jobmanager/metrics"],
+    [
+        *("jobmanager/environment", "jobmanager/log", "jobmanager/thread-dump"),
+        *("taskmanagers/x/logs", "taskmanagers/x/metrics"),
+    ],
 )
 def test_what_only_the_dashboard_asks_for_is_answered_there_alone(served: Send, path: str) -> None:
     cookie = cookie_of(served)
     assert served("GET", f"/flink/{path}", headers=cookie).status_code == 200
     assert served("GET", f"/{path}", headers=cookie).json() == {"errors": [f"Not found: /{path}"]}
     assert served("GET", "/flink/taskmanagers/nosuch", headers=cookie).status_code == 404
+
+
+def test_metrics_of_a_jvm_are_zero_for_the_dashboard_alone(served: Send) -> None:
+    cookie, query = cookie_of(served), "jobmanager/metrics?get=taskSlotsTotal,Status.JVM.Memory.Heap.Max"
+    slots = {"id": "taskSlotsTotal", "value": "8"}
+    heap = {"id": "Status.JVM.Memory.Heap.Max", "value": "0"}
+    assert served("GET", f"/flink/{query}", headers=cookie).json() == [slots, heap]
+    assert served("GET", f"/{query}", headers=cookie).json() == [slots]

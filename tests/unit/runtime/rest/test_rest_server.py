@@ -89,7 +89,7 @@ def test_a_taken_port_is_an_os_error() -> None:
         b"GET /jobs/%ff%fe HTTP/1.1",
         b"GET /%00 HTTP/1.1",
         b"nonsense",
-        b"GET //jobs HTTP/1.1",
+        b"GET /jobs//x HTTP/1.1",
     ],
 )
 def test_bytes_that_are_no_clean_request_are_4xx(line: bytes) -> None:

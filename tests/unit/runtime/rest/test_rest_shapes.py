@@ -148,7 +148,8 @@ def test_every_measure_of_a_subtask_is_shown(send: Send, gateway: FakeGateway) -
 def test_durations_of_states() -> None:
     times = {ExecutionState.CREATED: 10, ExecutionState.RUNNING: 25, ExecutionState.DEPLOYING: 15}
     subtask = SubtaskDetails(0, 0, ExecutionState.RUNNING, "h:1", "a", 15, -1, times)
-    assert jobs.status_durations(subtask, 100) == {"CREATED": 5, "DEPLOYING": 10, "RUNNING": 75}
+    lasted = {"CREATED": 5, "DEPLOYING": 10, "RUNNING": 75}
+    assert jobs.status_durations(subtask, 100) == {"SCHEDULED": -1, "INITIALIZING": -1, **lasted}
 
 
 def test_a_vertex_has_the_durations_of_all_states(send: Send) -> None:
