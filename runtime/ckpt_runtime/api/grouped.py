@@ -100,6 +100,12 @@ class GroupedStream(NamesOfPySpark):
     ) -> Stream:
         """As :meth:`transformWithState`, for a processor that gets and gives pandas frames.
 
+        :param statefulProcessor: an instance of a subclass.
+        :param outputStructType: the schema of the frames that it gives: Arrow, DDL or ``StructType``.
+        :param outputMode: ``Append`` or ``Update``.
+        :param timeMode: ``None``, ``ProcessingTime`` or ``EventTime``: which timers it may register.
+        :param initialState: has to be left out: start from a savepoint.
+        :param eventTimeColumnName: has to be left out: call ``withWatermark`` behind it.
         :raises PlanError: as :meth:`transformWithState`, and without pandas.
         """
         if find_spec("pandas") is None:
