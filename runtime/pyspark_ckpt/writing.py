@@ -1,7 +1,8 @@
 """The writer of the data source: a new savepoint with the rows of a DataFrame as one state.
 
 Tasks write parts, in whatever way rows are spread over them; the commit on the driver takes over what the base holds
-and publishes. What fails or is aborted leaves nothing behind.
+and publishes. What fails or is aborted leaves nothing behind, but for a savepoint of which it is unknown whether it is
+there: storage has not answered.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_MAX_PARALLELISM
-from ckpt_runtime.snapshots.authoring import NewState, check_base, discard, open_write, publish_savepoint, write_part
+from ckpt_runtime.snapshots.authoring import NewState, check_base, give_up, open_write, publish_savepoint, write_part
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.new_files import check_outside
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
@@ -115,4 +116,4 @@ class StateDataWriter(DataSourceArrowWriter):
         publish_savepoint(resolve(self._target), self.prefix, self._state, parts, base, now_ms)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        discard(resolve(self._target), self.prefix)
+        give_up(resolve(self._target), self.prefix)

@@ -20,7 +20,7 @@ from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import blocks
 from tests.support.golden import DIRECTORY, KINDS, SOURCES, expected, in_order, restored, whole_output
-from tests.support.object_store import ObjectStore
+from tests.support.object_store import ObjectStore, keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -235,6 +235,13 @@ def test_state_in_an_object_store(spark: SparkSession, store: ObjectStore) -> No
     assert rows_of("kept", "seen", target) == [
         row for row in rows_of("kept", "seen", database) if row["key.source"] != 5
     ]
+    lost = f"{bucket}/lost"
+    with (
+        store.failing(lambda method, path: method == "PUT" and path.endswith("/lost/_metadata")),
+        pytest.raises(PySparkException, match="it is unknown whether .* its files stay: if it is there"),
+    ):
+        write(seen, lost, "kept", "seen", base=source)
+    assert len(keys(lost)) > 1, "Spark aborts, and the savepoint may come yet"
 
 
 def test_a_damaged_snapshot_gives_no_rows(spark: SparkSession, tmp_path: Path) -> None:

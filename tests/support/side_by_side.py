@@ -17,18 +17,19 @@ from pyspark.sql import DataFrame, SparkSession
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES
-from tests.support.pipelines import side_processors
+from tests.support.pipelines import side_processors, unusual_processors
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 Rows = list[dict[str, Any]]
 
-cloudpickle.register_pickle_by_value(side_processors)
+for module in (side_processors, unusual_processors):
+    cloudpickle.register_pickle_by_value(module)
 
 
 @dataclass
 class Case:
-    """A processor of ``side_processors`` and how it is used; ``watermark`` is column and delay.
+    """A processor and how it is used; ``watermark`` is column and delay, ``in_pandas`` for processors of frames.
 
     ``encoding`` is Spark's of its states: schemas evolve with ``avro`` only, which has not all types.
     """
@@ -42,6 +43,7 @@ class Case:
     watermark: tuple[str, str] | None = None
     second: str = ""
     encoding: str = "unsaferow"
+    in_pandas: bool = False
     configuration: dict[str, str] = field(default_factory=dict)
 
     def described(self, **more: str) -> str:
@@ -70,8 +72,10 @@ def in_spark(spark: SparkSession, case: Case, directory: Path, *, first: int = 0
     if case.watermark is not None:
         stream = stream.withWatermark(*case.watermark)
     for name in filter(None, (case.processor, case.second)):
-        processor = getattr(side_processors, name)()
-        stream = stream.groupBy(*case.keys).transformWithState(processor, case.schema, case.mode, case.time_mode)
+        processor = getattr(side_processors, name, None) or getattr(unusual_processors, name)
+        grouped = stream.groupBy(*case.keys)
+        transform = grouped.transformWithStateInPandas if case.in_pandas else grouped.transformWithState
+        stream = transform(processor(), case.schema, case.mode, case.time_mode)
     seen: list[Rows] = []
 
     def collect(frame: DataFrame, _batch: int) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from ckpt_runtime.api import functions, pyspark_names
@@ -85,20 +86,58 @@ class GroupedStream(NamesOfPySpark):
         :raises PlanError: wrong modes, event time without a watermark, an object that is no processor; also for
             ``initialState`` (start from a savepoint) and ``eventTimeColumnName`` (call ``withWatermark`` behind it).
         """
-        missing = [method for method in _PROCESSOR_METHODS if not callable(getattr(statefulProcessor, method, None))]
-        if isinstance(statefulProcessor, type) or missing:
+        unsupported = (initialState, eventTimeColumnName)
+        return self._processed(statefulProcessor, outputStructType, outputMode, timeMode, unsupported, in_pandas=False)
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: Any,
+        outputStructType: Any,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any = None,
+        eventTimeColumnName: str = "",
+    ) -> Stream:
+        """As :meth:`transformWithState`, for a processor that gets and gives pandas frames.
+
+        :param statefulProcessor: an instance of a subclass.
+        :param outputStructType: the schema of the frames that it gives: Arrow, DDL or ``StructType``.
+        :param outputMode: ``Append`` or ``Update``.
+        :param timeMode: ``None``, ``ProcessingTime`` or ``EventTime``: which timers it may register.
+        :param initialState: has to be left out: start from a savepoint.
+        :param eventTimeColumnName: has to be left out: call ``withWatermark`` behind it.
+        :raises PlanError: as :meth:`transformWithState`, and without pandas.
+        """
+        if find_spec("pandas") is None:
+            raise PlanError("transformWithStateInPandas", "pandas is not installed: install pandas 2.2 or later")
+        unsupported = (initialState, eventTimeColumnName)
+        return self._processed(statefulProcessor, outputStructType, outputMode, timeMode, unsupported, in_pandas=True)
+
+    def _processed(
+        self,
+        processor: Any,
+        schema: Any,
+        mode: str,
+        time: str,
+        unsupported: tuple[Any, str],
+        *,
+        in_pandas: bool,
+    ) -> Stream:
+        initial_state, event_time_name = unsupported
+        missing = [method for method in _PROCESSOR_METHODS if not callable(getattr(processor, method, None))]
+        if isinstance(processor, type) or missing:
             raise PlanError("statefulProcessor", "expected an instance of a StatefulProcessor subclass")
-        if initialState is not None:
+        if initial_state is not None:
             raise PlanError("initialState", "not supported; start the job from a savepoint that holds the state")
-        output = to_arrow_schema(outputStructType, "outputStructType")
-        time_mode = chosen("timeMode", timeMode, _TIME_MODES)
+        output = to_arrow_schema(schema, "outputStructType")
+        time_mode = chosen("timeMode", time, _TIME_MODES)
         if time_mode == "EventTime" and not _has_watermark(self._stream.inputs):
             raise PlanError("timeMode", "EventTime needs .withWatermark(column, delay) before groupBy")
-        if eventTimeColumnName:
+        if event_time_name:
             raise PlanError("eventTimeColumnName", "call .withWatermark(column, delay) on the result instead")
         event_time = event_time_column(self._stream.inputs) if time_mode == "EventTime" else None
-        output_mode = chosen("outputMode", outputMode, _OUTPUT_MODES)
-        spec = ProcessSpec(self._keys, statefulProcessor, output, output_mode, time_mode, event_time)
+        output_mode = chosen("outputMode", mode, _OUTPUT_MODES)
+        spec = ProcessSpec(self._keys, processor, output, output_mode, time_mode, event_time, in_pandas)
         return self._stream.apply(spec, output)
 
 

@@ -24,7 +24,7 @@ STREAM: Mapping[str, str] = {
 GROUPED: Mapping[str, str] = {
     **dict.fromkeys(("sum", "min", "max", "avg", "mean"), "call agg(...) with the functions of ckpt_runtime.api"),
     **dict.fromkeys(
-        ("transformWithStateInPandas", "applyInPandasWithState", "applyInPandas", "applyInArrow"),
+        ("applyInPandasWithState", "applyInPandas", "applyInArrow"),
         "call transformWithState(...)",
     ),
 }

@@ -30,6 +30,8 @@ _MESSAGES = "messages"
 _QUEUED_BATCHES = 4
 _CHECK_SECONDS = 0.2
 _ABANDON_SECONDS = 10.0
+_LOOK_EVERY_MS = 500
+"""How soon a ``write`` that fails is seen to have failed when neither rows nor a barrier come."""
 
 
 class _Abandoned(Exception):
@@ -58,13 +60,13 @@ class _Epoch:
         Once ``write`` has returned, further rows of the epoch are dropped, as in Spark.
         """
         self._put(batch)
-        self._raise_error()
+        self.raise_error()
 
     def complete(self) -> Any:
         """Ends the rows and returns the message of ``write``; raises what it raised."""
         self._put(None)
         self._thread.join()
-        self._raise_error()
+        self.raise_error()
         return self._message
 
     def abandon(self) -> Any:
@@ -82,6 +84,11 @@ class _Epoch:
         self._thread.join(_ABANDON_SECONDS)
         return self._message
 
+    def raise_error(self) -> None:
+        """Raises what ``write`` has raised so far."""
+        if self._error is not None:
+            raise self._error
+
     def _put(self, item: pa.RecordBatch | None) -> None:
         while self._thread.is_alive():
             try:
@@ -90,10 +97,6 @@ class _Epoch:
                 return
             except queue.Full:
                 continue
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     def _run(self) -> None:
         try:
@@ -140,7 +143,17 @@ class StreamWriterOperator(Operator):
                 self._values = values_of(self._source, writer)
             self._schema = batch.schema
             self._epoch = _Epoch(writer, batch.schema, self.context)
+            self._look_later()
         self._epoch.feed(batch)
+
+    def on_processing_time(self, now_ms: int) -> None:
+        """A failure shows without rows and barriers, which may be hours away."""
+        if self._epoch is not None:
+            self._epoch.raise_error()
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self.context.set_timer(self.context.now_ms() + _LOOK_EVERY_MS)
 
     def process_watermark(self, timestamp_ms: int) -> None:
         """Rows behind it are committables, which have no event time."""

@@ -82,7 +82,8 @@ class AggregateSpec:
 class ProcessSpec:
     """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; time: None, ProcessingTime, EventTime.
 
-    ``event_time_column`` is the timestamp by which late rows are dropped; None keeps all rows.
+    ``event_time_column`` is the timestamp by which late rows are dropped; None keeps all rows. ``in_pandas``: it gets
+    and gives frames, not rows.
     """
 
     keys: tuple[str, ...]
@@ -91,6 +92,7 @@ class ProcessSpec:
     output_mode: str = "Append"
     time_mode: str = "None"
     event_time_column: str | None = None
+    in_pandas: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class RowGroups:
         prefetch(ids)
         if len(ids) == len(numbers):
             return self._single(ids, batch)
-        batch, sizes = _adjacent(batch, numbers, len(ids))
+        batch, sizes = adjacent(batch, numbers, len(ids))
         return self._several(ids, sizes.tolist(), batch)
 
     def together(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int]] | None:
@@ -56,7 +56,7 @@ class RowGroups:
         ids, numbers = self._numbered(batch)
         if len(ids) == len(numbers):
             return None
-        batch, sizes = _adjacent(batch, numbers, len(ids))
+        batch, sizes = adjacent(batch, numbers, len(ids))
         ends: list[int] = np.cumsum(sizes).tolist()
         return batch, ends
 
@@ -91,7 +91,7 @@ class RowGroups:
             yield key, [next(rows)] if size == 1 else list(islice(rows, size))
 
 
-def _adjacent(batch: pa.RecordBatch, numbers: list[int], groups: int) -> tuple[pa.RecordBatch, columns.AnyArray]:
+def adjacent(batch: pa.RecordBatch, numbers: list[int], groups: int) -> tuple[pa.RecordBatch, columns.AnyArray]:
     """The batch ordered by the group of each row, and the sizes of the groups."""
     group_of_row = np.array(numbers, dtype=np.int32)
     if (group_of_row[1:] < group_of_row[:-1]).any():

@@ -1,6 +1,6 @@
-"""Hosts a PySpark ``StatefulProcessor`` in row mode, without a JVM.
+"""Hosts a PySpark ``StatefulProcessor``, of rows or of pandas frames, without a JVM.
 
-As in Spark: one ``handleInputRows`` call per key and trigger with Rows that carry all columns; then the timers that
+As in Spark: one ``handleInputRows`` call per key and trigger with all columns of its rows; then the timers that
 are due, ascending, still listed during their callback, whose key is a Row; ``init`` before and ``close`` after
 everything. What a trigger covers is an option: an input buffer (the default), all rows between two checkpoints, or all
 rows of an interval. Other than in Spark: ``init`` runs once per attempt, keys come in order of appearance, and what
@@ -24,6 +24,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators.errors import OperatorError, ProcessorUsageError, UserFunctionError
+from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
 from ckpt_runtime.operators.gathered_rows import STATE as GATHERED
 from ckpt_runtime.operators.gathered_rows import GatheredRows
 from ckpt_runtime.operators.late_rows import LateRows
@@ -61,7 +62,10 @@ class StatefulProcessorOperator(Operator):
         self.requires_final_checkpoint = getattr(self._processor, "requires_final_checkpoint", False) is True
         self._cursor = KeyCursor()
         self._handle: HostedHandle | None = None
-        self._groups = RowGroups(spec.keys)
+        self._frames = FrameGroups(spec.keys) if spec.in_pandas else None
+        self._groups = self._frames or RowGroups(spec.keys)
+        # A frame holds many rows, so it is taken apart at once.
+        self._most_pending = 1 if spec.in_pandas else PENDING_ROWS
         self._key_class = row_class(spec.keys)
         self._pending: list[Any] = []
         self._watermark = 0
@@ -81,7 +85,8 @@ class StatefulProcessorOperator(Operator):
         if context.keyed_state is None:
             raise OperatorError(f"operator {context.uid!r} hosts a StatefulProcessor but has no keyed state")
         self._backend = context.keyed_state
-        self._results = RowsToBatch(context.uid, self._spec.output_schema)
+        new_results = FramesToBatch if self._spec.in_pandas else RowsToBatch
+        self._results: FramesToBatch | RowsToBatch = new_results(context.uid, self._spec.output_schema)
         self._watermark = self._watermark_to_keep = min(context.operator_state.restored(WATERMARK), default=0)
         configuration = Configuration(context.configuration)
         self._trigger = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER)
@@ -175,21 +180,22 @@ class StatefulProcessorOperator(Operator):
             self.context.set_timer(self._due_ms)
 
     def _handle_rows(self, batch: pa.RecordBatch, timer_values: TimerValues) -> None:
-        cursor, pending = self._cursor, self._pending
+        cursor, pending, frames = self._cursor, self._pending, self._frames
         handle_input_rows: Callable[..., Any] = self._processor.handleInputRows
         key: Key | None = None
         try:
             with running(self._task):
                 for key, rows in self._groups.of(batch, self._backend.prefetch):
                     cursor.key = key
-                    result = handle_input_rows(key, iter(rows), timer_values)
+                    given = key if frames is None else frames.given(key)
+                    result = handle_input_rows(given, iter(rows), timer_values)
                     try:
                         results = iter(result)
                     except TypeError:
                         raise self._not_iterable("handleInputRows", result) from None
                     # At once: a generator runs user code, which has to see its own key.
                     pending.extend(results)
-                    if len(pending) >= PENDING_ROWS:
+                    if len(pending) >= self._most_pending:
                         self._collect_pending()
         except Exception as error:
             error.add_note(f"in handleInputRows of operator {self.context.uid!r}, key {key!r}")
@@ -199,9 +205,10 @@ class StatefulProcessorOperator(Operator):
         self._collect_pending()
 
     def _not_iterable(self, method: str, result: Any) -> UserFunctionError:
+        wanted = "pyspark.sql.Row" if self._frames is None else "pandas.DataFrame"
         return UserFunctionError(
             f"{method} of operator {self.context.uid!r} returned {type(result).__name__}, "
-            "it must return an iterator of pyspark.sql.Row"
+            f"it must return an iterator of {wanted}"
         )
 
     def _collect_pending(self) -> None:

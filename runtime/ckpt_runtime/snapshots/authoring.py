@@ -6,6 +6,8 @@ overlap, and publishes ``_metadata``. Only then there is a savepoint.
 
 A file says that the write is open, and is the first that goes when it ends. A part that is written later, by a task
 that nobody waits for any more, sees that it is gone and takes itself back: so nothing stays, however late it comes.
+Another file says how the write ends, and is created once: who publishes and who gives up cannot both have their way. A
+write whose metadata may be there, because storage has not answered, is never given up: its files stay.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from heapq import merge
 from itertools import groupby, pairwise
@@ -45,7 +47,13 @@ from ckpt_runtime.state.errors import StateValueError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, TIME, USER_KEY_PREFIX
 from ckpt_runtime.state.values import without_signs
-from ckpt_runtime.storage.errors import InvalidLocationError, StorageError
+from ckpt_runtime.storage.errors import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    InvalidLocationError,
+    NotFoundError,
+    StorageError,
+)
 from ckpt_runtime.storage.filesystem import (
     Location,
     delete_empty_directory,
@@ -53,6 +61,7 @@ from ckpt_runtime.storage.filesystem import (
     exists,
     list_names,
     make_directory,
+    read_beginning,
 )
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
@@ -65,6 +74,7 @@ _UNIQUE: dict[str, tuple[str, ...]] = {
 }
 """Of which columns there may not be two equal rows, by the beginnings of their names."""
 _FIRST_CHECKPOINT = 1
+_PUBLISHED, _GIVEN_UP = b"published", b"given up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,20 @@ def _open_mark(target: Location, prefix: str) -> Location:
     return target.child(f"{prefix}open")
 
 
+def _ends(target: Location, prefix: str, how: bytes) -> bool:
+    """Whether the write ends so: as it is said first."""
+    mark = _end_mark(target, prefix)
+    try:
+        publish(mark, how)
+    except AlreadyExistsError:
+        return read_beginning(mark, len(how) + 1) == how
+    return True
+
+
+def _end_mark(target: Location, prefix: str) -> Location:
+    return target.child(f"{prefix}end")
+
+
 def write_part(target: Location, prefix: str, state: NewState, rows: pa.Table) -> CanonicalKeyedStateHandle | None:
     """Writes some rows of a state, in any order but that of the elements of a list; None when there are none.
 
@@ -124,12 +148,15 @@ def write_part(target: Location, prefix: str, state: NewState, rows: pa.Table) -
 
 def _check_open(target: Location, prefix: str, files: UnsharedFiles) -> None:
     """Looked for behind the files: who ends the write deletes the mark first, then what it finds."""
-    if exists(_open_mark(target, prefix)):
-        return
+    if not exists(_open_mark(target, prefix)):
+        _take_back(target, files)
+        raise StorageError(f"a part of {target.url} came too late: the write has ended", target.url)
+
+
+def _take_back(target: Location, files: UnsharedFiles) -> None:
     for file in files.finished:
         delete_file(target.child(file.path))
     delete_empty_directory(target)
-    raise StorageError(f"a part of {target.url} came too late: the write has ended", target.url)
 
 
 def check_unique(state: NewState, rows: pa.Table) -> None:
@@ -170,7 +197,8 @@ def publish_savepoint(
     """Publishes the savepoint of these parts and of everything else in ``base``; returns its URL.
 
     The elements of a list come in the order of ``parts``. Raises :class:`StateValueError` for a key that is in two of
-    them, and :class:`AlreadyExistsError` when another writer was first.
+    them, :class:`AlreadyExistsError` when another writer was first, :class:`AmbiguousWriteError` when it is unknown
+    whether the savepoint is there, and :class:`StorageError` for a write that was given up.
     """
     files = UnsharedFiles(target, prefix)
     vertices = base.metadata.vertices if base else ()
@@ -196,8 +224,30 @@ def publish_savepoint(
         finished=base.metadata.finished if base else frozenset(),
         edges=base.metadata.edges if base else (),
     )
-    discard(target, prefix, _referred_to(states))
-    return write_metadata(target, metadata.to_json())
+    _publish(target, prefix, metadata, files)
+    return target.url
+
+
+def _publish(target: Location, prefix: str, metadata: CompletedCheckpoint, files: UnsharedFiles) -> None:
+    end = _end_mark(target, prefix)
+    published = _ends(target, prefix, _PUBLISHED)
+    # Who has given the write up, and has deleted all files since, has deleted the mark of the open write, too.
+    if not published or not exists(_open_mark(target, prefix)):
+        if published:
+            delete_file(end)
+        _take_back(target, files)
+        raise StorageError(f"{target.url} cannot be published: the write was given up", target.url)
+    discard(target, prefix, {*_referred_to(metadata.states), end.name})
+    try:
+        write_metadata(target, metadata.to_json())
+    except AmbiguousWriteError as error:
+        message = f"{error}; its files stay: if it is there the savepoint is complete, otherwise delete the directory"
+        raise AmbiguousWriteError(message, target.url, error) from error
+    except StorageError:
+        delete_file(end)
+        raise
+    with suppress(StorageError):
+        delete_file(end)
 
 
 def check_base(base: Snapshot, uid: str) -> None:
@@ -208,6 +258,16 @@ def check_base(base: Snapshot, uid: str) -> None:
     finished = {vertex for vertex, _ in base.metadata.finished}
     if any(vertex.id in finished for vertex in base.metadata.vertices if uid in vertex.operator_uids):
         raise InvalidLocationError(f"operator {uid!r} had finished in {url}: it has no state any more", url)
+
+
+def give_up(target: Location, prefix: str) -> None:
+    """Ends a write that failed: deletes its files, unless a savepoint that has them is there or may be there.
+
+    It may be when the write was about to be published, and nobody has heard how that went.
+    """
+    with suppress(NotFoundError):
+        if _ends(target, prefix, _GIVEN_UP) or has_metadata(target):
+            discard(target, prefix)
 
 
 def discard(target: Location, prefix: str, but: Collection[str] | None = None) -> None:

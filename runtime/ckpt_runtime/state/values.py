@@ -27,6 +27,7 @@ Coercer = Callable[[Any], Any]
 Converter = Callable[[Any], Any] | None
 
 NAN = float("nan")
+_NOT_A_TIME = np.datetime64("NaT")
 
 
 def row_coercer(state: str, schema: pa.Schema) -> Callable[[Any], tuple[Any, ...]]:
@@ -126,7 +127,8 @@ def _plain_scalar(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dt.datetime) and hasattr(value, "to_pydatetime"):
-        return value.to_pydatetime()
+        # NaT calls itself a datetime, and is none: nothing that is stored could give it back.
+        return value.to_pydatetime() if value == value else _NOT_A_TIME
     if isinstance(value, dt.timedelta) and hasattr(value, "to_pytimedelta"):
         return value.to_pytimedelta()
     return value

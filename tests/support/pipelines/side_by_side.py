@@ -1,17 +1,18 @@
-"""Runs a processor of ``side_processors`` on the batches of a directory."""
+"""Runs a processor of ``side_processors`` or ``unusual_processors`` on the batches of a directory."""
 
 from __future__ import annotations
 
 import json
 
 import side_processors
+import unusual_processors
 from batches import Batches
 
 from ckpt_runtime.api import StreamSession
 
 
 def pipeline(session: StreamSession, case: str) -> None:
-    """``case`` is JSON: processor, source, output, keys, schema, mode, time_mode, watermark and second.
+    """``case`` is JSON: processor, source, output, keys, schema, mode, time_mode, watermark, second and in_pandas.
 
     ``second`` names a processor behind the first one, with the same keys and schema.
     """
@@ -21,9 +22,8 @@ def pipeline(session: StreamSession, case: str) -> None:
         stream = stream.withWatermark(*given["watermark"]).uid("watermark")
     for uid in filter(None, ("processor", given["second"])):
         name = given["processor"] if uid == "processor" else uid
-        processor = getattr(side_processors, name)()
-        stream = stream.groupBy(*given["keys"]).transformWithState(
-            processor, given["schema"], given["mode"], given["time_mode"]
-        )
-        stream = stream.uid(uid)
+        processor = getattr(side_processors, name, None) or getattr(unusual_processors, name)
+        grouped = stream.groupBy(*given["keys"])
+        transform = grouped.transformWithStateInPandas if given["in_pandas"] else grouped.transformWithState
+        stream = transform(processor(), given["schema"], given["mode"], given["time_mode"]).uid(uid)
     stream.writeStream.format("parquet").uid("sink").start(given["output"])

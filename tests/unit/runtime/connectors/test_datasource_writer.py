@@ -198,6 +198,32 @@ def test_an_error_in_write_ends_a_waiting_feeder(tmp_path: Path) -> None:
             sink.writers[0].process_batch(rows(0), 0)
 
 
+def test_an_error_in_write_shows_without_further_rows_and_barriers(tmp_path: Path) -> None:
+    asked: list[int] = []
+    writer = StreamWriterOperator(SinkSpec(Files, {"directory": str(tmp_path), "failAt": "3"}))
+    opened(writer, context(uid="out", now_ms=lambda: 7, set_timer=asked.append))
+    writer.process_batch(rows(3), 0)
+    failing = next(thread for thread in threading.enumerate() if thread.name == "write out")
+    failing.join(60)
+    [at] = asked
+    with pytest.raises(ValueError, match="cannot write 3"):
+        writer.on_processing_time(at)
+
+
+def test_a_write_is_looked_at_as_long_as_it_goes_on(tmp_path: Path) -> None:
+    asked: list[int] = []
+    writer = StreamWriterOperator(SinkSpec(Files, {"directory": str(tmp_path)}))
+    opened(writer, context(uid="out", set_timer=asked.append))
+    for n in range(3):
+        writer.process_batch(rows(n), 0)
+    assert len(asked) == 1
+    writer.on_processing_time(asked[-1])
+    assert len(asked) == 2
+    writer.prepare_snapshot(1)
+    writer.on_processing_time(asked[-1])
+    assert len(asked) == 2
+
+
 def test_closing_in_the_middle_leaves_no_thread(tmp_path: Path) -> None:
     sink = Sink(tmp_path)
     sink.writers[0].process_batch(rows(1), 0)

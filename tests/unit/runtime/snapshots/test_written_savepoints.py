@@ -10,15 +10,17 @@ import pytest
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.authoring import NewState, check_base, discard, open_write, publish_savepoint, write_part
+from ckpt_runtime.snapshots import authoring
+from ckpt_runtime.snapshots.authoring import NewState, check_base, give_up, open_write, publish_savepoint, write_part
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.state.canonical.writer import CanonicalWriter
 from ckpt_runtime.state.errors import StateValueError
-from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, StorageError
+from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import Location, exists, list_names, make_directory, resolve
 from ckpt_runtime.storage.publish import publish
+from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from tests.support.golden import DIRECTORY, placed
 from tests.support.written_states import PREFIX, content, new_state, table, write
 
@@ -197,12 +199,13 @@ def test_what_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     state = new_state()
     open_write(target, PREFIX)
     write_part(target, PREFIX, state, table(state, [(1, 1)]))
-    discard(target, PREFIX)
+    give_up(target, PREFIX)
     assert not (tmp_path / "new").exists()
-    discard(target, PREFIX)
+    give_up(target, PREFIX)
+    assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("end", ["publish", "discard"])
+@pytest.mark.parametrize("end", ["publish", "give up"])
 @pytest.mark.parametrize("moment", ["before the files", "behind the files"])
 def test_a_part_that_comes_too_late_takes_itself_back(
     base: Location, monkeypatch: pytest.MonkeyPatch, end: str, moment: str
@@ -215,8 +218,8 @@ def test_a_part_that_comes_too_late_takes_itself_back(
     write_table = CanonicalWriter.write_table
 
     def end_write() -> None:
-        if end == "discard":
-            discard(target, PREFIX)
+        if end == "give up":
+            give_up(target, PREFIX)
         else:
             publish_savepoint(target, PREFIX, state, [part], None, 1)
         if not target.is_object_store:
@@ -232,7 +235,7 @@ def test_a_part_that_comes_too_late_takes_itself_back(
     monkeypatch.setattr(CanonicalWriter, "write_table", writing)
     with pytest.raises(StorageError, match="a part of .* came too late: the write has ended"):
         write_part(target, PREFIX, state, table(state, [(1, 2), (2, 2)]))
-    if end == "discard":
+    if end == "give up":
         assert not exists(target)
     else:
         assert content(open_snapshot(target)) == [(1, 1)]
@@ -257,7 +260,53 @@ def test_a_savepoint_is_published_once_and_never_discarded(base: Location) -> No
         publish_savepoint(target, "other-", state, [part], None, 2)
     assert [name for name in list_names(target) if name.startswith("other-")] == [part.file.path]
     for prefix in (PREFIX, "other-"):
-        discard(target, prefix)
+        give_up(target, prefix)
     assert not [name for name in list_names(target) if name.startswith("other-")]
     assert verify_snapshot(open_snapshot(target)) == []
     assert content(open_snapshot(target)) == content(written)
+
+
+def test_a_write_is_not_given_up_while_its_savepoint_may_come(base: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage has not answered the last request, and does what it was asked for when Spark has aborted."""
+    target, state = base.child("new"), new_state()
+    open_write(target, PREFIX)
+    rows = [(number, number) for number in range(5_000)]
+    part = write_part(target, PREFIX, state, table(state, rows))
+    assert part is not None
+    asked: list[Any] = []
+
+    def unanswered(directory: Location, document: Any) -> str:
+        asked.append(document)
+        raise AmbiguousWriteError("it is unknown whether it was written", directory.url)
+
+    monkeypatch.setattr(authoring, "write_metadata", unanswered)
+    with pytest.raises(AmbiguousWriteError, match="its files stay: if it is there the savepoint is complete"):
+        publish_savepoint(target, PREFIX, state, [part], None, 1)
+    give_up(target, PREFIX)
+    write_metadata(target, asked[0])
+    assert verify_snapshot(open_snapshot(target)) == []
+    assert sorted(content(open_snapshot(target))) == rows
+    give_up(target, PREFIX)
+    assert verify_snapshot(open_snapshot(target)) == []
+    assert list_names(target) == sorted(["_metadata", part.file.path])
+
+
+@pytest.mark.parametrize("deleted", [True, False], ids=["and all is deleted", "and nothing is deleted yet"])
+def test_a_write_that_was_given_up_is_not_published(
+    base: Location, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """A query is interrupted while the process that commits goes on."""
+    target, state = base.child("new"), new_state()
+    open_write(target, PREFIX)
+    part = write_part(target, PREFIX, state, table(state, [(1, 1)]))
+    assert part is not None
+    with monkeypatch.context() as patch:
+        if not deleted:
+            patch.setattr(authoring, "discard", lambda *_: None)
+        give_up(target, PREFIX)
+    if not target.is_object_store:
+        make_directory(target)  # as a store has it that needs none
+    with pytest.raises(StorageError, match="cannot be published: the write was given up"):
+        publish_savepoint(target, PREFIX, state, [part], None, 1)
+    give_up(target, PREFIX)
+    assert not exists(target)

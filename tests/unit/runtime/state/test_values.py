@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
@@ -91,6 +92,8 @@ def test_accepted_values_are_stored_as_a_snapshot_gives_them_back(kind: pa.DataT
         (pa.date32(), "2024-01-01", StateValueTypeError),
         (pa.string(), [1], StateValueTypeError),
         (pa.timestamp("us"), dt.date(2024, 1, 1), StateValueTypeError),
+        (pa.timestamp("us"), pd.NaT, StateValueTypeError),
+        (pa.date32(), pd.NaT, StateValueTypeError),
         (pa.decimal128(3, 1), Decimal("1000"), StateValueError),
         (pa.decimal128(3, 1), Decimal("NaN"), StateValueError),
         (pa.decimal128(3, 1), 1.5, StateValueTypeError),
