@@ -8,7 +8,7 @@ raises ``CkptArgumentInvalid``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -37,6 +37,7 @@ _UNIT_MILLIS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
     **dict.fromkeys(("d", "day", "days"), 86_400_000),
 }
+_SHORTEST_PAUSE_MILLIS: Final = 10
 _DURATION_FORMS: Final = "a number of seconds, a text like '90 s', '5 min' or '250 ms', or a timedelta"
 _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
@@ -86,6 +87,11 @@ def optional_seconds(name: str, value: object) -> float | None:
     return None if given is None else seconds(name, given)
 
 
+def pause(name: str, value: object) -> float:
+    """A :data:`Duration` between two looks in seconds: long enough to keep nobody busy."""
+    return millis(name, value, minimum=_SHORTEST_PAUSE_MILLIS) / 1000
+
+
 def _millis(value: object) -> float | None:
     """``None`` for what is no duration, or a negative one, or longer than any ``timedelta``."""
     found = _any_millis(value)
@@ -121,6 +127,21 @@ def boolean(name: str, value: object) -> bool:
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     raise CkptArgumentInvalid(name, value, "it must be true or false")
+
+
+def flag(name: str, value: object) -> bool:
+    """A boolean that is no template field: a template, or another task's output, would always be true."""
+    if not isinstance(value, bool):
+        raise CkptArgumentInvalid(name, value, "it must be True or False, and can be no template")
+    return value
+
+
+def choices(name: str, value: object, allowed: Sequence[str]) -> list[str]:
+    """One or several of ``allowed``, given as one or as a list of them."""
+    wanted = [value] if isinstance(value, str) else value
+    if not isinstance(wanted, Collection) or isinstance(wanted, Mapping) or not wanted:
+        raise CkptArgumentInvalid(name, value, f"it must be one or several of {', '.join(allowed)}")
+    return [choice(name, item, allowed) for item in wanted]
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> str:

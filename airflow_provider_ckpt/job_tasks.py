@@ -55,8 +55,10 @@ class CkptJobTask(CkptTask):
         :raises CkptJobAmbiguous: when several have the name.
         :raises CkptClientError: what the client raises.
         """
-        given, journal = arguments.job(self.job), Journal(context, _RECORD)
         skips = arguments.choice("if_not_found", self.if_not_found, IF_NOT_FOUND) == "SKIP"
+        if skips and self.job in (None, "", "None"):
+            raise AirflowSkipException(f"job: {self.job!r}, no task has come to know a job")
+        given, journal = arguments.job(self.job), Journal(context, _RECORD)
         record = journal.read()
         if record.get("job") == given:
             self._found = str(record["job_id"])
@@ -67,7 +69,7 @@ class CkptJobTask(CkptTask):
             self._found = line.job_id
             log.info("Job %r is %s, which is %s", given, line.job_id, line.state)
             journal.write(job=given, job_id=self._found)
-        self.publish_links(context, self._found)
+        self.publish_job(context, self._found)
         return self._found
 
     def _looked_up(

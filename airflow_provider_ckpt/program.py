@@ -46,8 +46,9 @@ class RunsProgram:
         """
         if (self._pipeline() is None) == (self._uploaded() is None):
             raise CkptArgumentInvalid("pipeline", self.pipeline, "give either pipeline, a path, or pipeline_id")
-        given: Any = self.args
-        if isinstance(given, str) or not all(isinstance(item, (str, int, float)) for item in given):
+        given: Any = self.args if self.args is not None else ()
+        is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+        if not is_list or not all(isinstance(item, (str, int, float)) for item in given):
             raise CkptArgumentInvalid("args", given, "it must be a list of texts")
         parallelism = None if self.parallelism in (None, "", "None") else self.parallelism
         return RunOptions(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_ckpt import arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
 FIRST_LOOKS_SECONDS = 0.5
 """Between two polls in a worker that is about to defer, at most."""
+_SOONER_SECONDS = 5.0
+"""A try ends so much before Airflow's ``execution_timeout``, at most."""
 _BACKSTOP_SECONDS = 120.0
 """The trigger keeps the deadline; Airflow's deferral timeout comes so much later, for a triggerer that is down."""
 
@@ -31,6 +37,7 @@ class CkptTask:
     """Base of operators and sensors, beside Airflow's own."""
 
     ckpt_conn_id: str
+    execution_timeout: timedelta | None
     link_addresses: dict[str, str]
 
     @property
@@ -43,13 +50,31 @@ class CkptTask:
         patience = defaults.request_patience()
         return patience if deadline is None else max(0.0, min(patience, deadline - time.time()))
 
-    def publish_links(self, context: Context, job_id: str) -> None:
-        """Store the links' addresses now, so that they work while the task is still deferred."""
+    def longest_try(self) -> float:
+        """Seconds after which ``execution_timeout`` ends a try, also while it is deferred, where Airflow does not look.
+
+        A little sooner than Airflow does it in a worker: what ends there can say what becomes of the remote side.
+        """
+        if self.execution_timeout is None:
+            return math.inf
+        seconds = self.execution_timeout.total_seconds()
+        return max(0.0, seconds - min(_SOONER_SECONDS, seconds / 10))
+
+    def publish_job(self, context: Context, job_id: str) -> None:
+        """Store the id and the links' addresses now: links work while the task is still deferred, and a task that
+        cleans up finds the job though this one fails."""
         address = self.hook.endpoint().browser_address
         pages = pages_path(self.ckpt_conn_id) if address is None else f"{address}/web/"
-        for link in JOB_LINKS:
-            self.link_addresses[link.xcom_key] = link.address(pages, job_id)
-            context["ti"].xcom_push(key=link.xcom_key, value=self.link_addresses[link.xcom_key])
+        addresses = {link.xcom_key: link.address(pages, job_id) for link in JOB_LINKS}
+        if addresses != self.link_addresses:
+            self.link_addresses.update(addresses)
+            for key, value in {"job_id": job_id, **addresses}.items():
+                context["ti"].xcom_push(key=key, value=value)
+
+
+def is_over_time() -> bool:
+    """Whether Airflow calls ``on_kill`` because ``execution_timeout`` has passed: a limit, and nobody's wish."""
+    return isinstance(sys.exception(), AirflowTaskTimeout)
 
 
 def backstop(deadline: float | None) -> timedelta | None:

@@ -22,7 +22,8 @@ class SnapshotWatch:
     """Gives each completed snapshot once, in the order of their ids.
 
     ``mark`` is how far it has come, ``{"job_id", "id", "at_ms"}``: kept by the caller, so that another process goes on
-    from there. Without one what is there at the first look is not new. The job manager shows the newest entries only,
+    from there. Without one what is there at the first look is not new; a job that is not there yet has nothing that is
+    not. The job manager shows the newest entries only,
     10 by default: more between two looks are not seen. Savepoints that were taken before the first look, while nobody
     watched, are found in the catalogue, if they lie in the session's default directory.
     """
@@ -52,7 +53,11 @@ class SnapshotWatch:
             if known is not None:
                 found += yield from self._newer(known, before["id"])
         if line is None:
+            if before is None and self.absence.missing(self._job) is not None:
+                # It has not begun: whatever completes of it is new, also before the first look at it.
+                self.mark = {"job_id": None, "id": 0, "at_ms": None}
             return _each_once(found)
+        self.absence.seen()
         same = before is not None and before["job_id"] == line.job_id
         found += yield from self._newer(line, before["id"] if same and before is not None else 0)
         if before is None:

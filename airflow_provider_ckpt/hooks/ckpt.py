@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from airflow.sdk import BaseHook
@@ -65,15 +66,29 @@ class CkptHook(BaseHook):
     ) -> CkptClient:
         """Make a new synchronous client; use it as a context manager.
 
+        When the job manager refuses the token, the connection is read once more: a session that has restarted may have
+        another, and the connection too by then.
+
         :param patience: for so many seconds it repeats a request while the job manager is away.
         :param on_away: is told each time.
-        :param endpoint: the connection as it was read before.
+        :param endpoint: the connection as it was read before, and is to stay.
         :raises CkptConnectionInvalid: for a field that cannot be used
         """
-        endpoint = endpoint or self.endpoint()
-        address = self._address(endpoint)
-        with self._certificates_named(endpoint):
-            return CkptClient(address, **_client_arguments(endpoint, patience), on_away=on_away)
+        known = endpoint or self.endpoint()
+        address = self._address(known)
+        with self._certificates_named(known):
+            client = CkptClient(address, **_client_arguments(known, patience), on_away=on_away)
+        if endpoint is None:
+            client.renew_token = lambda: self._token_instead(known)
+        return client
+
+    def _token_instead(self, refused: Endpoint) -> str | None:
+        """The connection's token by now, if it still leads to the same place."""
+        now = self.endpoint()
+        if now.token == refused.token or replace(now, token=refused.token) != refused:
+            return None
+        self.log.info("The token was refused; the connection %r has another one by now", self.ckpt_conn_id)
+        return now.token
 
     async def aget_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> AsyncCkptClient:
         """Make an asynchronous client, as :meth:`get_conn` does.

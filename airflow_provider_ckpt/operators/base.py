@@ -69,7 +69,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     :param defer_after: how long to wait in the worker first, since most operations take less than a deferral does; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
     :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, but for operators that say otherwise.
-        (templated)
+        A shorter ``execution_timeout`` of the task is kept too, also while it is deferred. (templated)
     :param poll_interval: between two polls; default ``[ckpt] poll_interval``. (templated)
     :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
     :raises CkptConnectionInvalid: a field of the connection cannot be used
@@ -98,7 +98,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         kwargs.setdefault("multiple_outputs", True)
         super().__init__(**kwargs)
         self.ckpt_conn_id = ckpt_conn_id
-        self.deferrable = defaults.deferrable() if deferrable is None else deferrable
+        self.deferrable = defaults.deferrable() if deferrable is None else arguments.flag("deferrable", deferrable)
         self.defer_after = defer_after
         self.wait_timeout = wait_timeout
         self.poll_interval = poll_interval
@@ -113,15 +113,21 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     # -- requests ----------------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        """When this try gives up, in seconds since the epoch; ``None``: never."""
+        """When this try gives up, in seconds since the epoch; ``None``: never.
+
+        :raises CkptArgumentInvalid: for any argument that says how to wait; each ``execute`` begins with this.
+        """
+        self.pause()
+        seconds_here(self.defer_after)
         given = arguments.optional_seconds("wait_timeout", self.wait_timeout)
         limit = self.default_wait_timeout() if given is None else given
-        return None if limit is None else time.time() + limit
+        limit = min(math.inf if limit is None else limit, self.longest_try())
+        return None if math.isinf(limit) else time.time() + limit
 
     def pause(self) -> float:
         """Seconds between two polls."""
         given = arguments.optional_seconds("poll_interval", self.poll_interval)
-        return defaults.poll_interval() if given is None else given
+        return defaults.poll_interval() if given is None else arguments.pause("poll_interval", given)
 
     def default_wait_timeout(self) -> float | None:
         """Return the seconds that a try waits when its author says nothing; ``None``: without an end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Status
 from airflow_provider_ckpt.conditions.job import job_facts
@@ -33,7 +34,7 @@ class CancelJobOperator(CkptJobOperator):
 
     def __init__(self, *, job: Templated[str], already_ended_ok: bool = True, **kwargs: Any) -> None:
         super().__init__(job=job, **kwargs)
-        self.already_ended_ok = already_ended_ok
+        self.already_ended_ok = arguments.flag("already_ended_ok", already_ended_ok)
 
     def execute(self, context: Context) -> Any:
         deadline = self.deadline()
@@ -56,7 +57,7 @@ class CancelJobOperator(CkptJobOperator):
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
-        self.publish_links(context, self.found_job)
+        self.publish_job(context, self.found_job)
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event, CkptJobFailed)
         return self._ended(context, event["result"])

@@ -80,7 +80,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         self.aligned_timeout = aligned_timeout
         self.unaligned = unaligned
         self.max_inflight_data_bytes = max_inflight_data_bytes
-        self.reset = reset
+        self.reset = arguments.flag("reset", reset)
 
     def execute(self, context: Context) -> Any:
         patch, deadline = self.patch(), self.deadline()

@@ -159,7 +159,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
         record = Journal(context, _RECORD).write(job_id=new_id(context, "drill"), savepoint_path=path)
         job_id = self._drilling = record["job_id"]
         options = replace(options, savepoint_path=path)
-        self.publish_links(context, job_id)
+        self.publish_job(context, job_id)
         self.ask(client, requests.run_drill(self._uploaded() or self._upload(client), options, job_id=job_id))
         self.log.info("Started the restore drill %s of %s", job_id, path)
         return record

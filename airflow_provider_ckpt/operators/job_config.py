@@ -152,7 +152,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
-        self.publish_links(context, self.found_job)
+        self.publish_job(context, self.found_job)
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event, CkptJobFailed)
         return self._succeed(context, event["trigger"]["memo"]["result"])

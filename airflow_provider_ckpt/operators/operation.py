@@ -67,7 +67,7 @@ class CkptOperationOperator(CkptJobOperator):
 
     def execute(self, context: Context) -> Any:
         # Bad arguments are told before anything is sent.
-        self.request(self.found_job, new_id(context, self.operation.value))
+        self.request("0" * 32, new_id(context, self.operation.value))
         deadline = self.deadline()
         job_id = self.find(context, deadline)
         record = Journal(context, RECORD).read()
@@ -162,7 +162,7 @@ class CkptOperationOperator(CkptJobOperator):
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
-        self.publish_links(context, self.found_job)
+        self.publish_job(context, self.found_job)
         status, started = Status(event["status"]), "trigger_id" in event["trigger"]
         if status is Status.DONE:
             return self._succeed(context, event["result"]) if started else self._start(context, event)

@@ -80,7 +80,7 @@ class RescaleJobOperator(CkptJobOperator):
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
-        self.publish_links(context, self.found_job)
+        self.publish_job(context, self.found_job)
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event)
         self.forget_job(context)

@@ -119,7 +119,7 @@ class RescueCheckpointOperator(CkptJobOperator):
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
         event = event or {}
-        self.publish_links(context, self.found_job)
+        self.publish_job(context, self.found_job)
         status, memo, facts = Status(event["status"]), event["trigger"]["memo"], event["result"]
         record = memo["record"]
         if status is Status.TIMEOUT and not memo["last"] and (record or not facts.get(TROUBLE)):

@@ -19,7 +19,8 @@ from airflow_provider_ckpt.operators.journal import Journal, new_id
 from airflow_provider_ckpt.secret_values import shown_command
 from airflow_provider_ckpt.session_process import SessionProcess
 from airflow_provider_ckpt.spark_connection import submission
-from airflow_provider_ckpt.triggers.base import event_payload
+from airflow_provider_ckpt.tasks import is_over_time
+from airflow_provider_ckpt.triggers.base import event_payload, is_given_up
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
@@ -67,7 +68,7 @@ class StartSessionOperator(CkptOperator):
     :param log_directory: where the session writes its log; default ``ckpt-sessions`` below Airflow's logs. (templated)
     :param env: further environment of the session. (templated)
     :param reuse_running: use a session that already answers; otherwise that is a failure.
-    :param terminate_on_kill: end the session when a person ends this task while it waits.
+    :param terminate_on_kill: end the session when a person marks this task failed while it waits.
     :raises CkptSessionFailed: the process ended before it led, with the end of its log; it never answered; or
         another session answers and ``reuse_running`` is off
     """
@@ -116,11 +117,13 @@ class StartSessionOperator(CkptOperator):
         self.command = command
         self.log_directory = log_directory
         self.env = env
-        self.reuse_running = reuse_running
-        self.terminate_on_kill = terminate_on_kill
+        self.reuse_running = arguments.flag("reuse_running", reuse_running)
+        self.terminate_on_kill = arguments.flag("terminate_on_kill", terminate_on_kill)
         self._process: SessionProcess | None = None
+        self._instance: Any = None
 
     def execute(self, context: Context) -> Any:
+        self._instance = context["ti"]
         endpoint, deadline = self.hook.endpoint(), self.deadline()
         process, verdict = self._started_earlier(context), None
         if process is None:
@@ -268,8 +271,11 @@ class StartSessionOperator(CkptOperator):
 
     def on_kill(self) -> None:
         """End the session that was being started, if asked to."""
-        if self._process is not None and self.terminate_on_kill:
+        if self._process is not None and (is_over_time() or (self.terminate_on_kill and self._is_given_up())):
             self.log.warning("The task was killed. %s", self._end())
+
+    def _is_given_up(self) -> bool:
+        return is_given_up(self._instance, self.log)
 
     def _end(self) -> str:
         process = self._process
@@ -336,9 +342,12 @@ class StopSessionOperator(CkptOperator):
         return "The session's process was ended" if ended else "The session was told to end and may still be at it"
 
     def _known_process(self) -> SessionProcess | None:
-        if not isinstance(self.session, Mapping) or self.session.get("pid") is None:
+        given: Any = self.session
+        if given in (None, "", "None"):
             return None
-        return SessionProcess.from_json(self.session)
+        if not isinstance(given, Mapping) or "pid" not in given:
+            raise CkptArgumentInvalid("session", given, "it must be the whole result of StartSessionOperator")
+        return None if given["pid"] is None else SessionProcess.from_json(given)
 
     def _end_process(self) -> None:
         process = self._known_process()

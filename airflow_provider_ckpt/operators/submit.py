@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import XComArg
+from airflow.sdk.exceptions import AirflowTaskTerminated
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
@@ -22,8 +23,8 @@ from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
 from airflow_provider_ckpt.program import FIELDS, RENDERERS, RunsProgram
 from airflow_provider_ckpt.starting_point import KINDS, latest_snapshot_of
-from airflow_provider_ckpt.tasks import tell_trace
-from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
+from airflow_provider_ckpt.tasks import is_over_time, tell_trace
+from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS, is_given_up
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger, CkptNameFreeTrigger
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
@@ -73,8 +74,9 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         completed nothing yet. (templated)
     :param claim_mode: ``NO_CLAIM``, or ``CLAIM`` to make the system the owner of the snapshot. (templated)
     :param wait_for_completion: wait until the job is FINISHED instead, without an end unless ``wait_timeout`` is given.
-    :param cancel_on_kill: cancel the job when a person ends this task while it waits.
-    :param cancel_on_timeout: cancel the job when the deadline passes.
+    :param cancel_on_kill: cancel the job when a person marks this task failed while it waits; never when the task is
+        cleared, since its next try goes on with the job, or marked successful.
+    :param cancel_on_timeout: cancel the job when the deadline, or ``execution_timeout``, passes.
     :param start_over: when the job of an earlier try has ended, start as the other arguments say, although that repeats
         the output which the earlier job has committed. (templated)
     :raises CkptJobRunning: a job of ``job_name`` lives, and ``if_running`` is ``fail``; or several, and it is
@@ -132,9 +134,9 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self.savepoint_path = savepoint_path
         self.allow_non_restored_state = allow_non_restored_state
         self.claim_mode = claim_mode
-        self.wait_for_completion = wait_for_completion
-        self.cancel_on_kill = cancel_on_kill
-        self.cancel_on_timeout = cancel_on_timeout
+        self.wait_for_completion = arguments.flag("wait_for_completion", wait_for_completion)
+        self.cancel_on_kill = arguments.flag("cancel_on_kill", cancel_on_kill)
+        self.cancel_on_timeout = arguments.flag("cancel_on_timeout", cancel_on_timeout)
         self.start_over = start_over
         self.job_name = job_name
         self.if_running = if_running
@@ -142,7 +144,9 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self.latest_kind = latest_kind
         self.if_no_snapshot = if_no_snapshot
         self._waiting_for: str | None = None
+        self._instance: Any = None
         self._reused = False
+        self._killed = False
 
     @property
     def job_id(self) -> XComArg:
@@ -160,6 +164,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
 
     def _go_on(self, context: Context, options: RunOptions, deadline: float | None) -> Any:
         """Start a job, or do what is to be done about the one that an earlier try has started."""
+        self._end_if_killed()
         with self.connected(deadline) as client:
             earlier = self._earlier(client, context)
             found = None if earlier is None else plan(earlier, options.savepoint_path, start_over=self._starts_over())
@@ -232,9 +237,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         origin = self._origin()
         if origin is None or options.savepoint_path is not None:
             return options
-        kind = arguments.choice("latest_kind", self.latest_kind, KINDS)
-        or_nothing = arguments.choice("if_no_snapshot", self.if_no_snapshot, IF_NO_SNAPSHOT) == "START"
-        steps = latest_snapshot_of(origin, kind, or_nothing=or_nothing, pause=self.pause())
+        steps = latest_snapshot_of(origin, self._latest_kind(), or_nothing=self._starts_without(), pause=self.pause())
         path = client.run(steps, patience_s=client.patience_s)
         self.log.info("The latest snapshot of job %r is %s", origin, path or "not there: the job starts from nothing")
         return replace(options, savepoint_path=path)
@@ -242,6 +245,12 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     def _origin(self) -> str | None:
         given = arguments.or_field("from_latest_of", self.from_latest_of, "job_id")
         return None if given in (None, "", "None") else arguments.job(given, "from_latest_of")
+
+    def _latest_kind(self) -> str:
+        return arguments.choice("latest_kind", self.latest_kind, KINDS)
+
+    def _starts_without(self) -> bool:
+        return arguments.choice("if_no_snapshot", self.if_no_snapshot, IF_NO_SNAPSHOT) == "START"
 
     def _starts_over(self) -> bool:
         return arguments.boolean("start_over", self.start_over)
@@ -309,6 +318,10 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             raise CkptArgumentInvalid("job_name", name, allowed)
         if name is None and self._if_running() != "FAIL":
             raise CkptArgumentInvalid("if_running", self.if_running, "it needs job_name, which the job is known by")
+        # What is needed later, or by a retry only, is told now.
+        self._starts_over()
+        self._latest_kind()
+        self._starts_without()
         if self._origin() is not None and self._snapshot() is not None:
             raise CkptArgumentInvalid("from_latest_of", self.from_latest_of, "give either it or savepoint_path")
         return replace(
@@ -326,11 +339,12 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         """Ask for the job of ``record``, which is written down before anything is sent."""
         journal, job_id = Journal(context, _RECORD), record["job_id"]
         journal.write(**record)
-        self.publish_links(context, job_id)
+        self.publish_job(context, job_id)
         if record["pipeline_id"] is None:
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
         # Before the request: a kill from here on has something to cancel.
-        self._waiting_for = job_id
+        self._waiting_for, self._instance = job_id, context["ti"]
+        self._end_if_killed()
         try:
             self.ask(client, requests.run_pipeline(record["pipeline_id"], options, job_id=job_id))
         except NotFound:
@@ -342,11 +356,17 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self.log.info("Started job %s of pipeline %s", job_id, record["pipeline_id"])
         return journal.write(**record | {"started": True})
 
+    def _end_if_killed(self) -> None:
+        """A task that is killed goes on for some seconds, and would take the end of its job for a failure."""
+        if self._killed:
+            raise AirflowTaskTerminated("the task was killed, and starts no job any more")
+
     # -- waiting -----------------------------------------------------------------------------------------------
 
     def _attend(self, context: Context, record: Json, deadline: float | None, *, inherited: bool) -> Any:
-        self._waiting_for, self._reused = record["job_id"], bool(record.get("reused"))
-        self.publish_links(context, record["job_id"])
+        self._waiting_for, self._instance = record["job_id"], context["ti"]
+        self._reused = bool(record.get("reused"))
+        self.publish_job(context, record["job_id"])
         trigger = CkptJobTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
@@ -366,7 +386,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             if status is Status.DONE:
                 return self._go_on(context, self.run_options(), event["trigger"]["deadline"])
             raise self.failure(context, event, CkptJobFailed)
-        self.publish_links(context, memo["record"]["job_id"])
+        self.publish_job(context, memo["record"]["job_id"])
         if status is Status.DONE:
             return self._succeed(context, memo["record"], event["result"])
         if status in (Status.FAILED, Status.MISSING) and memo["inherited"]:
@@ -379,7 +399,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         # The record stays, so that a cleared task finds the job that still runs; but its end is news no more.
         Journal(context, _RECORD).write(**record | {"reported": True})
         self._waiting_for = None
-        self.publish_links(context, record["job_id"])
+        self.publish_job(context, record["job_id"])
         self.log.info("Job %s is %s", record["job_id"], facts["status"])
         program = program_location(self.ckpt_conn_id, self._pipeline(), record.get("pipeline_id"))
         reads = () if record.get("reused") else (program, record.get("snapshot"))
@@ -401,13 +421,18 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
 
     def on_kill(self) -> None:
         """Cancel the job that this task started or waits for, and say what became of it."""
+        self._killed = True
         job_id = self._waiting_for
         if job_id is None:
             return
-        if not self.cancel_on_kill or self._reused:
-            self.log.warning("The task was killed; job %s was not cancelled and goes on.", job_id)
+        if is_over_time():
+            what, cancels = "execution_timeout has passed", self.cancel_on_timeout
+        else:
+            what, cancels = "The task was killed", self.cancel_on_kill and is_given_up(self._instance, self.log)
+        if self._reused or not cancels:
+            self.log.warning("%s; job %s was not cancelled and goes on.", what, job_id)
             return
-        self.log.warning("The task was killed. %s", self._cancel(job_id))
+        self.log.warning("%s. %s", what, self._cancel(job_id))
 
     def _cancel(self, job_id: str) -> str:
         try:

@@ -109,7 +109,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         self.savepoint_format = savepoint_format
         self.healthy_checkpoints = healthy_checkpoints
         self.pause_before_start = pause_before_start
-        self.fail_on_rollback = fail_on_rollback
+        self.fail_on_rollback = arguments.flag("fail_on_rollback", fail_on_rollback)
 
     def check_arguments(self) -> None:
         self._wish("0" * 32, None)
@@ -196,7 +196,7 @@ class FinishUpgradeOperator(CkptStepsOperator):
         self.upgrade = upgrade
         self.approve = approve
         self.approved_by = approved_by
-        self.fail_on_rollback = fail_on_rollback
+        self.fail_on_rollback = arguments.flag("fail_on_rollback", fail_on_rollback)
 
     def check_arguments(self) -> None:
         super().check_arguments()

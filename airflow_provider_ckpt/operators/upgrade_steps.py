@@ -121,7 +121,7 @@ class CkptStepsOperator(CkptJobOperator):
     def _go_on(self, context: Context, record: Upgrade, deadline: float | None) -> Any:
         journal = Journal(context, RECORD)
         self._record = record
-        self.publish_links(context, result_of(record)["job_id"])
+        self.publish_job(context, result_of(record)["job_id"])
 
         def keep(changed: Upgrade) -> None:
             stored = journal.read()
@@ -167,7 +167,7 @@ class CkptStepsOperator(CkptJobOperator):
 
     def _ended(self, context: Context, record: Upgrade) -> Any:
         self._record = None
-        self.publish_links(context, result_of(record)["job_id"])
+        self.publish_job(context, result_of(record)["job_id"])
         if record.diff:
             self.log.info("State against the snapshot:\n%s", "\n".join(record.diff))
         if record.outcome is None:

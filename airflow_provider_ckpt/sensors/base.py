@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from airflow_provider_ckpt import advice, defaults
+from airflow_provider_ckpt import advice, arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Progress
@@ -22,6 +22,7 @@ from airflow_provider_ckpt.exceptions import (
     CkptNotFound,
     CkptRequestRejected,
     CkptUnavailable,
+    CkptWaitTimeout,
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.hooks.connection import Endpoint
@@ -52,7 +53,8 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     :param defer_after: how long to wait in the worker first, in seconds, as a text such as ``"5 s"`` or a timedelta; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
     :param poke_interval: seconds between two polls; default ``[ckpt] poll_interval``.
-    :param timeout: how long to wait, as of every sensor.
+    :param timeout: how long to wait, as of every sensor. A shorter ``execution_timeout`` is kept too, also while the
+        sensor is deferred; it may be tried again then.
     :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
     :raises CkptConnectionInvalid: a field of the connection cannot be used
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
@@ -82,6 +84,9 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         kwargs.setdefault("multiple_outputs", True)
         interval = defaults.poll_interval() if poke_interval is None else poke_interval
         super().__init__(poke_interval=interval, mode=mode or "poke", **kwargs)
+        arguments.pause("poke_interval", self.poke_interval)
+        if deferrable is not None:
+            arguments.flag("deferrable", deferrable)
         if deferrable and mode is not None:
             raise CkptArgumentInvalid("mode", mode, "a deferrable sensor has none; give deferrable=False with it")
         self.job = job
@@ -114,7 +119,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         if not self.deferrable:
             return self._poked(context)
         try:
-            deadline = time.time() + self.timeout
+            deadline = time.time() + min(self.timeout, self.longest_try())
             self._find(context, deadline)
             trigger = self.trigger(context, deadline)
         except CkptClientError as error:
@@ -146,7 +151,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """Look once; a job manager that is away for a while does not fail the sensor."""
         if self._progress is None:
-            self._progress = Progress(self.log, f"job {self.found_job}")
+            self._progress = Progress(self.log, f"job {self.job}")
         self._begun_with = self._begun_with or self.hook.endpoint()
         try:
             if self._condition is None:
@@ -178,7 +183,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> Any:
         """Go on after the trigger's event."""
         event = event or {}
-        self.publish_links(context, self.found_job)
+        self.publish_job(context, self.found_job)
         status = Status(event["status"])
         if status is not Status.DONE:
             tell_trace(self.log, event)
@@ -191,7 +196,9 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     def _fail(self, event: dict[str, Any]) -> NoReturn:
         status, message = Status(event["status"]), str(event["message"])
         if status is Status.TIMEOUT:
-            raise AirflowSensorTimeout(advice.on_verdict(event, self.ckpt_conn_id))
+            # Airflow tries a sensor again after its execution_timeout, and never after its timeout.
+            kind = CkptWaitTimeout if self.longest_try() < self.timeout else AirflowSensorTimeout
+            raise kind(advice.on_verdict(event, self.ckpt_conn_id))
         if status is Status.MISSING:
             raise CkptNotFound(advice.on_missing(message, self.ckpt_conn_id))
         if status is Status.REFUSED:

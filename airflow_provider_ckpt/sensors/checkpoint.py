@@ -72,7 +72,7 @@ class CheckpointCompletedSensor(CkptSensor):
         self.count = count
         self.since_checkpoint_id = since_checkpoint_id
         self.after = after
-        self.include_savepoints = include_savepoints
+        self.include_savepoints = arguments.flag("include_savepoints", include_savepoints)
 
     @property
     def external_path(self) -> XComArg:

@@ -55,13 +55,12 @@ class CheckpointHealthSensor(CkptSensor):
             deadline=deadline,
             poll_interval=self.poke_interval,
             job_id=self.found_job,
-            expected=_verdicts("expected", self.expected),
-            failing=_verdicts("failing", self.failing),
+            expected=arguments.choices("expected", self.expected, VERDICTS),
+            failing=self._failing(),
             ended=arguments.integer("checkpoints", self.checkpoints, minimum=0),
             times=arguments.integer("times", self.times, minimum=1),
         )
 
-
-def _verdicts(name: str, given: Any) -> list[str]:
-    wanted = [given] if isinstance(given, str) else list(given)
-    return [arguments.choice(name, verdict, VERDICTS) for verdict in wanted]
+    def _failing(self) -> list[str]:
+        is_empty = self.failing in ((), [], None, "", "None")
+        return [] if is_empty else arguments.choices("failing", self.failing, VERDICTS)

@@ -39,16 +39,14 @@ class JobStatusSensor(CkptSensor):
     ) -> None:
         super().__init__(job=job, **kwargs)
         self.expected = expected
-        self.all_tasks = all_tasks
+        self.all_tasks = arguments.flag("all_tasks", all_tasks)
 
     def trigger(self, context: Context, deadline: float | None) -> CkptJobTrigger:
-        given: Any = self.expected
-        wanted = [given] if isinstance(given, str) else list(given)
         return CkptJobTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
             deadline=deadline,
             poll_interval=self.poke_interval,
             job_id=self.found_job,
-            expected=[arguments.choice("expected", state, STATES) for state in wanted],
+            expected=arguments.choices("expected", self.expected, STATES),
             all_tasks=self.all_tasks,
         )

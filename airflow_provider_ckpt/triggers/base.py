@@ -17,6 +17,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ckpt import defaults
 from airflow_provider_ckpt.conditions.base import Condition, Verdict
+from airflow_provider_ckpt.conditions.progress import Log
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.event_hub import joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
@@ -24,6 +25,7 @@ from airflow_provider_ckpt.hooks.connection import Endpoint
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import CkptClientError
 
+_GIVEN_UP = ("failed", "skipped", "upstream_failed", "removed")
 ON_KILL_PATIENCE_SECONDS = 20.0
 """How long a killed task repeats its last request: Airflow ends a trigger's ``on_kill`` after 30 s by default."""
 
@@ -76,6 +78,10 @@ class CkptTrigger(BaseTrigger):
         await asyncio.sleep(max(0.0, earliest - time.monotonic()))
         yield TriggerEvent(event_payload(verdict, self))  # type: ignore[no-untyped-call]
 
+    async def is_given_up(self) -> bool:
+        """See :func:`is_given_up`."""
+        return await asyncio.to_thread(is_given_up, self.task_instance, self.log)
+
     async def cancel(self, job_id: str, name: str) -> None:
         """Cancel a job of a task that was killed, and say in the log what became of it."""
         try:
@@ -102,6 +108,30 @@ class CkptTrigger(BaseTrigger):
                 return await wait.in_the_triggerer(client)
         async with joined(hook, condition, condition.job, self.poll_interval) as member:
             return await wait.in_the_triggerer(member)
+
+
+def is_given_up(instance: Any, log: Log) -> bool:
+    """Whether whoever ended a waiting task wants no more of it: it was marked failed, or is gone with its DAG.
+
+    Airflow ends the wait in the same way of a task that was marked successful, and has all it wants; and of one that
+    was cleared, whose next try goes on with what this one has started.
+    """
+    if instance is None:
+        return True
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    try:
+        runs = RuntimeTaskInstance.get_task_states(
+            dag_id=instance.dag_id,
+            map_index=instance.map_index,
+            task_ids=[instance.task_id],
+            run_ids=[instance.run_id],
+        )
+    except Exception as error:  # whatever keeps Airflow from answering: what was started can be ended later
+        log.info("Airflow does not say what became of the killed task: %s", error)
+        return False
+    states = runs.get(instance.run_id) or {}
+    return not states or any(state in _GIVEN_UP for state in states.values())
 
 
 def goes_on(hook: CkptHook, begun_with: Endpoint, now: Endpoint) -> bool:

@@ -15,7 +15,7 @@ class CkptJobTrigger(CkptTrigger):
     :param job_id: the job, 32 hex digits.
     :param expected: states that end the wait well.
     :param all_tasks: RUNNING counts only when every task runs (or has finished).
-    :param cancel_on_kill: cancel the job when a person ends the waiting task.
+    :param cancel_on_kill: cancel the job when a person marks the waiting task failed.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class CkptJobTrigger(CkptTrigger):
         }
 
     async def on_kill(self) -> None:
-        """Cancel the job if asked to, and say in the log what became of it."""
-        if not self.cancel_on_kill:
+        """Cancel the job if asked to and nobody is to go on with it, and say in the log what became of it."""
+        if not self.cancel_on_kill or not await self.is_given_up():
             self.log.warning("The task was killed; job %s was not cancelled and goes on.", self.job_id)
             return
         await self.cancel(self.job_id, "job")

@@ -16,7 +16,7 @@ class CkptSessionTrigger(CkptTrigger):
     :param wait_for: ``ready`` or ``gone``.
     :param process: the session's process, as of ``SessionProcess.to_json``; watched when it runs on this machine, so
         that a session that dies while starting is told at once.
-    :param terminate_on_kill: end that process when a person ends the waiting task.
+    :param terminate_on_kill: end that process when a person marks the waiting task failed.
     """
 
     def __init__(
@@ -48,11 +48,12 @@ class CkptSessionTrigger(CkptTrigger):
         }
 
     async def on_kill(self) -> None:
-        """End the session that was being started if asked to, and say in the log what became of it."""
+        """End the session that was being started if asked to and nobody is to go on with it, and say in the log what
+        became of it."""
         if self.process is None:
             return
         name = f"session {self.process.session_id} (pid {self.process.pid} on {self.process.hostname})"
-        if not self.terminate_on_kill:
+        if not self.terminate_on_kill or not await self.is_given_up():
             self.log.warning("The task was killed; %s goes on.", name)
         elif not self.process.is_here:
             self.log.error("The task was killed; %s runs on another machine and goes on.", name)

@@ -58,9 +58,10 @@ def test_a_savepoint_waits_in_the_triggerer_with_its_link_shown(
 
 
 @pytest.mark.row("air.3")
-def test_marking_a_waiting_task_failed_cancels_its_job_and_says_so(
+def test_clearing_a_waiting_task_keeps_its_job_and_marking_it_failed_cancels_it(
     airflow: LocalAirflow, session: Session, job: SequenceJob
 ) -> None:
+    """Each says what became of the job."""
     known = session.jobs()
     streams = session.requests["GET /events"]
     run = trigger(airflow, "system_submit", job)
@@ -69,10 +70,18 @@ def test_marking_a_waiting_task_failed_cancels_its_job_and_says_so(
     job.running()
     # Airflow has nobody to tell before the trigger runs.
     until(lambda: session.requests["GET /events"] > streams, "the trigger's stream of events")
+    airflow.api.clear_task(run, "submit")
+    words = f"job {job.job_id} was not cancelled and goes on"
+    until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the log of the first try")
+    until(lambda: airflow.api.task_instances(run)[0]["try_number"] == 2, "the second try")
+    wait_state(airflow, run, "submit", "deferred")
+    until(lambda: "starting" in airflow.api.task_log(run, "submit", 2).rpartition("trigger ")[2], "its trigger")
+    assert airflow.api.xcom(run, "submit", "job_id") == job.job_id
     airflow.api.set_task_state(run, "submit", "failed")
     job.cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
     words = f"job {job.job_id} is being cancelled"
-    until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the task's log")
+    until(lambda: words in airflow.api.task_log(run, "submit", 2), "a word in the log of the second try")
+    assert session.jobs() - known == {job.job_id}
 
 
 @pytest.mark.row("air.3")

@@ -215,6 +215,9 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
     ``on_away`` is told each time. ``transport`` replaces the network.
     """
 
+    renew_token: Callable[[], str | None] | None = None
+    """Asked for another token when the server refuses the present one; gives None when there is none."""
+
     def _connect(self, **options: Any) -> httpx.Client:
         return httpx.Client(**options)
 
@@ -280,10 +283,30 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
             return time.sleep(step.seconds)
         if patience_s > 0:
             return self.execute(step, patience_s=patience_s)
+        try:
+            return self._send(step)
+        except Unauthorized as error:
+            if error.status != 401 or not self._renewed():
+                raise
+        return self._send(step)
+
+    def _send(self, call: Call[Any]) -> Any:
         http, url = self._where()
         with self._asking(url):
-            response = http.request(**request_arguments(step))
-            return read_answer(step, response)
+            response = http.request(**request_arguments(call))
+            return read_answer(call, response)
+
+    def _renewed(self) -> bool:
+        """Whether there is another token, which all requests have from now on."""
+        refused, verify, timeout_s = self._options
+        token = None if self.renew_token is None else self.renew_token()
+        if token is None or token == refused:
+            return False
+        check_token(token)
+        self._options = (token, verify, timeout_s)
+        for http in self._connected.values():
+            http.headers["Authorization"] = f"Bearer {token}"
+        return True
 
     def _where(self) -> tuple[httpx.Client, str]:
         if self._source is not None:

@@ -193,6 +193,18 @@ def task() -> Task:
     return Task()
 
 
+@pytest.fixture
+def airflow_says(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Have Airflow, which is not here to be asked, say in what state a test's task is; None: it is gone."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    def says(state: str | None) -> None:
+        found = {} if state is None else {"run": {"t": state}}
+        monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(lambda **_: found))
+
+    return says
+
+
 class Finish(Protocol):
     """Runs an operator to its end; ``start`` stands for its first step."""
 

@@ -105,6 +105,24 @@ def test_each_new_savepoint_is_an_event_that_says_all_of_it(job_manager: JobMana
     run_at_hubs(run())
 
 
+@pytest.mark.row("air.5")
+def test_the_first_savepoint_of_a_job_that_began_later_is_new(job_manager: JobManager) -> None:
+    """Although both were there when the job was seen for the first time."""
+
+    async def run() -> None:
+        job_manager.gateway.jobs.pop(JOB)
+        store = AssetStore()
+        watching = Triggerer(store)
+        waiting = await watching.has_looked(store)
+        job_manager.gateway.add_job(OTHER, NAME)
+        number, path = take(job_manager, OTHER)
+        event = await waiting
+        assert (event["job_id"], event["id"], event["path"]) == (OTHER, number, path)
+        await watching.end()
+
+    run_at_hubs(run())
+
+
 def test_checkpoints_are_no_savepoints(job_manager: JobManager) -> None:
     async def run() -> None:
         store = AssetStore()

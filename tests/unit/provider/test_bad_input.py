@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_ckpt.exceptions import CkptConnectionInvalid, CkptRequestRejected
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptConnectionInvalid, CkptRequestRejected
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
@@ -118,3 +118,50 @@ def test_an_answer_of_nobodys_or_a_sick_job_manager_names_the_connection(
     with pytest.raises(AirflowException, match=says) as caught:
         finish(kind(task_id="t", job="orders", **given), task.context())
     assert is_retried is None or is_retried != isinstance(caught.value, AirflowFailException)
+
+
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    *((kind, given | {"deferrable": "{{ params.later }}"}, "deferrable") for kind, given in TASKS),
+    (CancelJobOperator, OPERATOR | {"already_ended_ok": "no"}, "already_ended_ok"),
+    (PatchCheckpointConfigOperator, OPERATOR | {"interval": 5, "reset": "{{ params.reset }}"}, "reset"),
+    (JobStatusSensor, SENSOR | {"all_tasks": None}, "all_tasks"),
+    (CheckpointCompletedSensor, SENSOR | {"include_savepoints": 1}, "include_savepoints"),
+    (JobStatusSensor, SENSOR | {"poke_interval": 0}, "poke_interval"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "name"), WRONG)
+def test_what_can_be_no_template_is_refused_where_the_dag_is_written(
+    kind: Any, given: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
+        kind(task_id="t", job=JOB, **given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "name"),
+    [
+        *((kind, {"defer_after": "5 parsecs"}, "defer_after") for kind, given in TASKS if "wait_timeout" in given),
+        *((kind, {"poll_interval": "0"}, "poll_interval") for kind, given in TASKS if "wait_timeout" in given),
+        (JobStatusSensor, {"expected": None}, "expected"),
+        (JobStatusSensor, {"expected": []}, "expected"),
+        (CheckpointHealthSensor, {"expected": 5}, "expected"),
+        (CheckpointHealthSensor, {"failing": {"UNHEALTHY": True}}, "failing"),
+    ],
+)
+def test_what_says_how_to_wait_is_looked_at_before_anything_is_sent(
+    job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any], name: str
+) -> None:
+    arguments = {known: fits for known, fits in TASKS if known is kind}[kind]
+    with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
+        kind(task_id="t", job=JOB, **arguments | given).execute(task.context())
+    assert job_manager.received == []
+
+
+def test_verdicts_that_fail_a_sensor_may_be_left_out(job_manager: JobManager, task: Task, finish: Finish) -> None:
+    """Also by what a template makes of None."""
+    for nothing in (None, "", "None", []):
+        sensor = CheckpointHealthSensor(
+            task_id="t", job=JOB, expected=["UNHEALTHY", "HEALTHY"], failing=nothing, checkpoints=0, **SENSOR
+        )
+        assert finish(sensor, task.context())["job_id"] == JOB

@@ -1,4 +1,4 @@
-"""Waits in a worker behind a real REST server whose token changes: they go on with the one that the connection has."""
+"""Waits and requests in a worker whose session changes its token: they go on with the one of the connection."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt.exceptions import CkptRequestRejected
+from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
+from ckpt_runtime.client.errors import Unauthorized
 from ckpt_runtime.jobmaster.gateway import JobStatus
-from tests.unit.provider.conftest import JOB, JobManager, Task
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task
 
 OPERATOR: dict[str, Any] = {"task_id": "t", "deferrable": False, "poll_interval": 0.01, "wait_timeout": 60}
 SENSOR: dict[str, Any] = {"task_id": "t", "job": JOB, "poke_interval": 0.01, "timeout": 60}
@@ -27,6 +30,37 @@ TASKS: dict[str, Callable[[], Any]] = {
         job_name="contract-job", if_running="reuse", pipeline_id="p", wait_for_completion=True, **OPERATOR
     ),
 }
+
+
+PATCH: dict[str, Any] = {"task_id": "t", "job": "contract-job", "interval": 5, "poll_interval": 0.01}
+
+
+def test_a_request_that_waits_out_a_restart_goes_on_with_the_token_that_the_connection_has_by_then(
+    job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connection_has(token: str, **more: Any) -> None:
+        fields = json.loads(job_manager.connection) | {"password": token, **more}
+        monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(fields))
+
+    job_manager.ask_for("one")
+    connection_has("one")
+    away = Fault("", 503, times=10**6)
+    job_manager.faults = [away]
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(lambda: PatchCheckpointConfigOperator(**PATCH).execute(task.context()))
+        seen(job_manager, 2)
+        job_manager.ask_for("another")
+        connection_has("another")
+        away.times = 0
+        assert running.result(60)["interval_ms"] == 5000
+    # A connection that leads elsewhere by now says nothing of this session.
+    connection_has("one")
+    with CkptHook().get_conn(patience=0) as client:
+        connection_has("another", host="localhost")
+        with pytest.raises(Unauthorized):
+            client.list_jobs()
+        connection_has("another")
+        assert client.list_jobs()
 
 
 def seen(job_manager: JobManager, more: int) -> None:

@@ -69,6 +69,7 @@ def test_links_are_stored_while_the_task_is_still_deferred(job_manager: JobManag
     deferral(savepoint(), context)
     url = f"/ckpt/ckpt_default/web/#/jobs/{JOB}"
     assert context["ti"].xcoms == {
+        "job_id": JOB,
         "_link_CkptJobLink": f"{url}/health",
         "_link_CkptCheckpointsLink": f"{url}/checkpoints",
     }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
 
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptNotFound
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptNotFound, CkptWaitTimeout
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
@@ -44,6 +44,17 @@ def test_another_end_fails_the_sensor_with_the_cause(
 def test_the_timeout_is_the_sensors_own(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
     sensor = JobStatusSensor(task_id="t", job=JOB, deferrable=deferrable, poke_interval=0.01, timeout=0.05)
     with pytest.raises(AirflowSensorTimeout, match=f"job {JOB} to be FINISHED: not reached .*it is RUNNING"):
+        finish(sensor, task.context())
+
+
+def test_an_execution_timeout_is_kept_by_a_deferred_sensor_and_lets_it_be_tried_again(
+    job_manager: JobManager, task: Task, finish: Finish
+) -> None:
+    """Airflow itself does not look at it then."""
+    sensor = JobStatusSensor(
+        task_id="t", job=JOB, defer_after=0, poke_interval=0.01, execution_timeout=timedelta(seconds=0.1)
+    )
+    with pytest.raises(CkptWaitTimeout, match="not reached .*it is RUNNING"):
         finish(sensor, task.context())
 
 

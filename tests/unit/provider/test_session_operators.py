@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +174,20 @@ def test_the_deadline_ends_the_session_that_never_answered(session: dict[str, An
     assert not SessionProcess.from_json(task.store["ckpt_session"]).is_alive
 
 
-def test_killing_the_task_ends_the_session_that_was_being_started(session: dict[str, Any], task: Task) -> None:
+def test_a_task_that_is_marked_failed_ends_the_session_that_was_being_started(
+    session: dict[str, Any], task: Task, airflow_says: Callable[[str | None], None]
+) -> None:
     session["command"] = [sys.executable, "-c", "import time; time.sleep(60)"]
-    operator = StartSessionOperator(**session)
-    process = deferral(operator, task.context()).trigger.process
+    operator, context = StartSessionOperator(**session), task.context()
+    trigger = deferral(operator, context).trigger
+    trigger.task_instance = context["ti"]
+    airflow_says("restarting")  # cleared: the next try attaches to it
     operator.on_kill()
-    assert not process.is_alive
+    asyncio.run(trigger.on_kill())
+    assert trigger.process.is_alive
+    airflow_says("failed")
+    operator.on_kill()
+    assert not trigger.process.is_alive
 
 
 def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any], task: Task, finish: Finish) -> None:
@@ -188,6 +197,14 @@ def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any],
     with pytest.raises(CkptWaitTimeout, match="process was ended"):
         finish(stop, task.context())
     assert not SessionProcess.from_json(started).is_alive
+
+
+@pytest.mark.parametrize("given", ["{'pid': 5}", 5, {"session_id": "s"}])
+def test_what_is_no_session_is_refused_before_one_is_ended(job_manager: JobManager, task: Task, given: Any) -> None:
+    """Such as the text that a template makes of a result."""
+    with pytest.raises(CkptArgumentInvalid, match="^session: "):
+        StopSessionOperator(task_id="s", session=given).execute(task.context())
+    assert job_manager.received == []
 
 
 def test_a_process_with_a_reused_pid_is_not_mistaken_for_the_session() -> None:

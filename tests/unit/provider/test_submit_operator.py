@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowTaskTerminated, AirflowTaskTimeout, TaskDeferred
 
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
@@ -355,15 +358,97 @@ def test_the_deadline_cancels_the_job_if_wanted(
     assert job.status is (JobStatus.CANCELED if cancel else JobStatus.RUNNING)
 
 
-@pytest.mark.parametrize("cancel", [True, False])
-def test_killing_the_task_cancels_the_job_if_wanted(
-    job_manager: JobManager, task: Task, pipeline: str, cancel: bool
+KILLS = [(True, "failed", True), (False, "failed", False), (True, "success", False), (True, "restarting", False)]
+"""What was given, what Airflow says of the killed task, and whether the job is cancelled."""
+
+
+@pytest.mark.row("air.3")
+@pytest.mark.parametrize(("given", "state", "cancels"), [*KILLS, (True, None, True)])
+@pytest.mark.parametrize("where", ["in the worker", "deferred"])
+def test_killing_the_task_cancels_the_job_if_wanted_and_nobody_goes_on_with_it(
+    job_manager: JobManager,
+    task: Task,
+    pipeline: str,
+    airflow_says: Callable[[str | None], None],
+    given: bool,
+    state: str | None,
+    cancels: bool,
+    where: str,
 ) -> None:
-    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, cancel_on_kill=cancel, **FAST)
-    deferred = deferral(operator, task.context())
+    operator, context = SubmitJobOperator(task_id="t", pipeline=pipeline, cancel_on_kill=given, **FAST), task.context()
+    trigger = deferral(operator, context).trigger
+    airflow_says(state)
+    if where == "deferred":
+        trigger.task_instance = context["ti"]
+        asyncio.run(trigger.on_kill())
+    else:
+        operator.on_kill()
+    assert job_manager.gateway.jobs[trigger.job_id].status is (JobStatus.CANCELED if cancels else JobStatus.RUNNING)
+
+
+def test_a_killed_task_that_waits_in_the_worker_starts_no_other_job(
+    job_manager: JobManager, task: Task, pipeline: str, airflow_says: Callable[[str | None], None]
+) -> None:
+    """Airflow calls ``on_kill`` beside the wait, which sees the job's end while its process still lives."""
+    first = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
+    job_id = deferral(first, task.context()).trigger.job_id
+    second = SubmitJobOperator(
+        task_id="t", pipeline=pipeline, wait_for_completion=True, deferrable=False, poll_interval=0.01
+    )
+    airflow_says("failed")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(second.execute, task.context())
+        seen = job_manager.count(f"GET /jobs/{job_id}")
+        while job_manager.count(f"GET /jobs/{job_id}") < seen + 3:
+            assert not running.done()
+        second.on_kill()
+        with pytest.raises(AirflowTaskTerminated):
+            running.result(60)
+    assert {job.status for job in job_manager.gateway.jobs.values() if job.job_id != JOB} == {JobStatus.CANCELED}
+
+
+def test_a_job_goes_on_when_airflow_does_not_say_what_became_of_its_task(
+    job_manager: JobManager, task: Task, pipeline: str
+) -> None:
+    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
+    job_id = deferral(operator, task.context()).trigger.job_id
     operator.on_kill()
-    status = job_manager.gateway.jobs[deferred.trigger.job_id].status
-    assert status is (JobStatus.CANCELED if cancel else JobStatus.RUNNING)
+    assert job_manager.gateway.jobs[job_id].status is JobStatus.RUNNING
+
+
+@pytest.mark.row("air.3")
+@pytest.mark.parametrize("cancel", [True, False])
+def test_airflows_execution_timeout_is_a_limit_as_the_deadline(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, cancel: bool
+) -> None:
+    """Deferred, where Airflow does not look at it, and where a request hangs in the worker until Airflow does."""
+    limited = SubmitJobOperator(
+        task_id="t", pipeline=pipeline, wait_for_completion=True, cancel_on_timeout=cancel,
+        execution_timeout=timedelta(seconds=0.2), defer_after=0, poll_interval=0.01,
+    )  # fmt: skip
+    with pytest.raises(CkptWaitTimeout, match="being cancelled" if cancel else "goes on"):
+        finish(limited, task.context())
+    hanging = SubmitJobOperator(task_id="t", pipeline=pipeline, cancel_on_timeout=cancel, **FAST)
+    deferral(hanging, Task().context())
+    try:
+        raise AirflowTaskTimeout
+    except AirflowTaskTimeout:
+        hanging.on_kill()
+    states = {job.status for job in job_manager.gateway.jobs.values() if job.job_id != JOB}
+    assert states == {JobStatus.CANCELED if cancel else JobStatus.RUNNING}
+
+
+@pytest.mark.row("air.3")
+def test_a_failed_task_has_told_which_job_it_has_started(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+) -> None:
+    """For a task that cleans up, whose ``job`` is ``submit.job_id``."""
+    operator, context = SubmitJobOperator(
+        task_id="t", pipeline=pipeline, wait_for_completion=True, defer_after=0, poll_interval=0.01, wait_timeout=0.1
+    ), task.context()  # fmt: skip
+    with pytest.raises(CkptWaitTimeout):
+        finish(operator, context)
+    assert context["ti"].xcoms["job_id"] in set(job_manager.gateway.jobs) - {JOB}
 
 
 def test_a_refused_submission_is_not_retried(job_manager: JobManager, task: Task, pipeline: str) -> None:
@@ -382,7 +467,11 @@ def test_a_refused_submission_is_not_retried(job_manager: JobManager, task: Task
         ({"pipeline_id": "x", "parallelism": 0}, "parallelism"),
         ({"pipeline_id": "x", "configuration": ["a"]}, "configuration"),
         ({"pipeline_id": "x", "configuration": {"a": None}}, "configuration"),
+        ({"pipeline_id": "x", "args": {"--rows": 7}}, "args"),
         ({"pipeline_id": "x", "claim_mode": "LEGACY"}, "claim_mode"),
+        ({"pipeline_id": "x", "start_over": "maybe"}, "start_over"),
+        ({"pipeline_id": "x", "latest_kind": "NEWEST"}, "latest_kind"),
+        ({"pipeline_id": "x", "if_no_snapshot": "skip"}, "if_no_snapshot"),
         ({"pipeline_id": "x", "allow_non_restored_state": "maybe"}, "allow_non_restored_state"),
     ],
 )
