@@ -26,8 +26,8 @@ class Agent(Protocol):
     """The process of one, as :class:`subprocess.Popen` shows it."""
 
     @property
-    def pid(self) -> int | None:
-        """None as long as there is none."""
+    def pid(self) -> int:
+        """0 as long as there is none."""
 
     @property
     def returncode(self) -> int | None: ...
@@ -84,7 +84,7 @@ class LocalSlotProvider:
         """Process ids of the living agents."""
         stages = list(self._stages.values())  # which end in threads of their own
         living = [agent for agents in stages for agent in agents if agent.poll() is None]
-        return [agent.pid for agent in living if agent.pid is not None]
+        return [agent.pid for agent in living if agent.pid]
 
     def _watch(self, stage_id: int, agents: list[Agent], ended: StageEnded) -> None:
         running = deque(agents)
