@@ -20,7 +20,7 @@ from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway import OperationKind, OperationStatus, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus, RunRequest
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
 from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.network.tls import rest_context

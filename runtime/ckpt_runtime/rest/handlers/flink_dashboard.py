@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request
 from starlette.responses import PlainTextResponse, Response
 
-from ckpt_runtime.jobmaster.gateway import NotFound
+from ckpt_runtime.jobmaster.gateway_errors import NotFound
 from ckpt_runtime.rest.errors import ApiError, original_path
 from ckpt_runtime.rest.handlers.vertices import vertex_of
 from ckpt_runtime.rest.parameters import Gateway, JobId, MetricNames, VertexId

@@ -6,7 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ckpt_runtime.jobmaster.gateway import DispatcherGateway, VertexDetails, VertexNotFound
+from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.gateway_errors import VertexNotFound
+from ckpt_runtime.jobmaster.gateway_values import VertexDetails
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.handlers.jobs import aggregations
 from ckpt_runtime.rest.openapi import errors

@@ -25,7 +25,6 @@ from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorN
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
-from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
@@ -59,6 +58,7 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.ha_store import HaStore
 
 M = TypeVar("M")
