@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_runtime.spark.protection import CONTROL_SECRET
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
-from ckpt_runtime.spark.stage_failures import telling_line
+from ckpt_runtime.spark.stage_failures import stage_failure
 from ckpt_runtime.structured_log import PLAIN, LogSettings
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class BarrierStageProvider:
             stage = self._context.parallelize(range(slots), slots).barrier()
             stage.mapPartitions(task).collect()
         except Exception as failure:
-            error = StageFailedError(telling_line(str(failure)))
+            error = StageFailedError(stage_failure(str(failure)))
             logger.warning("barrier stage %d failed: %s", stage_id, error)
         ended(stage_id, error)
 

@@ -14,7 +14,7 @@ _CLASS = re.compile(r"^(?:[\w$]+\.)+[\w$]+: ")
 _MAX_CHARS = 500
 
 
-def telling_line(message: str) -> str:
+def stage_failure(message: str) -> str:
     """A lost executor with its exit code; else why a task failed; else the first line that is not Py4J's."""
     executor = _EXECUTOR.search(message)
     if executor is not None:
