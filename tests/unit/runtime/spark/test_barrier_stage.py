@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpt_runtime.jobmaster.loss_notices import hint_of
-from ckpt_runtime.spark.stage_failures import stage_failure
+from ckpt_runtime.spark.barrier_stage import stage_failure
 
 CALL = "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n: "
 BARRIER = (
