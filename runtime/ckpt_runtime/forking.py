@@ -117,7 +117,7 @@ class ForkedProcess:
             return
         word, number = said.split()
         if word == _ENDED:
-            self.returncode, self.knows_code = int(number), True
+            self.knows_code, self.returncode = True, int(number)
         elif descriptors:  # otherwise this process has none left
             self.pid, (self.descriptor,) = int(number), descriptors
             weakref.finalize(self, os.close, self.descriptor)
