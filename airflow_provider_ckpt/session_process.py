@@ -74,10 +74,10 @@ class SessionProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
-    def terminate(self, grace: float = STOP_GRACE_SECONDS) -> None:
-        """End it: a polite signal, after ``grace`` seconds an impolite one."""
+    def terminate(self) -> None:
+        """End it: a polite signal, after :data:`STOP_GRACE_SECONDS` an impolite one."""
         self.signal(signal.SIGTERM)
-        until = time.monotonic() + grace
+        until = time.monotonic() + STOP_GRACE_SECONDS
         while self.is_alive and time.monotonic() < until:
             time.sleep(0.1)
         self.signal(signal.SIGKILL)

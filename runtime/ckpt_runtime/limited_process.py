@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_runtime.process_template import Forked, NotForkedError, ProcessTemplate, TemplateGoneError
+from ckpt_runtime.process_template import Forked, ProcessTemplate
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
 _STDERR_BYTES = 4_000
@@ -109,11 +109,13 @@ def _begin(
         if template is None:
             break
         try:
-            return template.fork(module, numbers, question, answer, variables)
-        except NotForkedError:
-            break
-        except TemplateGoneError:
+            forked = template.fork(module, numbers, question, answer, variables)
+        except ConnectionError:
             _TEMPLATES.lost(template)
+            continue
+        if forked is not None:
+            return forked
+        break
     return _Started(module, [str(question), str(answer), *numbers], (question, answer), variables)
 
 

@@ -16,7 +16,8 @@ import pytest
 from pyspark.errors.exceptions.captured import StreamingQueryException
 from pyspark.sql import DataFrame
 
-from ckpt_runtime.jobmaster.gateway import ExecutionState, JobStatus
+from ckpt_runtime.jobmaster.gateway_values import ExecutionState
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
 

@@ -27,9 +27,9 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import find_option
 from ckpt_runtime.configuration.validation import validate
-from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.rest.bodies import checked
 from ckpt_runtime.rest.handlers.checkpoint_config import PatchBody, overrides_of
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import DOCS, PAGES, ROOT, Block, anchors, blocks, links, spans
 from tests.support.run_directory import RUN

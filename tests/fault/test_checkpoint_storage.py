@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.statistics import CheckpointStats
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence

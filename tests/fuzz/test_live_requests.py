@@ -13,9 +13,9 @@ import schemathesis
 from schemathesis import checks
 from schemathesis.specs.openapi import checks as openapi_checks
 
-from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.fuzz.budget import ANSWER_S, LONG, budget
 from tests.support.jobs import SequenceJob, fast

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import assert_sequence
@@ -70,7 +70,7 @@ def fail_after_checkpoints(job: SequenceJob, operator: SubmitJobOperator, contex
 
 
 def _known(job: SequenceJob) -> bool:
-    from ckpt_runtime.jobmaster.gateway import JobNotFound
+    from ckpt_runtime.jobmaster.gateway_errors import JobNotFound
 
     try:
         job.cluster.status(job.job_id)

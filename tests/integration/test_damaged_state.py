@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import CheckpointKind, JobStatus
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence

@@ -14,7 +14,7 @@ from ckpt_runtime.cli.exit_codes import ExitCode
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import Conflict
-from ckpt_runtime.jobmaster.gateway import CheckpointKind
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.golden import DIRECTORY

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.flights import PIPELINES, assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.jobs import fast

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.flink_cluster import HOME, absent
 from tests.support.jobs import SequenceJob, fast

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-from ckpt_runtime.jobmaster.gateway import CheckpointKind, JobStatus, SavepointFormat
+from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence, hidden
 

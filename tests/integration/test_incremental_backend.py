@@ -13,7 +13,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from ckpt_runtime.testing.mini_cluster import MiniCluster

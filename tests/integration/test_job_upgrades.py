@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob
 from tests.support.outputs import assert_sequence, visible
@@ -203,7 +203,7 @@ def test_a_try_that_dies_behind_each_step_repeats_nothing(upgraded: Upgraded, mo
 def test_a_suspended_job_is_resumed_with_its_program(upgraded: Upgraded) -> None:
     from airflow_provider_ckpt.exceptions import CkptUpgradeRefused
     from airflow_provider_ckpt.operators.suspend import ResumeJobOperator, SuspendJobOperator
-    from ckpt_runtime.jobmaster.gateway import PipelineInUse
+    from ckpt_runtime.jobmaster.gateway_errors import PipelineInUse
 
     job = upgraded.job
     job.cluster.wait_for_checkpoints(job.job_id, 1)

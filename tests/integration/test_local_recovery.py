@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.golden import take_checkpoint
 from tests.support.jobs import ROCKSDB, SequenceJob, all_run, fast

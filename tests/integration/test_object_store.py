@@ -21,7 +21,8 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptApiError, is_passing
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.jobmaster.gateway import JobStatus, SnapshotInUse
+from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.storage import publish

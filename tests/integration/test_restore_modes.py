@@ -14,7 +14,8 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.jobmaster.gateway import CheckpointKind, SnapshotInUse
+from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.errors import StorageError

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.jobmaster.gateway import SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot

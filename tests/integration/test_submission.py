@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import JobStatus, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import assert_sequence

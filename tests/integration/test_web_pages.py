@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from ckpt_runtime.jobmaster.gateway import CheckpointKind
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.testing.mini_cluster import MiniCluster

@@ -43,8 +43,9 @@ from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobEdge, JobGraph, JobVer
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob, result_document
-from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, JobStatus, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, RunRequest
 from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import StorageError

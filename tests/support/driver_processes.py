@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
+from ckpt_runtime.forking import ForkedProcess
 from ckpt_runtime.storage.ha_store import HaStore
-from tests.support.driver_template import ForkedDriver, driver_template
+from tests.support.driver_template import driver_template
 from tests.support.processes import children, living
 from tests.support.spark_sessions import wait_until
 
@@ -34,7 +35,7 @@ class Sessions:
     options: dict[str, str] = field(default_factory=dict)
     """More of the session's options."""
     number: int = 0
-    processes: list[ForkedDriver] = field(default_factory=list)
+    processes: list[ForkedProcess] = field(default_factory=list)
     clients: list[CkptClient] = field(default_factory=list)
 
     @property

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.jobmaster.gateway import CheckpointKind, ExecutionState, OperationKind
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, ExecutionState, OperationKind
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import encode

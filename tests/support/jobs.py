@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import ExecutionState
+from ckpt_runtime.jobmaster.gateway_values import ExecutionState
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, MiniCluster
 from tests.support.outputs import assert_sequence, visible

@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.jobmaster import gateway_values as g
 from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.rest.openapi import EVENT_STREAM
 from ckpt_runtime.scheduler.job_effects import StatusChanged

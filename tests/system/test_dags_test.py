@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.catalogue import list_savepoints
 from demo.airflow_instance import LocalAirflow
 from tests.support.outputs import assert_sequence

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.catalogue import list_savepoints
 from ckpt_runtime.storage.ha_store import HaStore
 from demo.airflow_api import DagRun

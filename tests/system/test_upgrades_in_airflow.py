@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from demo.airflow_api import AirflowApiError, DagRun
 from demo.airflow_instance import LocalAirflow
 from tests.support.jobs import PIPELINES, SequenceJob

@@ -12,7 +12,6 @@ class CheckpointFailureReason(Enum):
     NOT_ALL_REQUIRED_TASKS_RUNNING = "Not all required tasks are currently running."
     IO_EXCEPTION = "An Exception occurred while triggering the checkpoint. IO-problem detected."
     CHECKPOINT_ASYNC_EXCEPTION = "Asynchronous task checkpoint failed."
-    CHANNEL_STATE_SHARED_STREAM_EXCEPTION = "Another subtask failed the shared file of in-flight data."
     CHECKPOINT_EXPIRED = "Checkpoint expired before completing."
     CHECKPOINT_SUBSUMED = "Checkpoint has been subsumed."
     CHECKPOINT_BASE_REPLACED = "A full checkpoint has replaced the one that this increment builds upon."
@@ -23,7 +22,6 @@ class CheckpointFailureReason(Enum):
     CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER = "An input cancelled the checkpoint."
     CHECKPOINT_COORDINATOR_SHUTDOWN = "CheckpointCoordinator shutdown."
     CHECKPOINT_COORDINATOR_SUSPEND = "Checkpoint Coordinator is suspending."
-    TASK_CHECKPOINT_FAILURE = "Task local checkpoint failure."
     FINALIZE_CHECKPOINT_FAILURE = "Failure to finalize checkpoint."
     TRIGGER_CHECKPOINT_FAILURE = "Trigger checkpoint failure."
 

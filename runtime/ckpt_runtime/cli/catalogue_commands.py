@@ -26,7 +26,7 @@ def list_snapshots(cli: Cli, directory: DirectoryArgument) -> None:
     """List the checkpoints and savepoints below a directory, the latest first, with what the catalogue says."""
     with storage_failures():
         from ckpt_runtime.snapshots.catalogue import check_listable, look_at
-        from ckpt_runtime.snapshots.description import summary_of
+        from ckpt_runtime.snapshots.description import summarized
         from ckpt_runtime.snapshots.finding import find_places
         from ckpt_runtime.storage.errors import CorruptFileError, NotFoundError
         from ckpt_runtime.storage.filesystem import resolve
@@ -37,7 +37,7 @@ def list_snapshots(cli: Cli, directory: DirectoryArgument) -> None:
         damaged: list[tuple[str, str]] = []
         for location in find_places(base, at_most=None):
             try:
-                readable.append((summary_of(opened_snapshot(location.url)), look_at(location)))
+                readable.append((summarized(opened_snapshot(location.url)), look_at(location)))
             except (CorruptFileError, NotFoundError) as error:
                 damaged.append((location.url, _what_is_left(location) or str(error)))
     readable.sort(key=lambda found: (-found[0].completion_timestamp, found[0].location))

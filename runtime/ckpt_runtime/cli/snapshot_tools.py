@@ -98,12 +98,12 @@ def show(
 ) -> None:
     """Show what a snapshot holds: operators, states, schemas, sizes, counts, and what wrote it."""
     with storage_failures():
-        from ckpt_runtime.snapshots.description import states_of, summary_of
+        from ckpt_runtime.snapshots.description import states_of, summarized
         from ckpt_runtime.snapshots.stored_files import missing_files_as_damage
 
         opened = opened_snapshot(snapshot)
         with missing_files_as_damage():
-            summary, states = summary_of(opened), list(states_of(opened, count=count))
+            summary, states = summarized(opened), list(states_of(opened, count=count))
     if not cli.output.as_json:
         lines = {
             "location": summary.location,

@@ -25,7 +25,7 @@ def records_to_batches(records: Iterable[Any], schema: pa.Schema, reader: str) -
     """What a reader's ``read`` gave, as batches of ``schema``.
 
     Tuples and lists are positional, named ``Row`` objects go by name, record batches must have exactly the schema.
-    ``reader`` is named in messages. :raises TypeError, ValueError: rows that do not fit the schema.
+    ``reader`` is named in messages. Raises TypeError or ValueError for rows that do not fit the schema.
     """
     if not isinstance(records, Iterable):
         raise TypeError(f"{reader} returned {type(records).__name__}, expected an iterator of {_RECORDS}")

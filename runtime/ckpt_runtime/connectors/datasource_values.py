@@ -19,7 +19,7 @@ def versioned(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def checked_items(uid: str, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items without their version. :raises StateSchemaError: of another version."""
+    """Items without their version. Raises StateSchemaError for those of another version."""
     checked = []
     for item in items:
         found = item.get("version", 1)

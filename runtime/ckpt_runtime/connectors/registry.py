@@ -15,7 +15,7 @@ from ckpt_runtime.operators.operator import Operator
 
 
 def create_connector(spec: OperatorSpec) -> Operator:
-    """A new source, reader, sink or committer, not opened yet. :raises ValueError: any other spec, or format."""
+    """A new source, reader, sink or committer, not opened yet. Raises ValueError for any other spec, or format."""
     match spec:
         case EnumeratorSpec():
             from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator

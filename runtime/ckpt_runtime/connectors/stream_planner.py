@@ -51,7 +51,7 @@ class StreamPlanner(Protocol):
 
 
 def new_planner(instance: Any, schema: pa.Schema, available_now: bool) -> StreamPlanner:
-    """Makes the reader of a data source, given as its instance. :raises PlanError: it has none for streams."""
+    """Makes the reader of a data source, given as its instance. Raises PlanError when it has none for streams."""
     struct = struct_type(schema)
     try:
         return _PartitionPlanner(instance.streamReader(struct), available_now)

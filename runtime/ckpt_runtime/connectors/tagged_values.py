@@ -57,12 +57,12 @@ class TaggedValues:
     def encode(self, value: Any, what: str) -> str:
         """The text of a value; ``what`` begins its path in messages, e.g. ``"Reader.partitions()[0]"``.
 
-        :raises ValueNotCarriedError: it holds something that is not carried, or itself.
+        Raises ValueNotCarriedError for one that holds something that is not carried, or itself.
         """
         return json.dumps(self._encode(value, (None, what), 0), separators=(",", ":"))
 
     def decode(self, text: str) -> Any:
-        """The value of a text. :raises UnreadableValueError: an unknown class, or no text of :meth:`encode`."""
+        """The value of a text. Raises UnreadableValueError for an unknown class, or no text of :meth:`encode`."""
         try:
             return self._decode(json.loads(text))
         except UnreadableValueError:

@@ -88,8 +88,8 @@ class _Edge:
 def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     """Compiles ``plan``.
 
-    :raises PlanError: no source, no sink, a uid given twice, a parallelism below 1 or above the maximum, two maximum
-        parallelisms within one chain.
+    Raises PlanError for a plan without source or sink, a uid given twice, a parallelism below 1 or above the maximum,
+    and two maximum parallelisms within one chain.
     """
     nodes, warnings = _reachable(plan)
     nodes = _expand_data_sources(nodes)

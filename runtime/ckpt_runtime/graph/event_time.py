@@ -19,7 +19,7 @@ from ckpt_runtime.graph.specs import AggregateSpec, FilterSpec, JoinSpec, Projec
 def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
     """The event time column that all ``inputs`` (more than one behind a union) have; None when it cannot be traced.
 
-    :raises PlanError: the united streams have different ones.
+    Raises PlanError when the united streams have different ones.
     """
     found = {_column_of(edge.node) for edge in inputs}
     if len(found - {None}) > 1:

@@ -14,7 +14,7 @@ from ckpt_runtime.graph.errors import PlanError
 def expression_type(expression: object, schema: pa.Schema, field: str) -> pa.DataType:
     """The type of ``expression`` over rows of ``schema``.
 
-    :raises PlanError: naming ``field``: a column that does not exist, types that no function takes, no expression.
+    Raises PlanError naming ``field`` for a column that does not exist, types that no function takes, no expression.
     """
     if not isinstance(expression, pc.Expression):
         raise PlanError(
@@ -40,7 +40,7 @@ def kind_text(value: object) -> str:
 
 
 def check_columns(columns: Sequence[str], schema: pa.Schema, field: str) -> None:
-    """:raises PlanError: a name that is no text or no column, or one that occurs twice in ``columns``."""
+    """Raises PlanError for a name that is no text or no column, or one that occurs twice in ``columns``."""
     for position, column in enumerate(columns):
         if not isinstance(column, str):
             raise PlanError(field, f"expected a column name, not {kind_text(column)}")

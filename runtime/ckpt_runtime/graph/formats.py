@@ -227,7 +227,7 @@ def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
 def source_schema(source: str | type, options: Mapping[str, str], declared: pa.Schema | None) -> pa.Schema:
     """What a source emits; checks its options on the way.
 
-    :raises PlanError: unknown format, bad option, or a ``DataSource`` without a schema or without a stream reader.
+    Raises PlanError for an unknown format, a bad option, or a ``DataSource`` without a schema or a stream reader.
     """
     if isinstance(source, type):
         return described_data_source(source, options, declared, told=False)[1]
@@ -237,7 +237,7 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
 
 
 def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) -> None:
-    """Checks a sink's format and options against what it will get. :raises PlanError: as :func:`source_schema`."""
+    """Checks a sink's format and options against what it will get. Raises as :func:`source_schema`."""
     if isinstance(sink, type):
         _check_stream(sink, "written", "streamWriter")
         _check_types_of_pyspark(sink, schema)
@@ -248,7 +248,7 @@ def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) 
 
 
 def _check_stream(source: type, verb: str, *methods: str) -> None:
-    """:raises PlanError: a ``DataSource`` that overrides none of the methods, e.g. one for batches only."""
+    """Raises PlanError for a ``DataSource`` that overrides none of the methods, e.g. one for batches only."""
     if all(getattr(getattr(source, method, None), "__module__", _DATA_SOURCE) == _DATA_SOURCE for method in methods):
         raise PlanError(
             "format",
@@ -258,7 +258,7 @@ def _check_stream(source: type, verb: str, *methods: str) -> None:
 
 
 def _check_types_of_pyspark(source: type, schema: pa.Schema) -> None:
-    """:raises PlanError: a column of a type that the ``StructType`` which a ``DataSource`` gets cannot have."""
+    """Raises PlanError for a column of a type that the ``StructType`` which a ``DataSource`` gets cannot have."""
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
@@ -282,7 +282,7 @@ def described_data_source(
     A source that has ``told`` the known one is asked too: in Spark the instance that told it makes the reader, and may
     have kept something of that.
 
-    :raises PlanError: a bad option, no stream reader, or no schema that can be used
+    Raises PlanError for a bad option, no stream reader, or no schema that can be used.
     """
     _check_stream(source, "read", "streamReader", "simpleStreamReader")
     available_now(options)
@@ -299,12 +299,12 @@ def described_data_source(
 
 
 def available_now(options: Mapping[str, str]) -> bool:
-    """Whether a ``DataSource`` is to end with the data that is there at the start. :raises PlanError: a bad value."""
+    """Whether a ``DataSource`` is to end with the data that is there at the start. Raises PlanError for a bad value."""
     return _engine_flag(AVAILABLE_NOW_OPTION, options)
 
 
 def ordered_reads(options: Mapping[str, str]) -> bool:
-    """Whether reading a partition again gives the same rows in the same order. :raises PlanError: a bad value."""
+    """Whether reading a partition again gives the same rows in the same order. Raises PlanError for a bad value."""
     return _engine_flag(ORDERED_READS_OPTION, options)
 
 

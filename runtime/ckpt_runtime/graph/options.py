@@ -34,7 +34,7 @@ class Option:
 def parse_options(format_name: str, declared: tuple[Option, ...], given: Mapping[str, str]) -> dict[str, Any]:
     """The values of all declared options by their declared key.
 
-    :raises PlanError: unknown option, missing required option, or a value outside what is allowed.
+    Raises PlanError for an unknown option, a missing one that is required, or a value outside what is allowed.
     """
     by_lower = {option.key.lower(): option for option in declared}
     unknown = sorted(key for key in given if key.lower() not in by_lower)

@@ -8,7 +8,7 @@ from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
-from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig
+from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig
 
 _BACKEND_NAMES = {
     StateBackendType.HASHMAP: "HashMapStateBackend",

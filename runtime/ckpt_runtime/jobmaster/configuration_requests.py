@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ckpt_runtime.jobmaster.gateway import Conflict, GatewayError
+from ckpt_runtime.jobmaster.gateway_errors import Conflict, GatewayError
 
 
 class ConfigurationRefused(GatewayError):

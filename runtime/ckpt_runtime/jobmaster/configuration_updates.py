@@ -39,7 +39,7 @@ from ckpt_runtime.jobmaster.configuration_requests import (
     VersionConflict,
 )
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway import SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.planning import Planner
 from ckpt_runtime.jobmaster.request_checks import check_directories, with_own_configuration

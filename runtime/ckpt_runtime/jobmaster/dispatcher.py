@@ -25,28 +25,30 @@ from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway import (
+from ckpt_runtime.jobmaster.gateway_errors import (
+    InvalidRequest,
+    JobNotFound,
+    JobTerminated,
+    NotReady,
+    SubmissionFailed,
+    VertexNotFound,
+)
+from ckpt_runtime.jobmaster.gateway_values import (
     CheckpointKind,
     ClusterOverview,
     DashboardConfig,
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
-    InvalidRequest,
     JobConfigInfo,
     JobDetails,
-    JobNotFound,
     JobOverview,
-    JobTerminated,
-    NotReady,
     OperationKind,
     OperationStatus,
     RunRequest,
     SavepointList,
     SlotOverview,
     StoredPipeline,
-    SubmissionFailed,
-    VertexNotFound,
     VertexPressure,
 )
 from ckpt_runtime.jobmaster.job_announcer import operation_ended

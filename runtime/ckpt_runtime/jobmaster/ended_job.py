@@ -25,7 +25,7 @@ from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError, checked, malformed
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
-from ckpt_runtime.jobmaster.gateway import (
+from ckpt_runtime.jobmaster.gateway_values import (
     NOT_YET,
     EffectiveCheckpointConfig,
     ExceptionEntry,

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ckpt_runtime.failure_report import MAX_MESSAGE_CHARS, MAX_TRACE_CHARS, FailureCause, printable
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, ExceptionHistory
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, ExceptionHistory
 from ckpt_runtime.scheduler.job_events import FailureInfo
 
 MAX_CONCURRENT = 16

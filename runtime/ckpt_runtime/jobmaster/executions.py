@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
-from ckpt_runtime.jobmaster.gateway import (
+from ckpt_runtime.jobmaster.gateway_values import (
     NOT_YET,
     ExecutionState,
     SubtaskDetails,

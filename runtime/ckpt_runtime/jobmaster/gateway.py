@@ -1,48 +1,27 @@
-"""What the REST layer asks of the dispatcher: one protocol, plain values and named errors, all imported from here.
+"""What the REST layer asks of the dispatcher, as one protocol.
 
-The dispatcher implements :class:`DispatcherGateway`; REST handlers know nothing else of the job manager. The values
-are ``gateway_values``, with their units; the errors ``gateway_errors``.
+The dispatcher implements :class:`DispatcherGateway`; REST handlers know nothing else of the job manager. What passes is
+in ``gateway_values``, with its units, and in the modules of what is asked for; the errors are in ``gateway_errors``.
+Nothing in this room below the dispatcher imports this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
+from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
 from ckpt_runtime.jobmaster.event_log import EventLog
-from ckpt_runtime.jobmaster.gateway_errors import (
-    CheckpointNotFound,
-    Conflict,
-    GatewayError,
-    InvalidRequest,
-    JobAlreadyExists,
-    JobNotFound,
-    JobTerminated,
-    NoSnapshot,
-    NotFound,
-    NotReady,
-    OperationNotFound,
-    PipelineInUse,
-    PipelineNotFound,
-    RequirementsRefused,
-    RescaleInProgress,
-    SnapshotInUse,
-    SubmissionFailed,
-    UpdateInProgress,
-    VertexNotFound,
-)
 from ckpt_runtime.jobmaster.gateway_values import (
-    NOT_YET,
     CheckpointKind,
     ClusterOverview,
     DashboardConfig,
     EffectiveCheckpointConfig,
-    ExceptionEntry,
     ExceptionHistory,
     ExecutionResult,
-    ExecutionState,
     JobConfigInfo,
     JobDetails,
     JobOverview,
@@ -52,66 +31,13 @@ from ckpt_runtime.jobmaster.gateway_values import (
     SavepointList,
     SlotOverview,
     StoredPipeline,
-    SubtaskDetails,
-    SubtaskPressure,
-    VertexDetails,
     VertexPressure,
 )
+from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-
-if TYPE_CHECKING:
-    from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
-    from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
-    from ckpt_runtime.jobmaster.restore_preview import PlanPreview
-    from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
-    from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
-
-__all__ = [
-    "NOT_YET",
-    "CheckpointKind",
-    "CheckpointNotFound",
-    "ClusterOverview",
-    "Conflict",
-    "DashboardConfig",
-    "DispatcherGateway",
-    "EffectiveCheckpointConfig",
-    "ExceptionEntry",
-    "ExceptionHistory",
-    "ExecutionResult",
-    "ExecutionState",
-    "GatewayError",
-    "InvalidRequest",
-    "JobAlreadyExists",
-    "JobConfigInfo",
-    "JobDetails",
-    "JobNotFound",
-    "JobOverview",
-    "JobStatus",
-    "JobTerminated",
-    "NoSnapshot",
-    "NotFound",
-    "NotReady",
-    "OperationKind",
-    "OperationNotFound",
-    "OperationStatus",
-    "PipelineInUse",
-    "PipelineNotFound",
-    "RequirementsRefused",
-    "RescaleInProgress",
-    "RunRequest",
-    "SavepointList",
-    "SlotOverview",
-    "SnapshotInUse",
-    "StoredPipeline",
-    "SubmissionFailed",
-    "SubtaskDetails",
-    "SubtaskPressure",
-    "UpdateInProgress",
-    "VertexDetails",
-    "VertexNotFound",
-    "VertexPressure",
-]
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
+from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 
 class DispatcherGateway(Protocol):

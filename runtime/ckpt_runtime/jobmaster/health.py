@@ -9,7 +9,7 @@ from enum import StrEnum
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointStatsStatus
-from ckpt_runtime.jobmaster.gateway import JobDetails, VertexPressure
+from ckpt_runtime.jobmaster.gateway_values import JobDetails, VertexPressure
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 RECENT_RESTART_MS = 300_000

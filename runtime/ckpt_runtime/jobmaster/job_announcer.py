@@ -14,7 +14,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsS
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.jobmaster.event_log import EventType
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway import OperationKind, OperationStatus
+from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus
 from ckpt_runtime.scheduler.core_events import DeployTasks, JobOutput, RecordFailure
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_effects import StatusChanged

@@ -28,22 +28,24 @@ from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, 
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
-from ckpt_runtime.jobmaster.gateway import (
-    CheckpointKind,
+from ckpt_runtime.jobmaster.gateway_errors import (
     Conflict,
-    EffectiveCheckpointConfig,
-    ExceptionHistory,
-    ExecutionResult,
     InvalidRequest,
-    JobConfigInfo,
-    JobDetails,
-    JobOverview,
     JobTerminated,
     NotReady,
-    OperationStatus,
     RequirementsRefused,
     RescaleInProgress,
     UpdateInProgress,
+)
+from ckpt_runtime.jobmaster.gateway_values import (
+    CheckpointKind,
+    EffectiveCheckpointConfig,
+    ExceptionHistory,
+    ExecutionResult,
+    JobConfigInfo,
+    JobDetails,
+    JobOverview,
+    OperationStatus,
 )
 from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.jobmaster.job_host import LoopHost

@@ -20,7 +20,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoin
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.graph.schema import DocumentError, checked
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission, StoredProperties, submission_of
 from ckpt_runtime.snapshots.snapshot import open_snapshot

@@ -22,7 +22,7 @@ from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOp
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
 from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
-from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState
+from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_slots import JobSlots

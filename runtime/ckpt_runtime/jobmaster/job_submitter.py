@@ -16,7 +16,8 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
-from ckpt_runtime.jobmaster.gateway import GatewayError, NotReady, RunRequest, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotReady, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.planning import Planner, entry_of

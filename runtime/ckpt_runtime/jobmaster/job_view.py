@@ -14,7 +14,7 @@ from ckpt_runtime.configuration.effective import effective_options
 from ckpt_runtime.jobmaster.ended_job import result_document
 from ckpt_runtime.jobmaster.exceptions_history import FailureLog, cause_of
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
-from ckpt_runtime.jobmaster.gateway import (
+from ckpt_runtime.jobmaster.gateway_values import (
     NOT_YET,
     EffectiveCheckpointConfig,
     ExceptionEntry,

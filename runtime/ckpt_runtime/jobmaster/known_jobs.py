@@ -19,7 +19,8 @@ from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway import NOT_YET, JobNotFound, JobOverview, NotReady
+from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, NotReady
+from ckpt_runtime.jobmaster.gateway_values import NOT_YET, JobOverview
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.slot_pool import SlotPool

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ckpt_runtime import leader_proof
-from ckpt_runtime.jobmaster.lease_rules import Claim, Watch
+from ckpt_runtime.jobmaster.lease_rules import OwnLease, Watch
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, Lease, NotLeaderError
 
@@ -58,7 +58,7 @@ class Leadership:
         self._lease_timeout_s = lease_timeout_s
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="lease")
         self._info: LeaderInfo | None = None
-        self._claim = Claim(lease_timeout_s)
+        self._own = OwnLease(lease_timeout_s)
         self._lost = False
         self._renewal: asyncio.Task[None] | None = None
 
@@ -76,7 +76,7 @@ class Leadership:
         if info is None or self._lost:
             raise NotLeaderError("this driver does not lead", "")
         # Asked before storage is: a driver that stood still knows by its own clock that another one may lead.
-        if not self._claim.holds(time.monotonic()):
+        if not self._own.holds(time.monotonic()):
             raise StorageError("the lease of this driver has run out and is not renewed yet", "")
         # The claim alone is no proof: what counts is who leads by what is stored.
         self._store.check(info)
@@ -118,7 +118,7 @@ class Leadership:
                     begun = time.monotonic()
                     claim = partial(self._store.claim, rest_url, application_id, attempt, after=epoch)
                     info = await self._in_pool(claim)
-                    self._claim.renewed(begun)
+                    self._own.renewed(begun)
                     return info
             except NotLeaderError:
                 logger.info("another driver was faster")
@@ -155,7 +155,7 @@ class Leadership:
         A process that stood still may find that nobody took over. It is given a whole lease's time then, since a
         machine on which it stood still is slow: its fence is closed meanwhile, and the renewal looks for a successor.
         """
-        left = self._claim.valid_until - begun
+        left = self._own.valid_until - begun
         return left if left > self._lease_timeout_s / 5 else self._lease_timeout_s
 
     async def _renew(self, info: LeaderInfo, on_lost: Callable[[], None]) -> None:
@@ -166,13 +166,13 @@ class Leadership:
             try:
                 async with asyncio.timeout(self._patience_s(begun)):
                     await self._in_pool(partial(self._store.renew, info, sequence))
-                self._claim.renewed(begun)
+                self._own.renewed(begun)
             except NotLeaderError as error:
                 logger.error("%s", error)
                 break
             except (StorageError, TimeoutError) as error:
                 logger.warning("cannot renew the lease: %s", str(error) or "no answer")
-                if not self._claim.holds(time.monotonic()):
+                if not self._own.holds(time.monotonic()):
                     break
             await asyncio.sleep(self._lease_timeout_s / 5)
         # Closes the fence at once, whatever those who are told do next.

@@ -8,7 +8,7 @@ long as neither clock is half as fast again as the other; for a clock that stood
 from __future__ import annotations
 
 
-class Claim:
+class OwnLease:
     """A leader's own view of its lease. Times are in the unit of ``lease_time``."""
 
     def __init__(self, lease_time: float) -> None:

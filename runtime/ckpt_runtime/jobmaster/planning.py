@@ -18,7 +18,8 @@ from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
-from ckpt_runtime.jobmaster.gateway import InvalidRequest, NotReady, RunRequest, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
 from ckpt_runtime.jobmaster.program_store import StoredProgram
 from ckpt_runtime.jobmaster.request_checks import (

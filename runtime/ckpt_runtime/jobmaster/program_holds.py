@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 
-from ckpt_runtime.jobmaster.gateway import InvalidRequest, NotReady, PipelineInUse, PipelineNotFound
+from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, PipelineInUse, PipelineNotFound
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.held_programs import HeldProgram, HeldProgramStore

@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from ckpt_runtime.client.private_files import make_private_directory
-from ckpt_runtime.jobmaster.gateway import InvalidRequest, PipelineNotFound, StoredPipeline
+from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, PipelineNotFound
+from ckpt_runtime.jobmaster.gateway_values import StoredPipeline
 from ckpt_runtime.jobmaster.program_archive import (
     DEFAULT_FUNCTION,
     MAX_SOURCE_BYTES,

@@ -31,7 +31,8 @@ from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyO
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.gateway import InvalidRequest, RunRequest, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import check_url

@@ -9,7 +9,8 @@ from functools import partial
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.gateway import RunRequest, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.request_checks import check_backend, check_fits, check_release
 from ckpt_runtime.snapshots.preflight import StateVerdict
 

@@ -8,7 +8,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
-from ckpt_runtime.jobmaster.gateway import Conflict, InvalidRequest, NotFound, NotReady, SavepointList
+from ckpt_runtime.jobmaster.gateway_errors import Conflict, InvalidRequest, NotFound, NotReady
+from ckpt_runtime.jobmaster.gateway_values import SavepointList
 from ckpt_runtime.snapshots import catalogue
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.finding import NOT_ALLOWED

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.jobmaster.gateway import NoSnapshot, SnapshotInUse
+from ckpt_runtime.jobmaster.gateway_errors import NoSnapshot, SnapshotInUse
 from ckpt_runtime.jobmaster.snapshot_claims import (
     JobClaims,
     OwnedElsewhereError,

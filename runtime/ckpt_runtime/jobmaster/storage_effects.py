@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -199,36 +199,36 @@ class StorageEffects:
             self._deletions.close()
             return
 
+        self._go_through(self._last_steps(keeps_nothing, outputs, savepoint_id))
+
+    def _go_through(self, steps: Iterator[tuple[str, Callable[[], None]]]) -> None:
+        """One after the other, each when everything before it is done."""
+
+        def go_on() -> None:
+            for step in steps:
+                self._deletions.submit(*step)
+                self._deletions.when_done(go_on)
+                return
+
+        self._deletions.when_done(go_on)
+
+    def _last_steps(
+        self, keeps_nothing: bool, outputs: tuple[SinkOutput, ...], savepoint_id: int
+    ) -> Iterator[tuple[str, Callable[[], None]]]:
         def delete_hidden_files() -> None:
             """What a retained checkpoint covers is not known while its storage is away."""
             check_directory(self._storage.location if self._directory_known else self._storage.location.parent)
             clean_up_sinks(outputs, self._storage, savepoint_id)
 
-        def clean_up_outputs() -> None:
-            what = f"clean up what the sinks of job {self._job_id} have hidden"
-            self._deletions.submit(what, delete_hidden_files)
-            self._deletions.when_done(lambda: self._finish_directory(keeps_nothing))
-
-        self._deletions.when_done(clean_up_outputs)
-
-    def _finish_directory(self, keeps_nothing: bool) -> None:
+        yield f"clean up what the sinks of job {self._job_id} have hidden", delete_hidden_files
         first_id = self._earlier_ids.start
         # What an earlier driver has let go of may be retained as well.
         first_kept = first_id if self._ended_before else min(self._kept, default=first_id)
         clean_up = JobCleanUp(self._storage, first_id, keeps_nothing, self._directory_known, first_kept)
-        self._deletions.submit(f"clean up {self._storage.location.url}", clean_up)
-        self._deletions.when_done(self._release_claims)
-
-    def _release_claims(self) -> None:
+        yield f"clean up {self._storage.location.url}", clean_up
         if self._claims is not None:
-            self._deletions.submit(f"release what job {self._job_id} has claimed", self._claims.release)
-        self._deletions.when_done(self._forget)
-
-    def _forget(self) -> None:
-        self._deletions.submit(f"forget job {self._job_id}", self._record.forget)
-        self._deletions.when_done(self._note_end)
-
-    def _note_end(self) -> None:
+            yield f"release what job {self._job_id} has claimed", self._claims.release
+        yield f"forget job {self._job_id}", self._record.forget
         self._cleaned_up = True
 
     def close(self) -> None:

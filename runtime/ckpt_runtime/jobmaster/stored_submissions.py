@@ -7,7 +7,7 @@ import logging
 import time
 from dataclasses import replace
 
-from ckpt_runtime.jobmaster.gateway import NotReady
+from ckpt_runtime.jobmaster.gateway_errors import NotReady
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore

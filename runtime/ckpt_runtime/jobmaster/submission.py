@@ -17,7 +17,7 @@ from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import NonNegative, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, RunRequest
 from ckpt_runtime.jobmaster.job_record import JobRecord, cluster_options
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.storage.disposal import SnapshotDisposal

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
 
-from ckpt_runtime.jobmaster.gateway import Conflict, JobAlreadyExists, NotReady, RunRequest
+from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobAlreadyExists, NotReady
+from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.storage.burnt_ids import BurntIdStore
 from ckpt_runtime.storage.errors import StorageError
 

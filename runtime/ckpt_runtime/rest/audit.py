@@ -29,7 +29,8 @@ from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.rest_options import AuditDestination, RestOptions
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
-from ckpt_runtime.jobmaster.gateway import DispatcherGateway, RunRequest
+from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.gateway_values import RunRequest
 
 logger = logging.getLogger("ckpt_runtime.audit")
 Json = dict[str, Any]

@@ -15,22 +15,22 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ckpt_runtime.jobmaster import gateway
+from ckpt_runtime.jobmaster import gateway_errors
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, OptionsNotAllowed
 from ckpt_runtime.rest.responses import FlinkResponse
 
 MAX_ECHOED_CHARS = 200
 """How much of a refused value an error message repeats."""
 
-_GATEWAY_STATUS: tuple[tuple[type[gateway.GatewayError], int], ...] = (
-    (gateway.NotFound, 404),
-    (gateway.Conflict, 409),
-    (gateway.InvalidRequest, 400),
-    (gateway.RequirementsRefused, 400),
+_GATEWAY_STATUS: tuple[tuple[type[gateway_errors.GatewayError], int], ...] = (
+    (gateway_errors.NotFound, 404),
+    (gateway_errors.Conflict, 409),
+    (gateway_errors.InvalidRequest, 400),
+    (gateway_errors.RequirementsRefused, 400),
     (ConfigurationRefused, 400),
     (OptionsNotAllowed, 403),
-    (gateway.SubmissionFailed, 400),
-    (gateway.NotReady, 503),
+    (gateway_errors.SubmissionFailed, 400),
+    (gateway_errors.NotReady, 503),
 )
 
 
@@ -87,7 +87,7 @@ def moved(scope: Scope, path: str) -> dict[str, Any]:
 def install_error_handlers(app: FastAPI) -> None:
     """Every error of ``app`` gets the one shape; an unknown path or method is 404, never 405 (as in Flink)."""
     app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(gateway.GatewayError, _on_gateway_error)
+    app.add_exception_handler(gateway_errors.GatewayError, _on_gateway_error)
     app.add_exception_handler(RequestValidationError, _on_parameter_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_unexpected)

@@ -12,7 +12,8 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from ckpt_runtime.jobmaster.gateway import DispatcherGateway, StoredPipeline
+from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.gateway_values import StoredPipeline
 from ckpt_runtime.rest.errors import BadRequest, echo
 from ckpt_runtime.rest.json_body import limited_stream
 

@@ -44,7 +44,7 @@ class StateDescription(Struct, frozen=True):
     schema: tuple[str, ...] = ()
 
 
-def summary_of(snapshot: Snapshot) -> SnapshotSummary:
+def summarized(snapshot: Snapshot) -> SnapshotSummary:
     """Without reading any file."""
     metadata = snapshot.metadata
     states = metadata.states.values()

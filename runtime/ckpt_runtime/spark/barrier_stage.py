@@ -7,13 +7,14 @@ slot pool then launches a new one, so Spark's retry and ours never fight.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from ckpt_runtime.jobmaster.loss_notices import hint_of
 from ckpt_runtime.spark.protection import CONTROL_SECRET
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
-from ckpt_runtime.spark.stage_failures import telling_line
 from ckpt_runtime.structured_log import PLAIN, LogSettings
 
 if TYPE_CHECKING:
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from ckpt_runtime.jobmaster.slot_stages import StageEnded
 
 logger = logging.getLogger(__name__)
+
+_EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+) [^)]*\) Reason: (.+)")
+_EXIT_CODE = re.compile(r"exited with code (\d+)")
+_TASK = re.compile(r"finished unsuccessfully\.\n(.+)|Most recent failure: [^\n]*?\): (.+)")
+_CALL = re.compile(r"An error occurred while calling [^\n]*\n:? ?")
+_CLASS = re.compile(r"^(?:[\w$]+\.)+[\w$]+: ")
+_MAX_CHARS = 500
 
 Task = Callable[[Iterable[int]], Iterable[int]]
 
@@ -70,7 +78,7 @@ class BarrierStageProvider:
             stage = self._context.parallelize(range(slots), slots).barrier()
             stage.mapPartitions(task).collect()
         except Exception as failure:
-            error = StageFailedError(telling_line(str(failure)))
+            error = StageFailedError(stage_failure(str(failure)))
             logger.warning("barrier stage %d failed: %s", stage_id, error)
         ended(stage_id, error)
 
@@ -94,3 +102,16 @@ def agent_task(driver_host: str, control_port: int, stage_id: int, log: LogSetti
             yield index
 
     return task
+
+
+def stage_failure(message: str) -> str:
+    """A lost executor with its exit code; else why a task failed; else the first line that is not Py4J's."""
+    executor = _EXECUTOR.search(message)
+    if executor is not None:
+        reason = executor[2].strip()
+        code = _EXIT_CODE.search(reason)
+        hint = hint_of(int(code[1])) if code is not None else ""
+        return f"executor {executor[1]} was lost: {reason}{f' ({hint})' if hint else ''}"[:_MAX_CHARS]
+    task = _TASK.search(message)
+    text = (task[1] or task[2]) if task is not None else _CALL.sub("", message, count=1).partition("\n")[0]
+    return _CLASS.sub("", text.strip())[:_MAX_CHARS] or "Spark gave no reason"

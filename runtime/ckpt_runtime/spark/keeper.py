@@ -8,7 +8,6 @@ depend on template or agent. Linux only, like the template.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import shutil
@@ -17,32 +16,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from ckpt_runtime.forking import control, end_with
 from ckpt_runtime.spark import processes
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """What a terminal or Spark sends to whole process groups; the worker ends of it, and the keeper has work to do then."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
 
-
-def keep(become_worker: Callable[[], NoReturn], tether: int, telling: int, directory: str) -> NoReturn:
-    """Writes the worker's pid to the descriptor ``telling``, nothing if it cannot fork. ``tether`` is the worker's."""
+def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], directory: str) -> NoReturn:
+    """Tells the worker's pid by ``begun``; never calls it if it cannot fork."""
     code = 1
     try:
         processes.set_name(processes.KEEPER)
         # Before the fork: whatever the worker starts at once is adopted as well.
-        _control(_PR_SET_CHILD_SUBREAPER, 1)
+        control(_PR_SET_CHILD_SUBREAPER, 1)
         keeper = os.getpid()
         pid = os.fork()
         if pid == 0:
-            os.close(telling)
-            _end_with(keeper)
+            end_with(keeper)
             become_worker()
-        os.write(telling, str(pid).encode())
-        os.close(telling)
-        os.close(tether)
+        begun(pid)
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         code = _wait_for(pid)
@@ -76,23 +70,9 @@ def _wait_for(worker: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _end_with(keeper: int) -> None:
-    """A worker whose keeper is killed ends with it."""
-    _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have died before the signal was asked for.
-    if os.getppid() != keeper:
-        os._exit(1)
-
-
 def _end_by_signal(number: int) -> None:
     # The worker has left a core already, if any is wanted.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-
-
-def _control(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl({option}): {os.strerror(error)}")

@@ -102,13 +102,7 @@ def start_session(
         f"local[{slots or LOCAL_SLOTS}]" if master in ("local", "local[*]") else master,
         rest_host=rest_host,
         rest_port=rest_port,
-        files=SessionFiles(
-            properties=str(properties_file),
-            log=str(log_file),
-            ready=str(ready_file),
-            work=None if work_directory is None else str(work_directory),
-            configuration=str(configuration_file),
-        ),
+        files=_files(log_file, ready_file, properties_file, configuration_file, work_directory),
     )
     inherited = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
     settings = {**_slot_settings(master, slots, spark_conf or {}), **(spark_conf or {})}
@@ -137,6 +131,16 @@ def start_session(
     finally:
         properties_file.unlink(missing_ok=True)
         configuration_file.unlink(missing_ok=True)
+
+
+def _files(log: Path, ready: Path, properties: Path, configuration: Path, work: Path | None) -> SessionFiles:
+    return SessionFiles(
+        properties=str(properties),
+        log=str(log),
+        ready=str(ready),
+        work=None if work is None else str(work),
+        configuration=str(configuration),
+    )
 
 
 def _configured_token(conf: dict[str, str]) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import to_builtins
 
 from ckpt_runtime.graph.schema import DocumentError, checked
-from ckpt_runtime.storage.errors import AmbiguousWriteError, ConflictError, CorruptFileError, StorageError
+from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.storage.versioned_document import VersionedDocument
@@ -21,9 +21,6 @@ from ckpt_runtime.storage.versioned_document import VersionedDocument
 T = TypeVar("T")
 Fence = Callable[[], None]
 """Called before anything is changed; raises when this process may not change anything (any more)."""
-
-_ATTEMPTS = 100
-_UNKNOWN_OUTCOMES = 5
 
 
 def no_fence() -> None:
@@ -56,42 +53,24 @@ class FencedDocument(Generic[T]):
         Raises :class:`NotLeaderError`, :class:`AmbiguousWriteError` when it is unknown whether the change is stored,
         :class:`StorageError` when it is not.
         """
-        unknown = 0
-        for _ in range(_ATTEMPTS):
-            try:
-                self._fence()
-                revision = self._document.read()
-                present: dict[str, Any] = {} if revision is None else revision.document
-                # Read anew in each round: a later leader may have adopted the document since the last one.
-                check_epoch(present.get("epoch", 0), self._epoch, self.directory)
-            except StorageError as error:
-                if unknown:
-                    raise AmbiguousWriteError(str(error), self.directory.url, error) from error
-                raise
-            content = self._content(present)
+        changed: T
+
+        def check(present: dict[str, Any] | None) -> None:
+            self._fence()
+            # Anew in each round: a later leader may have adopted the document since the last one.
+            check_epoch((present or {}).get("epoch", 0), self._epoch, self.directory)
+
+        def make(present: dict[str, Any] | None) -> dict[str, Any] | None:
+            nonlocal changed
+            content = self._content(present or {})
             changed = modify(content)
             # Of an older epoch it is written all the same: that is what closes it for earlier leaders.
-            if changed == content and present.get("epoch") == self._epoch:
-                return changed
-            try:
-                document = {**to_builtins(changed), "epoch": self._epoch}
-                self._document.write(0 if revision is None else revision.number, document)
-            # Somebody was faster, or it was this very change, whose answer was lost: reading tells.
-            except ConflictError:
-                continue
-            except AmbiguousWriteError:
-                # Written again on top of what is read: of a change that has arrived `modify` makes nothing new.
-                unknown += 1
-                if unknown == _UNKNOWN_OUTCOMES:
-                    raise
-                continue
-            except StorageError as error:
-                if unknown:  # the first write may still be on its way
-                    raise AmbiguousWriteError(str(error), self.directory.url, error) from error
-                raise
-            return changed
-        message = f"cannot change {self.directory.url}: it changes all the time"
-        raise (AmbiguousWriteError if unknown else StorageError)(message, self.directory.url)
+            if changed == content and (present or {}).get("epoch") == self._epoch:
+                return None
+            return {**to_builtins(changed), "epoch": self._epoch}
+
+        self._document.change(make, check)
+        return changed
 
     def adopt(self) -> T:
         """Closes the document for all earlier epochs; what is returned can no longer be changed by them."""

@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from msgspec import to_builtins
 
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, checked
-from ckpt_runtime.storage.errors import AmbiguousWriteError, ConflictError, CorruptFileError
+from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import Location, check_directory
 from ckpt_runtime.storage.versioned_document import VersionedDocument
 
 CATALOGUE_NAME = "catalogue"
 MAX_MARKS = 20
 MAX_NOTE_CHARS = 1_000
-_ATTEMPTS = 100
-_UNKNOWN_OUTCOMES = 5
 
 
 class MarkKind(StrEnum):
@@ -107,27 +106,21 @@ def change_entry(
     the savepoint's directory is not there, :class:`AmbiguousWriteError` when it is unknown whether the change is
     stored, :class:`StorageError` when it is not.
     """
-    document = entry_document(savepoint)
-    unknown = 0
-    for _ in range(_ATTEMPTS):
-        revision = document.read()
-        present = initial() if revision is None else _checked(revision.document, savepoint)
+    changed: SavepointEntry
+
+    def make(document: dict[str, Any] | None) -> dict[str, Any] | None:
+        nonlocal changed
+        present = initial() if document is None else _checked(document, savepoint)
         changed = change(present)
-        if revision is not None and changed == present:
-            return changed
+        if document is not None and changed == present:
+            return None
         # Writing would make it anew: an entry must not bring back a savepoint that has just gone.
         check_directory(savepoint)
-        try:
-            document.write(0 if revision is None else revision.number, to_builtins(changed))
-        except ConflictError:
-            continue
-        except AmbiguousWriteError:
-            unknown += 1
-            if unknown == _UNKNOWN_OUTCOMES:
-                raise
-            continue
-        return changed
-    raise ConflictError(f"cannot change {document.directory.url}: it changes all the time", document.directory.url)
+        written: dict[str, Any] = to_builtins(changed)
+        return written
+
+    entry_document(savepoint).change(make)
+    return changed
 
 
 def delete_entry(savepoint: Location) -> None:

@@ -7,8 +7,8 @@ the present one. A writer that lost a race, or comes back after a long pause, ca
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ from ckpt_runtime.storage.publish import publish
 
 _NAME = re.compile(r"([0-9]{20})\.json")
 _READ_ATTEMPTS = 20
+_CHANGE_ATTEMPTS = 100
+_UNKNOWN_OUTCOMES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,10 @@ class Revision:
 
     number: int
     document: dict[str, Any]
+
+
+def _allow(_: dict[str, Any] | None) -> None:
+    """Whoever may see the document may change it."""
 
 
 class VersionedDocument:
@@ -83,6 +89,52 @@ class VersionedDocument:
             raise self._conflict(expected) from None
         # Old ones go last: a crash in between leaves a revision too many, never one too few.
         self._delete(self._superseded(expected, file))
+
+    def change(
+        self,
+        make: Callable[[dict[str, Any] | None], Mapping[str, Any] | None],
+        check: Callable[[dict[str, Any] | None], None] = _allow,
+    ) -> None:
+        """Reads and writes what ``make`` gives, again when somebody else was faster, or when the outcome is unknown.
+
+        ``make`` may be called on its own result, which it has to leave as it is by giving None, and may raise to change
+        nothing. ``check`` is called before it, and raises StorageError when nothing may be changed any more.
+        Raises :class:`AmbiguousWriteError` when it is unknown whether a change is stored, :class:`StorageError` when it
+        is not.
+        """
+        unknown = 0
+        for _ in range(_CHANGE_ATTEMPTS):
+            with self._unless(unknown):
+                revision = self.read()
+                present = None if revision is None else revision.document
+                check(present)
+            document = make(present)
+            if document is None:
+                return None
+            try:
+                return self.write(0 if revision is None else revision.number, document)
+            except ConflictError:
+                continue  # somebody else was, or it was this very change, whose answer was lost: reading tells
+            except AmbiguousWriteError:
+                # Written again on top of what is read: of a change that has arrived nothing new is made.
+                unknown += 1
+                if unknown == _UNKNOWN_OUTCOMES:
+                    raise
+            except StorageError:
+                with self._unless(unknown):
+                    raise
+        with self._unless(unknown):
+            raise StorageError(f"cannot change {self.directory.url}: it changes all the time", self.directory.url)
+
+    @contextmanager
+    def _unless(self, unknown: int) -> Iterator[None]:
+        """An error tells that nothing is stored, unless an earlier write may still be on its way."""
+        try:
+            yield
+        except StorageError as error:
+            if unknown:
+                raise AmbiguousWriteError(str(error), self.directory.url, error) from error
+            raise
 
     def delete(self) -> None:
         """Deletes all revisions, the present one last, and the directory; nothing there is fine."""

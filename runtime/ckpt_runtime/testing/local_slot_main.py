@@ -5,6 +5,7 @@ With a descriptor on the command line it is that of the template of many agents.
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import msgspec
@@ -16,7 +17,7 @@ from ckpt_runtime.testing.agent_template import serve_agents
 def main() -> None:
     """Runs one agent until its driver ends, or a template."""
     if len(sys.argv) > 1:
-        serve_agents(int(sys.argv[1]))
+        serve_agents(socket.socket(fileno=int(sys.argv[1])))
     else:
         run_agent(*msgspec.json.decode(sys.stdin.readline(), type=tuple[AgentParameters, int]))
 

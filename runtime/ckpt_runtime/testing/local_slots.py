@@ -18,6 +18,7 @@ from ckpt_runtime.spark.slot_agent import AgentParameters
 from ckpt_runtime.structured_log import PLAIN, LogSettings
 from ckpt_runtime.testing.agent_template import forked_agent
 
+_HOST = "127.0.0.1"
 _LOOK_S = 0.05
 """There is no way to wait for whichever of several processes ends first, and for no other child of this one."""
 
@@ -26,8 +27,8 @@ class Agent(Protocol):
     """The process of one, as :class:`subprocess.Popen` shows it."""
 
     @property
-    def pid(self) -> int | None:
-        """None as long as there is none."""
+    def pid(self) -> int:
+        """0 as long as there is none."""
 
     @property
     def returncode(self) -> int | None: ...
@@ -57,10 +58,7 @@ def spawned_agent(parameters: AgentParameters, index: int) -> Agent:
 class LocalSlotProvider:
     """A ``SlotProvider`` that starts one process per slot. A stage ends, as in Spark, when one of its agents does."""
 
-    def __init__(
-        self, host: str = "127.0.0.1", start_agent: StartAgent | None = None, log: LogSettings = PLAIN
-    ) -> None:
-        self._host = host
+    def __init__(self, start_agent: StartAgent | None = None, log: LogSettings = PLAIN) -> None:
         self._log = log
         self._start_agent = start_agent or (forked_agent if processes.machine() else spawned_agent)
         self._stages: dict[int, list[Agent]] = {}
@@ -71,7 +69,7 @@ class LocalSlotProvider:
         return 0
 
     def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
-        parameters = AgentParameters(self._host, control_port, secret, stage_id, self._log)
+        parameters = AgentParameters(_HOST, control_port, secret, stage_id, self._log)
         agents = [self._start_agent(parameters, index) for index in range(slots)]
         self._stages[stage_id] = agents
         threading.Thread(target=self._watch, args=(stage_id, agents, ended), daemon=True).start()
@@ -84,7 +82,7 @@ class LocalSlotProvider:
         """Process ids of the living agents."""
         stages = list(self._stages.values())  # which end in threads of their own
         living = [agent for agents in stages for agent in agents if agent.poll() is None]
-        return [agent.pid for agent in living if agent.pid is not None]
+        return [agent.pid for agent in living if agent.pid]
 
     def _watch(self, stage_id: int, agents: list[Agent], ended: StageEnded) -> None:
         running = deque(agents)

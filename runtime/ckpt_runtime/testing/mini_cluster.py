@@ -20,7 +20,7 @@ from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway import OperationKind, OperationStatus, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus, RunRequest
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
 from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.network.tls import rest_context
@@ -51,12 +51,10 @@ class MiniCluster:
         self,
         *,
         configuration: Mapping[str, str] | None = None,
-        work_directory: Path | None = None,
         rest: bool = False,
         token: str | None = None,
         heartbeat_timeout_s: float = 50.0,
         heartbeat_interval_s: float = 1.0,
-        slot_request_timeout_s: float = 300.0,
         lease_timeout_s: float = LEASE_TIMEOUT_S,
         on_shutdown: Callable[[], None] = lambda: None,
     ) -> None:
@@ -69,9 +67,9 @@ class MiniCluster:
         self._directory = HeldDirectory("ckpt-mini-cluster-")
         self._settings = ClusterSettings(
             control_host="127.0.0.1",
-            work_directory=work_directory or self._directory.path,
+            work_directory=self._directory.path,
             configuration=Configuration(configuration or {}),
-            slot_times=SlotTimes(heartbeat_interval_s, heartbeat_timeout_s, request_timeout_s=slot_request_timeout_s),
+            slot_times=SlotTimes(heartbeat_interval_s, heartbeat_timeout_s),
             lease_timeout_s=lease_timeout_s,
         )
         log = LogSettings(self._settings.configuration.get(LoggingOptions.FORMAT), APPLICATION_ID)

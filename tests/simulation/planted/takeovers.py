@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.jobmaster.lease_rules import Claim, Watch
+from ckpt_runtime.jobmaster.lease_rules import OwnLease, Watch
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.live_changes import LiveChanges
@@ -32,8 +32,8 @@ def _():
 
 @bug("a leader counts on its lease for as long as a challenger waits", "invariant 11")
 def _():
-    init = Claim.__init__
-    return [(Claim, "__init__", lambda self, lease_time: init(self, lease_time * 3 / 2))]
+    init = OwnLease.__init__
+    return [(OwnLease, "__init__", lambda self, lease_time: init(self, lease_time * 3 / 2))]
 
 
 @bug("a challenger does not look at signs of life", "invariant 11")

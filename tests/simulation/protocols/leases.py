@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_runtime.jobmaster.lease_rules import Claim, Watch
+from ckpt_runtime.jobmaster.lease_rules import OwnLease, Watch
 from tests.simulation.protocols.event_loop import EventLoop, SimulatedProcess
 from tests.simulation.schedules.violation import Violation
 
@@ -63,13 +63,13 @@ class LeaseHolder:
     def __init__(self, world: World, clock: LeaseClock, begun: float) -> None:
         self.clock = clock
         self._world = world
-        self._claim = Claim(LEASE_MS)
-        self._claim.renewed(begun)
+        self._own = OwnLease(LEASE_MS)
+        self._own.renewed(begun)
         self._how, self._bad_until = "well", 0
 
     @property
     def holds(self) -> bool:
-        return self._claim.holds(self.clock.now)
+        return self._own.holds(self.clock.now)
 
     def renew(self, driver: Driver) -> None:
         """Gives a sign of life, and the next one when that is answered."""
@@ -103,12 +103,12 @@ class LeaseHolder:
 
     def _answered(self, driver: Driver, begun: float, is_taken: bool) -> None:
         now = self.clock.now
-        in_time = now - begun <= max(_RENEW_MS, self._claim.valid_until - begun)
+        in_time = now - begun <= max(_RENEW_MS, self._own.valid_until - begun)
         if not driver.leads:
             driver.lost_leadership()
             return
         if is_taken and in_time:
-            self._claim.renewed(begun)
+            self._own.renewed(begun)
         elif not self.holds:
             driver.lost_leadership()
             return

@@ -284,7 +284,7 @@ class Deployment:
             del task.arrived[known]
         world, choices, options = self.world, self.world.choices, task.options[checkpoint_id]
         if task.stopping is not None:
-            self._decline(task, checkpoint_id, Reason.TASK_CHECKPOINT_FAILURE)
+            self._decline(task, checkpoint_id, Reason.CHECKPOINT_DECLINED_TASK_NOT_READY)
             return
         if choices.fault("snapshot hangs", 0.015):
             return
@@ -392,6 +392,6 @@ _DECLINES = (
     Reason.CHECKPOINT_DECLINED_TASK_NOT_READY,
     Reason.CHECKPOINT_DECLINED_SUBSUMED,
     Reason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER,
-    Reason.CHANNEL_STATE_SHARED_STREAM_EXCEPTION,
-    Reason.TASK_CHECKPOINT_FAILURE,
+    Reason.CHECKPOINT_DECLINED_TASK_NOT_READY,
+    Reason.CHECKPOINT_DECLINED_TASK_NOT_READY,
 )

@@ -15,7 +15,7 @@ from airflow_provider_ckpt.assets import checkpoints_of, create_asset, sanitize_
 from airflow_provider_ckpt.triggers.snapshots import CkptSnapshotsTrigger
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.jobmaster.event_log import EventType
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.storage.savepoint_entry import SavepointEntry
 from tests.unit.provider.conftest import JOB, Fault, JobManager, run_at_hubs, until

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptNotFound, CkptOperationFailed
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}

@@ -17,7 +17,7 @@ from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.client.errors import Unauthorized
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, JobManager, Task
 
 OPERATOR: dict[str, Any] = {"task_id": "t", "deferrable": False, "poll_interval": 0.01, "wait_timeout": 60}

@@ -21,7 +21,7 @@ from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.operators.suspend import SuspendJobOperator
 from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator
 from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
 from tests.support.golden import DIRECTORY
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task

@@ -26,7 +26,7 @@ from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import Finish, JobManager, Task
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}

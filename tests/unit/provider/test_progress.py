@@ -28,7 +28,8 @@ from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task
 
 TRACE = 'ValueError: no such airport\n  File "flights.py", line 12, in enrich\n    raise ValueError(code)'

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.operators.rescue import RescueCheckpointOperator
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
 from tests.unit.runtime.rest.fake_gateway import PARALLELISM, VERTICES
 

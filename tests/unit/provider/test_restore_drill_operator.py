@@ -22,8 +22,8 @@ from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.drill import RestoreDrillOperator
 from ckpt_runtime.client.models import JobDetails, Vertex
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster import gateway as g
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.jobmaster import gateway_values as g
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.savepoint_entry import Mark, SavepointEntry
 from tests.support.rest_examples import SNAPSHOT, catalogue
 from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, deferral, fire

@@ -13,7 +13,8 @@ from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
 
 FAST = {"defer_after": 0, "poke_interval": 0.01, "timeout": 5}

@@ -20,7 +20,7 @@ from airflow_provider_ckpt.exceptions import (
     CkptWaitTimeout,
 )
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}

@@ -17,7 +17,7 @@ from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger
 from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, JobManager, until
 
 ELSEWHERE = SessionProcess("s", "another.example", 1, 1, "/nowhere/s.log").to_json()

@@ -18,7 +18,7 @@ from airflow_provider_ckpt.triggers.upgrade import CkptUpgradeTrigger
 from airflow_provider_ckpt.upgrades.actions import Accepted, Fits, Newest, Seen
 from airflow_provider_ckpt.upgrades.machine import advance, begin
 from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, JobManager, Task
 
 FAST = {"deferrable": False, "poll_interval": 0.01}

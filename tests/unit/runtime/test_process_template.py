@@ -14,7 +14,7 @@ import pytest
 
 from ckpt_runtime import limited_process
 from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, drop_templates, keep_templates, run_limited
-from ckpt_runtime.process_template import ProcessTemplate, TemplateGoneError
+from ckpt_runtime.process_template import ProcessTemplate
 from tests.support.processes import children, living
 
 LIMITS = ProcessLimits(time_s=60, memory_bytes=256 << 20, answer_bytes=10_000)
@@ -136,10 +136,11 @@ def test_processes_end_with_the_one_who_asked(tmp_path: Path) -> None:
     template = ProcessTemplate({**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), "runtime"))})
     with tempfile.TemporaryFile() as file:
         process = template.fork("waiting", [], file.fileno(), file.fileno(), {})
-        started = children(template._process.pid)
+        assert process is not None
+        started = children(template.process.pid)
         assert len(started) == 1
         template.close()
         until_gone(started)
         assert process.end() == -signal.SIGKILL
-        with pytest.raises(TemplateGoneError):
+        with pytest.raises(ConnectionError):
             template.fork("waiting", [], file.fileno(), file.fileno(), {})

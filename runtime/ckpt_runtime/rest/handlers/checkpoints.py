@@ -8,13 +8,9 @@ from fastapi import APIRouter
 from pydantic import BeforeValidator
 
 from ckpt_runtime.checkpoint.statistics import CheckpointStats
-from ckpt_runtime.jobmaster.gateway import (
-    CheckpointKind,
-    CheckpointNotFound,
-    DispatcherGateway,
-    NotFound,
-    OperationKind,
-)
+from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.gateway_errors import CheckpointNotFound, NotFound
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, OperationKind
 from ckpt_runtime.rest.bodies import TRIGGER_ID, Body, HexId, OneOf, body_of, refused, spelled
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import CheckpointId, Gateway, JobId, TriggerId, VertexId

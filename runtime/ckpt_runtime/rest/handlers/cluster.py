@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 
-from ckpt_runtime.jobmaster.gateway import ClusterOverview
+from ckpt_runtime.jobmaster.gateway_values import ClusterOverview
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId, MetricNames, listed

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ckpt_runtime.jobmaster.gateway import NotFound
+from ckpt_runtime.jobmaster.gateway_errors import NotFound
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import ApplicationId, Gateway, SlotAgentId

@@ -8,7 +8,8 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from ckpt_runtime.jobmaster.gateway import DispatcherGateway, JobNotFound
+from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.gateway_errors import JobNotFound
 from ckpt_runtime.jobmaster.health import JobHealth, job_health
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.openapi import errors

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from ckpt_runtime.jobmaster.gateway import ExceptionHistory, JobNotFound, JobTerminated
+from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated
+from ckpt_runtime.jobmaster.gateway_values import ExceptionHistory
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
 from ckpt_runtime.rest.json_body import whole_request

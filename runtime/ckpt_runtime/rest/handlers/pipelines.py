@@ -9,7 +9,7 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.jobmaster.gateway import RunRequest, StoredPipeline
+from ckpt_runtime.jobmaster.gateway_values import RunRequest, StoredPipeline
 from ckpt_runtime.rest.bodies import (
     Body,
     EntryPoint,

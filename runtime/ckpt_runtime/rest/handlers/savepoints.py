@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.jobmaster.gateway import DispatcherGateway, OperationKind
+from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.gateway_values import OperationKind
 from ckpt_runtime.rest.bodies import TRIGGER_ID, Body, Flag, HexId, Location, OneOf, body_of, spelled
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.openapi import errors, json_body

@@ -6,13 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ckpt_runtime.jobmaster.gateway import (
-    DispatcherGateway,
-    NotFound,
-    SubtaskDetails,
-    VertexDetails,
-    VertexNotFound,
-)
+from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.gateway_errors import NotFound, VertexNotFound
+from ckpt_runtime.jobmaster.gateway_values import SubtaskDetails, VertexDetails
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.handlers.jobs import aggregations
 from ckpt_runtime.rest.openapi import errors

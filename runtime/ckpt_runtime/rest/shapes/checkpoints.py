@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.statistics import (
     VertexStats,
 )
 from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS
-from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, OperationKind, OperationStatus
+from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, OperationKind, OperationStatus
 from ckpt_runtime.rest.shapes.jobs import failure
 
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_runtime.jobmaster.gateway import NOT_YET, JobDetails, JobOverview, SlotOverview
+from ckpt_runtime.jobmaster.gateway_values import NOT_YET, JobDetails, JobOverview, SlotOverview
 from ckpt_runtime.rest.shapes.jobs import job_line, times
 from ckpt_runtime.scheduler.job_status import JobStatus
 

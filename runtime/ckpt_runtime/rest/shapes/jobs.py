@@ -9,7 +9,7 @@ from typing import Any
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer
-from ckpt_runtime.jobmaster.gateway import (
+from ckpt_runtime.jobmaster.gateway_values import (
     NOT_YET,
     ExceptionEntry,
     ExceptionHistory,

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ckpt_runtime.jobmaster.gateway import ClusterOverview, JobOverview
+from ckpt_runtime.jobmaster.gateway_values import ClusterOverview, JobOverview
 from ckpt_runtime.jobmaster.health import HealthVerdict, JobHealth
 from ckpt_runtime.scheduler.job_status import JobStatus
 

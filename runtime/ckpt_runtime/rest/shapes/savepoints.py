@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_runtime.jobmaster.gateway import SavepointList
+from ckpt_runtime.jobmaster.gateway_values import SavepointList
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.storage.savepoint_entry import Mark
 

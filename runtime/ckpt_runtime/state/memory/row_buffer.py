@@ -51,7 +51,7 @@ def _ends(spec: RowBufferSpec) -> dict[str, Any]:
     return {"event_time": spec.event_time, "keeps_matched": spec.keeps_matched}
 
 
-def descriptor_of(spec: RowBufferSpec) -> dict[str, Any]:
+def rows_descriptor(spec: RowBufferSpec) -> dict[str, Any]:
     """The descriptor of one side."""
     return stored_rows.descriptor_of("rows", spec.key_schema, stored_schema(spec), rows=_ends(spec))
 
@@ -212,7 +212,7 @@ class FrozenRows:
         """The asynchronous part: leaves forgotten rows out, sorts by key group, writes."""
         spec = self._spec
         batches = [to_stored(spec, batch, matched) for batch, matched in _living(self._segments, self._flags)]
-        write_batches(writer, spec.name, descriptor_of(spec), stored_schema(spec), batches, owned, max_parallelism)
+        write_batches(writer, spec.name, rows_descriptor(spec), stored_schema(spec), batches, owned, max_parallelism)
 
     def release(self) -> None:
         """Gives the columns up."""

@@ -27,7 +27,7 @@ from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.keyed_state import MemoryState
 from ckpt_runtime.state.memory.row_buffer import (
     check_ends,
-    descriptor_of,
+    rows_descriptor,
     stored_schema,
 )
 from ckpt_runtime.state.memory.table_backend import TableBackend
@@ -186,7 +186,7 @@ class RocksDBKeyedStateBackend(TableBackend):
                 check_ends(self.uid, spec, descriptor)
                 stored = schema_from_json(descriptor.get("schema"))
                 check_evolution(self.uid, spec.name, stored, stored_schema(spec))
-        entry = self._catalog.add(spec.name, descriptor_of(spec))
+        entry = self._catalog.add(spec.name, rows_descriptor(spec))
         form = (spec.name, entry.id, entry.schemas(), entry.current)
         runs = RunCodec(*form, self.key_groups, self.max_parallelism)
         spilled = SpilledRows(runs, self._database, self.key_groups, is_timed=spec.event_time is not None)

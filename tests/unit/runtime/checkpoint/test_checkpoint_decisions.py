@@ -157,7 +157,7 @@ class TestFailureManager:
             assert manager.on_failure(Reason.IO_EXCEPTION, PLAIN, number)
             manager.on_restart()
             assert manager.failed_jobs == number
-        assert manager.on_failure(Reason.TASK_CHECKPOINT_FAILURE, SYNC_SAVEPOINT, 3, task_level=True)
+        assert manager.on_failure(Reason.CHECKPOINT_DECLINED_TASK_NOT_READY, SYNC_SAVEPOINT, 3, task_level=True)
         assert manager.failed_jobs == 2
         manager.on_success(4)
         assert manager.failed_jobs == 0
@@ -190,7 +190,7 @@ class TestFailureManager:
         manager = CheckpointFailureManager(0)
         gone = {"task_level": True, "attempt_is_running": False}
         assert not manager.on_failure(Reason.CHECKPOINT_DECLINED, PLAIN, 1, **gone)
-        assert not manager.on_failure(Reason.TASK_CHECKPOINT_FAILURE, SYNC_SAVEPOINT, 2, **gone)
+        assert not manager.on_failure(Reason.CHECKPOINT_DECLINED_TASK_NOT_READY, SYNC_SAVEPOINT, 2, **gone)
 
 
 def completed(number, properties=PLAIN):

@@ -309,9 +309,9 @@ class TestSavepoints:
     def test_a_declined_synchronous_savepoint_fails_the_job(self):
         driver = Driver(tolerable_failures=9).run()
         driver.trigger("stop", SYNC_SAVEPOINT)
-        driver.step(on.Declined(1, driver.executions[0], Reason.TASK_CHECKPOINT_FAILURE))
+        driver.step(on.Declined(1, driver.executions[0], Reason.CHECKPOINT_DECLINED_TASK_NOT_READY))
         assert driver.one(out.RequestFailed).reached_tasks
-        assert driver.one(out.FailJob).reason is Reason.TASK_CHECKPOINT_FAILURE
+        assert driver.one(out.FailJob).reason is Reason.CHECKPOINT_DECLINED_TASK_NOT_READY
         assert driver.one(out.FailJob).times == 0
 
     def test_a_savepoint_does_not_delay_the_publishing_of_a_checkpoint(self):

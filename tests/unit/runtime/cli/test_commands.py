@@ -17,11 +17,12 @@ from ckpt_runtime.cli.main import main
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus, RunRequest, StoredPipeline
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, RunRequest, StoredPipeline
 from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.rest.handlers import health
 from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 

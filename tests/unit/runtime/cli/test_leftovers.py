@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.state_handles import OperatorSubtaskState, SubtaskS
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.connectors.parquet_sink import ParquetSink
 from ckpt_runtime.graph.specs import SinkSpec
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from tests.unit.runtime.connectors.harness import context, opened, snapshot_of

@@ -29,7 +29,8 @@ from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway import ExceptionEntry, JobStatus
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"

@@ -17,7 +17,7 @@ from ckpt_runtime.jobmaster import (
     stored_changes,
     stored_submissions,
 )
-from ckpt_runtime.jobmaster.gateway import CheckpointKind
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.submission import JobSubmission

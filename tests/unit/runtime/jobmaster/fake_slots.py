@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,10 +25,10 @@ from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorN
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
-from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.slot_stages import StageEnded
 from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.stored_submissions import store_job
@@ -59,6 +59,7 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.ha_store import HaStore
 
 M = TypeVar("M")
@@ -200,7 +201,7 @@ class FakeSlots:
         self.launch_error: Exception | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: Any) -> None:
+    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
         if self.launch_error is not None:
             raise self.launch_error
         self.launched.append(slots)
@@ -212,7 +213,7 @@ class FakeSlots:
     def cancel(self, stage_id: int) -> None:
         return
 
-    def spawn(self, work: Any) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

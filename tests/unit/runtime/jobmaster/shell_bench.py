@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
@@ -58,13 +58,15 @@ class Listener(TaskGateway):
 
     def __init__(self) -> None:
         super().__init__(b"")
-        self.triggers: list[tuple[int, Any]] = []
+        self.triggers: list[tuple[int, CheckpointOptions]] = []
         self.completed: list[int] = []
         self.aborted: list[int] = []
         self.answers: list[Any] = []
         self.changed = asyncio.Event()
 
-    def trigger(self, checkpoint_id: int, timestamp: int, options: Any, tasks: Iterable[ExecutionId]) -> bool:
+    def trigger(
+        self, checkpoint_id: int, timestamp: int, options: CheckpointOptions, tasks: Iterable[ExecutionId]
+    ) -> bool:
         assert tasks == TASKS
         self.triggers.append((checkpoint_id, options))
         self.changed.set()

@@ -14,6 +14,7 @@ from ckpt_runtime.jobmaster import control_endpoint
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer, ControlEndpoint
 from ckpt_runtime.network.agent_messages import (
     AgentHeartbeat,
+    AgentMessage,
     Ping,
     ProcessIdentity,
     RegisterAgent,
@@ -24,7 +25,7 @@ from ckpt_runtime.network.agent_messages import (
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
 from ckpt_runtime.network.connections import MAX_MESSAGE_BYTES, ControlConnection, framed
 from ckpt_runtime.network.control_doors import encode
-from ckpt_runtime.network.control_messages import WorkerHeartbeat
+from ckpt_runtime.network.control_messages import WorkerHeartbeat, WorkerMessage
 
 AGENT = RegisterAgent("0-0", 0, "h", (), ProcessIdentity("", 1, 0))
 WORKER = RegisterWorker("0-0", "w", ("h", 1), ProcessIdentity("", 1, 0), "")
@@ -47,7 +48,7 @@ class Door:
     def peer_registered(self, peer: AnyPeer) -> None:
         self.peers.put_nowait(peer)
 
-    def peer_message(self, peer: AnyPeer, message: Any) -> None:
+    def peer_message(self, peer: AnyPeer, message: AgentMessage | WorkerMessage) -> None:
         self.messages.append(message)
         self.arrived.set()
         if self.error is not None:

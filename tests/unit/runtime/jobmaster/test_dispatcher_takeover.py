@@ -16,22 +16,15 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import job_recovery, known_jobs
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway import (
-    CheckpointKind,
-    JobAlreadyExists,
-    JobNotFound,
-    JobStatus,
-    JobTerminated,
-    NotReady,
-    OperationKind,
-    RunRequest,
-)
+from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, JobNotFound, JobTerminated, NotReady
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, OperationKind, RunRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submissions import JobIdBurnt, JobLives
 from ckpt_runtime.scheduler.job_effects import JobEnded
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import LeaderInfo

@@ -12,11 +12,12 @@ import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster import storage_effects
-from ckpt_runtime.jobmaster.gateway import JobStatus, NotReady, SavepointFormat
+from ckpt_runtime.jobmaster.gateway_errors import NotReady
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.network.control_messages import (
@@ -25,6 +26,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage import versioned_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.filesystem import Location

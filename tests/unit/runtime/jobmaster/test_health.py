@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Re
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.jobmaster.gateway import (
+from ckpt_runtime.jobmaster.gateway_values import (
     ExecutionState,
     JobDetails,
     JobOverview,

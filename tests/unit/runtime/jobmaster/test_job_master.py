@@ -15,8 +15,10 @@ import pytest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.jobmaster.gateway import CheckpointKind, InvalidRequest, JobStatus, SavepointFormat
+from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
@@ -39,6 +41,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerCommand,
 )
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World
 

@@ -22,7 +22,7 @@ from ckpt_runtime.jobmaster import executions as executions_module
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings, submitted_settings
 from ckpt_runtime.jobmaster.exceptions_history import MAX_CONCURRENT, FailureLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
-from ckpt_runtime.jobmaster.gateway import NOT_YET, ExceptionEntry, ExecutionState
+from ckpt_runtime.jobmaster.gateway_values import NOT_YET, ExceptionEntry, ExecutionState
 from ckpt_runtime.jobmaster.restart_strategy_factory import (
     create_restart_strategy,
     strategy_type,

@@ -16,6 +16,7 @@ import pytest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
@@ -26,16 +27,14 @@ from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster import job_recovery, stored_changes, stored_submissions
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog
-from ckpt_runtime.jobmaster.gateway import (
-    ExceptionEntry,
+from ckpt_runtime.jobmaster.gateway_errors import (
     InvalidRequest,
-    JobStatus,
     JobTerminated,
     NotReady,
     RescaleInProgress,
-    SavepointFormat,
     UpdateInProgress,
 )
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
@@ -43,6 +42,7 @@ from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.snapshot_claims import claim_snapshot
 from ckpt_runtime.network.control_messages import CancelDeployment, NotifyCheckpointComplete, TriggerCheckpoint
 from ckpt_runtime.rest.shapes import checkpoints as shapes
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
 from ckpt_runtime.storage.claims import Claimant

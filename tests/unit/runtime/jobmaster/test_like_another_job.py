@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
-from ckpt_runtime.jobmaster.gateway import RunRequest
+from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.request_checks import completed_like, like
 
 OTHER = RunRequest(

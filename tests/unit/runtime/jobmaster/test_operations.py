@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.jobmaster import operations
-from ckpt_runtime.jobmaster.gateway import OperationKind, OperationNotFound, OperationStatus
+from ckpt_runtime.jobmaster.gateway_errors import OperationNotFound
+from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus
 from ckpt_runtime.jobmaster.operations import OperationFailure, OperationStore
 
 SAVEPOINT = OperationKind.SAVEPOINT

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import InvalidRequest, NotReady, PipelineInUse, PipelineNotFound
+from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, PipelineInUse, PipelineNotFound
 from ckpt_runtime.jobmaster.program_holds import ProgramHolds
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.storage.ha_store import HaStore

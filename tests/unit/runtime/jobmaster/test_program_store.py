@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.jobmaster import program_archive
-from ckpt_runtime.jobmaster.gateway import InvalidRequest, PipelineNotFound
+from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, PipelineNotFound
 from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 

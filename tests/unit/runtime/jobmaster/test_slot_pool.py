@@ -13,9 +13,11 @@ import pytest
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, SlotPool
+from ckpt_runtime.jobmaster.slot_stages import StageEnded
 from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError, SlotTimes
 from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
+    AgentCommand,
     AgentHeartbeat,
     KillWorker,
     Ping,
@@ -32,6 +34,7 @@ from ckpt_runtime.network.control_messages import (
     EndOfDataReport,
     FollowAgent,
     Following,
+    WorkerCommand,
     WorkerHeartbeat,
 )
 
@@ -44,13 +47,13 @@ TIMEOUT_S = 60
 class Notes:
     """Instead of a socket: notes what is sent."""
 
-    sent: list[Any]
+    sent: list[AgentCommand | WorkerCommand]
 
-    def __init__(self, registration: Any) -> None:
+    def __init__(self, registration: RegisterAgent | RegisterWorker) -> None:
         super().__init__(None, registration)  # type: ignore[call-arg]
         self.sent = []
 
-    def send(self, message: Any) -> None:
+    def send(self, message: AgentCommand | WorkerCommand) -> None:
         self.sent.append(message)
 
     def close(self) -> None:
@@ -72,7 +75,7 @@ class Owner:
     """A job that notes what happens to its slots."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[str, str, Any]] = []
+        self.events: list[tuple[str, str, object]] = []
         self.told = asyncio.Event()
 
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
@@ -110,7 +113,7 @@ class World:
         """From now on: on a busy machine the requests before take longer than one that fails should."""
         self.pool._times = replace(self.pool._times, request_timeout_s=timeout_s)
 
-    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: Any) -> None:
+    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
         assert (control_port, secret) == (1234, "secret")
         if self.launch_error is not None:
             raise self.launch_error
@@ -134,7 +137,7 @@ class World:
         self.pool.peer_registered(peer)
         return peer
 
-    def obey(self, agent: FakeAgent, message: Any) -> None:
+    def obey(self, agent: FakeAgent, message: AgentCommand) -> None:
         agent.sent.append(message)
         loop = asyncio.get_running_loop()
         if isinstance(message, SpawnWorker):
@@ -151,7 +154,7 @@ class World:
         self.pool.peer_registered(peer)
         return peer
 
-    def work(self, worker: FakeWorker, message: Any) -> None:
+    def work(self, worker: FakeWorker, message: WorkerCommand) -> None:
         worker.sent.append(message)
         if isinstance(message, FollowAgent):
             asyncio.get_running_loop().call_soon(self.pool.peer_message, worker, Following())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import NoSnapshot, SnapshotInUse
+from ckpt_runtime.jobmaster.gateway_errors import NoSnapshot, SnapshotInUse
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
 from ckpt_runtime.storage.claims import Claim, Claimant, acquire, read_claim

@@ -14,7 +14,7 @@ from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfigur
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
-from ckpt_runtime.jobmaster.gateway import NotReady
+from ckpt_runtime.jobmaster.gateway_errors import NotReady
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.storage.errors import AmbiguousWriteError

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import JobAlreadyExists, NotReady, RunRequest
+from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, NotReady
+from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.submissions import JobIdBurnt, JobLives, Submissions
 from ckpt_runtime.storage.burnt_ids import KEPT_MS
 from ckpt_runtime.storage.ha_store import HaStore

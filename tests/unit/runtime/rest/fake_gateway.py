@@ -33,12 +33,13 @@ from ckpt_runtime.configuration.effective import effective_options
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
-from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.jobmaster import gateway_errors as errors
+from ckpt_runtime.jobmaster import gateway_values as g
 from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest, VersionConflict
 from ckpt_runtime.jobmaster.configuration_updates import changed_options, judge, wanted_configuration
 from ckpt_runtime.jobmaster.event_log import EventLog
-from ckpt_runtime.jobmaster.gateway import EffectiveCheckpointConfig, ExecutionState, SavepointList
+from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState, SavepointList
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.jobmaster.submissions import JobLives
 from ckpt_runtime.network.control_messages import SubtaskMeasures
@@ -139,12 +140,12 @@ class FakeGateway:
 
     def _check(self) -> None:
         if not self.ready:
-            raise g.NotReady("this driver is starting")
+            raise errors.NotReady("this driver is starting")
 
     def _job(self, job_id: str) -> FakeJob:
         self._check()
         if job_id not in self.jobs:
-            raise g.JobNotFound(job_id)
+            raise errors.JobNotFound(job_id)
         return self.jobs[job_id]
 
     async def event_log(self) -> EventLog:
@@ -225,14 +226,14 @@ class FakeGateway:
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
         if pipeline_id not in self.pipelines:
-            raise g.PipelineNotFound(pipeline_id)
+            raise errors.PipelineNotFound(pipeline_id)
         if self.pipelines[pipeline_id].holds:
-            raise g.PipelineInUse(pipeline_id, sorted(self.pipelines[pipeline_id].holds))
+            raise errors.PipelineInUse(pipeline_id, sorted(self.pipelines[pipeline_id].holds))
         del self.pipelines[pipeline_id]
 
     async def hold_pipeline(self, pipeline_id: str, owner: str) -> g.StoredPipeline:
         if pipeline_id not in self.pipelines:
-            raise g.PipelineNotFound(pipeline_id)
+            raise errors.PipelineNotFound(pipeline_id)
         known = self.pipelines[pipeline_id]
         self.pipelines[pipeline_id] = replace(known, holds={owner: self.now, **known.holds})
         return self.pipelines[pipeline_id]
@@ -256,7 +257,7 @@ class FakeGateway:
         """As if all kept state fitted but that of one operator, whose snapshot has "refused" in its name."""
         self._check()
         if request.pipeline_id not in self.pipelines:
-            raise g.PipelineNotFound(request.pipeline_id)
+            raise errors.PipelineNotFound(request.pipeline_id)
         self.planned.append(request)
         if request.savepoint_path is None:
             return PlanPreview(graph_of("flights"))
@@ -282,17 +283,17 @@ class FakeGateway:
     async def run_pipeline(self, request: g.RunRequest) -> str:
         self._check()
         if request.pipeline_id not in self.pipelines:
-            raise g.PipelineNotFound(request.pipeline_id)
+            raise errors.PipelineNotFound(request.pipeline_id)
         job_id = request.job_id or f"{len(self.jobs) + 1:032x}"
         if job_id in self.jobs:
             if self.jobs[job_id].request == request:
                 return job_id
-            raise g.JobAlreadyExists(job_id)
+            raise errors.JobAlreadyExists(job_id)
         if request.savepoint_path is not None and "nope" in request.savepoint_path:
-            raise g.SubmissionFailed(f"Cannot find checkpoint or savepoint directory '{request.savepoint_path}'.")
+            raise errors.SubmissionFailed(f"Cannot find checkpoint or savepoint directory '{request.savepoint_path}'.")
         for key in request.configuration:
             if key == "bad.option":
-                raise g.InvalidRequest(key, request.configuration[key], "no such option")
+                raise errors.InvalidRequest(key, request.configuration[key], "no such option")
         job = self.add_job(job_id, self.pipelines[request.pipeline_id].name)
         job.request = request
         job.end = self.end_of_new_jobs
@@ -392,7 +393,7 @@ class FakeGateway:
     def _vertex(self, job_id: str, vertex_id: str) -> None:
         self._job(job_id)
         if vertex_id not in VERTICES:
-            raise g.VertexNotFound(vertex_id)
+            raise errors.VertexNotFound(vertex_id)
 
     async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
         self._vertex(job_id, vertex_id)
@@ -419,7 +420,7 @@ class FakeGateway:
         job = self._job(job_id)
         if job.status is not JobStatus.CANCELED:
             if job.status.is_terminal:
-                raise g.JobTerminated(job_id, job.status)
+                raise errors.JobTerminated(job_id, job.status)
             self.move(job_id, JobStatus.CANCELED)
         return job.tracker.snapshot().latest_completed if retain else None
 
@@ -436,9 +437,9 @@ class FakeGateway:
     def _updatable(self, job_id: str) -> FakeJob:
         job = self._job(job_id)
         if job.status.is_terminal:
-            raise g.JobTerminated(job_id, job.status)
+            raise errors.JobTerminated(job_id, job.status)
         if job.update_in_progress:
-            raise g.UpdateInProgress(job_id)
+            raise errors.UpdateInProgress(job_id)
         return job
 
     async def patch_checkpoint_config(self, job_id: str, overrides: CheckpointOverrides) -> EffectiveCheckpointConfig:
@@ -447,7 +448,7 @@ class FakeGateway:
         try:
             changed.applied_to(job.submitted.settings)
         except CheckpointConfigurationError as error:
-            raise g.InvalidRequest("checkpoint configuration", str(error), "values that fit together") from error
+            raise errors.InvalidRequest("checkpoint configuration", str(error), "values that fit together") from error
         job.overrides = changed
         return await self.checkpoint_config(job_id)
 
@@ -463,9 +464,9 @@ class FakeGateway:
         try:
             check_bounds(job.graph, bounds)
         except ReplacementRefusedError as error:
-            raise g.RequirementsRefused(str(error)) from error
+            raise errors.RequirementsRefused(str(error)) from error
         if self.rescale_failure is not None:
-            raise g.Conflict(self.rescale_failure)
+            raise errors.Conflict(self.rescale_failure)
         job.graph = rescaled(job.graph, bounds, self.slots_for_rescale)
 
     # operations
@@ -478,7 +479,7 @@ class FakeGateway:
         if chosen in self.operations:
             return chosen
         if job_id is not None and self._job(job_id).status.is_terminal:
-            raise g.JobTerminated(job_id, self.jobs[job_id].status)
+            raise errors.JobTerminated(job_id, self.jobs[job_id].status)
         self.triggered[kind.value] += 1
         self.operations[chosen] = Operation(kind, job_id, self.polls_until_done, run)
         return chosen
@@ -559,7 +560,7 @@ class FakeGateway:
         for found in (await self.list_savepoints(directory, job)).savepoints:
             if found.is_good:
                 return found
-        raise g.NotFound(f"there is no good savepoint in {directory}")
+        raise errors.NotFound(f"there is no good savepoint in {directory}")
 
     async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
         self._check()
@@ -568,13 +569,13 @@ class FakeGateway:
                 marked = replace(found, entry=found.entry.marked(kind, replace(mark, at_ms=self.now)))
                 self.catalogue[number] = marked
                 return marked
-        raise g.NotFound(f"cannot find checkpoint or savepoint: there is no file or directory {path}")
+        raise errors.NotFound(f"cannot find checkpoint or savepoint: there is no file or directory {path}")
 
     async def operation_status(self, kind: g.OperationKind, trigger_id: str, job_id: str | None) -> g.OperationStatus:
         self._check()
         operation = self.operations.get(trigger_id)
         if operation is None or operation.kind is not kind or operation.job_id != job_id:
-            raise g.OperationNotFound(kind, trigger_id, job_id)
+            raise errors.OperationNotFound(kind, trigger_id, job_id)
         if operation.status.completed:
             return operation.status
         if operation.polls_left > 0:

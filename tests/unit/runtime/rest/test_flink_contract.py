@@ -12,7 +12,8 @@ import pytest
 
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster import gateway as g
+from ckpt_runtime.jobmaster import gateway_values as g
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send, send_to
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway, Operation
 
@@ -134,9 +135,9 @@ def prepared(exchange: dict[str, Any]) -> FakeGateway:
         if ("default dir" in name and "without" not in name) or "(adaptive)" in name:
             fake.jobs[job_id].savepoint_directory = "file:/data/savepoints"
         if "a finished job" in name:
-            fake.move(job_id, g.JobStatus.FINISHED)
+            fake.move(job_id, JobStatus.FINISHED)
         if name == "cancel again":
-            fake.move(job_id, g.JobStatus.CANCELED)
+            fake.move(job_id, JobStatus.CANCELED)
     for pipeline in re.findall(r"/jars/([^/]+)/run", path) if "unknown jar" not in name else ():
         fake.pipelines[pipeline] = g.StoredPipeline(pipeline, "job.py", fake.now)
     add_operation(fake, path, body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway import JobStatus
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ckpt_runtime.jobmaster.gateway import JobStatus
 from ckpt_runtime.rest import http_protocol, json_body, server
 from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 

@@ -9,11 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
-from ckpt_runtime.jobmaster.gateway import ExecutionState, JobStatus, SubtaskDetails
+from ckpt_runtime.jobmaster.gateway_values import ExecutionState, SubtaskDetails
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.handlers import health
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.rest.shapes import jobs, metrics
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 

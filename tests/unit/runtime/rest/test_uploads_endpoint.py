@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.jobmaster.gateway import RunRequest
+from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.uploads import display_name
 from tests.unit.runtime.rest.conftest import JOB, Send

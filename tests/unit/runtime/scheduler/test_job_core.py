@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import pytest
 
@@ -33,6 +34,8 @@ from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart, RestartStrategy
 
+Output = TypeVar("Output")
+
 CAUSE = job_on.FailureInfo("ValueError", "boom")
 SETTINGS = CheckpointConfiguration(interval_ms=1_000, timeout_ms=500)
 PLAIN = Configuration({})
@@ -54,9 +57,9 @@ class Job:
         self.machine = JobMachine(subtasks_of(plan.graph), strategy or FixedDelay(3, 100))
         self.core = JobCore(plan, self.machine, CheckpointCoordinator("job", plan.graph, effective), overrides)
         self.now = Instant(0, 1_000_000)
-        self.last: list[Any] = []
+        self.last: list[core.JobOutput] = []
 
-    def step(self, event: Any, after_ms: int = 0) -> list[Any]:
+    def step(self, event: core.JobInput, after_ms: int = 0) -> list[core.JobOutput]:
         self.now = self.now.plus(after_ms)
         self.last = self.core.handle(event, self.now)
         return self.last
@@ -64,14 +67,14 @@ class Job:
     def kinds(self) -> list[type]:
         return [type(output) for output in self.last]
 
-    def one(self, kind: type) -> Any:
+    def one(self, kind: type[Output]) -> Output:
         (output,) = [output for output in self.last if isinstance(output, kind)]
         return output
 
     def task(self, index: int) -> ExecutionId:
         return ExecutionId("v", index, self.machine.attempt)
 
-    def each(self, kind: Any, *more: Any) -> Job:
+    def each(self, kind: Callable[..., core.JobInput], *more: object) -> Job:
         for execution in self.machine.tasks.alive:
             self.step(kind(execution, *more))
         return self
@@ -326,8 +329,14 @@ class TestPatch:
         assert job.one(job_out.JobEnded).status is JobStatus.SUSPENDED
 
 
-@pytest.mark.row("530.6")
-def configured(job: Job, *, restarts: bool = True, strategy: Any = None, graph: Any = None, **settings: Any) -> Any:
+def configured(
+    job: Job,
+    *,
+    restarts: bool = True,
+    strategy: RestartStrategy | None = None,
+    graph: JobGraph | None = None,
+    **settings: Any,
+) -> core.ConfigurationRequested:
     """A request that was made of what is in force."""
     base = job.core.accepted_plan
     version = base.own.version + 1
@@ -637,7 +646,7 @@ INNER = (on.TasksLeftRunning, on.Shutdown)
 """What the machines say to each other; from outside it contradicts what one of them knows."""
 
 
-def after(job: Job, *events: Any) -> Job:
+def after(job: Job, *events: core.JobInput) -> Job:
     for event in events:
         job.step(event)
     return job
@@ -669,7 +678,7 @@ def test_the_tables_are_complete():
 
 @pytest.mark.parametrize("state", JobState)
 @pytest.mark.parametrize("event", INPUTS, ids=lambda event: type(event).__name__)
-def test_state_and_input(state: JobState, event: Any) -> None:
+def test_state_and_input(state: JobState, event: core.JobInput) -> None:
     """Handled or refused by name; what leaves is an output; the end is told once its result is stored."""
     job = STATES[state]()
     assert job.machine.state is state

@@ -26,9 +26,15 @@ from ckpt_runtime.snapshots.catalogue import (
 )
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.finding import find_places
-from ckpt_runtime.storage import disposal
+from ckpt_runtime.storage import disposal, versioned_document
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
-from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.storage.errors import (
+    AmbiguousWriteError,
+    CorruptFileError,
+    InvalidLocationError,
+    NotFoundError,
+    StorageError,
+)
 from ckpt_runtime.storage.filesystem import Location, delete_file, list_names, make_directory, resolve
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.publish import replace as replace_file
@@ -120,6 +126,20 @@ def test_marks_by_many_at_once_are_all_kept(base: Location) -> None:
     assert entry is not None
     assert {mark.at_ms for mark in (*entry.verifications, *entry.drills)} == set(range(12))
     assert len(list_names(directory.child("catalogue"))) == 1
+
+
+def test_a_mark_that_may_be_on_its_way_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = savepoint(resolve(tmp_path), 1_000)
+    errors = [AmbiguousWriteError("no answer", "x"), StorageError("refused", "x")]
+
+    def fail(file: Location, data: bytes) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(versioned_document, "publish", fail)
+    with pytest.raises(AmbiguousWriteError, match="refused"):
+        mark_savepoint(directory, MarkKind.DRILL, GOOD)
 
 
 def test_the_oldest_marks_go_and_words_are_bounded(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.convert import convert_snapshot
 from ckpt_runtime.snapshots.copying import copy_snapshot
-from ckpt_runtime.snapshots.description import states_of, summary_of
+from ckpt_runtime.snapshots.description import states_of, summarized
 from ckpt_runtime.snapshots.finding import find_places
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
@@ -64,7 +64,7 @@ def test_snapshots_are_found_at_any_level_and_nothing_else(base: Location) -> No
 
 
 def test_a_summary_says_what_wrote_it() -> None:
-    summary = summary_of(open_snapshot(str(SAVEPOINT)))
+    summary = summarized(open_snapshot(str(SAVEPOINT)))
     assert (summary.kind, summary.format, summary.state_backend, summary.written_by) == (
         "SAVEPOINT",
         "NATIVE",

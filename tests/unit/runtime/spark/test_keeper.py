@@ -53,10 +53,9 @@ def work():
     time.sleep(600)
 
 told, telling = os.pipe()
-tether, _ = os.pipe()
 keeper = os.fork()
 if keeper == 0:
-    keep(work, tether, telling, directory)
+    keep(work, lambda worker: os.write(telling, str(worker).encode()), directory)
 os.close(telling)
 print(json.dumps([keeper, int(os.read(told, 100))]), flush=True)
 _, status = os.waitpid(keeper, 0)

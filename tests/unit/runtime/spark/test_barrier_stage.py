@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpt_runtime.jobmaster.loss_notices import hint_of
-from ckpt_runtime.spark.stage_failures import telling_line
+from ckpt_runtime.spark.barrier_stage import stage_failure
 
 CALL = "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n: "
 BARRIER = (
@@ -42,8 +42,8 @@ TRACE = "\n\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.
     ],
 )
 def test_one_line_tells_what_happened(message: str, told: str) -> None:
-    assert telling_line(message) == told
+    assert stage_failure(message) == told
 
 
 def test_it_stays_short() -> None:
-    assert len(telling_line(CALL + "x" * 10_000)) == 500
+    assert len(stage_failure(CALL + "x" * 10_000)) == 500
