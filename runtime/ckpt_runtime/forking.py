@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, Self
+from typing import BinaryIO, NoReturn, Protocol, Self
 
 _MAX_MESSAGE = 64
 _MAX_DESCRIPTORS = 8
@@ -209,9 +209,7 @@ class Template:
 
     def fork(self, document: bytes, descriptors: Sequence[int] = (), patience_s: float | None = None) -> ForkedProcess:
         """Returns at once. Raises ConnectionError when the template is gone, OSError when the system is full."""
-        with _connection() as (told, theirs), os.fdopen(os.memfd_create("document"), "wb") as file:
-            file.write(document)
-            file.flush()
+        with _connection() as (told, theirs), nameless_file(document) as file:
             if self.connection.fileno() < 0:
                 raise BrokenPipeError("the template has been told to end")
             socket.send_fds(self.connection, [b"fork"], [file.fileno(), theirs.fileno(), *descriptors])
@@ -298,9 +296,7 @@ class ForkServer:
         if not data:
             return None
         document, told, *descriptors = given
-        with os.fdopen(document, "rb") as file:
-            file.seek(0)
-            return ForkRequest(file.read(), descriptors, socket.socket(fileno=told))
+        return ForkRequest(content_of(document), descriptors, socket.socket(fileno=told))
 
     def _fork(self, request: ForkRequest) -> bool:
         """Whether this is the new process."""
@@ -354,6 +350,21 @@ class ForkServer:
 
 
 # --- for both
+
+
+def nameless_file(content: bytes) -> BinaryIO:
+    """An open file in memory that only those see who are given its descriptor. Raises OSError."""
+    file = os.fdopen(os.memfd_create("content"), "w+b")
+    file.write(content)
+    file.flush()
+    return file
+
+
+def content_of(descriptor: int) -> bytes:
+    """All of such a file, which this closes."""
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read()
 
 
 def end_as(work: Callable[[], object]) -> NoReturn:

@@ -19,7 +19,15 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ckpt_runtime.forking import ForkedProcess, ForkRequest, ForkServer, Template, end_as
+from ckpt_runtime.forking import (
+    ForkedProcess,
+    ForkRequest,
+    ForkServer,
+    Template,
+    content_of,
+    end_as,
+    nameless_file,
+)
 
 _START_TIMEOUT_S = 120.0
 _IDLE_S = 300.0
@@ -59,13 +67,16 @@ class ProcessTemplate:
 
         Raises ConnectionError when the template has ended.
         """
+        document = json.dumps([module, list(arguments)]).encode()
+        # Not in the document: the template keeps in its memory what it reads, and so would processes after this one.
+        variables = nameless_file(json.dumps(dict(environment)).encode())
         reading, writing = os.pipe()
         try:
-            document = json.dumps([module, list(arguments), dict(environment)]).encode()
-            process = self._template.fork(document, [question, answer, writing])
+            process = self._template.fork(document, [question, answer, writing, variables.fileno()])
             if process.has_begun(_START_TIMEOUT_S):
                 return Forked(process, os.dup(reading))
         finally:
+            variables.close()
             os.close(reading)
             os.close(writing)
         return None
@@ -104,15 +115,15 @@ class _Modules:
 
 def _run(request: ForkRequest) -> None:
     """In the new process, which ends with this."""
-    question, answer, errors = request.descriptors
+    question, answer, errors, variables = request.descriptors
     os.setsid()  # what it starts is killed with it
     os.dup2(errors, 2)
     os.close(errors)
     request.begun()
     gc.enable()
-    name, arguments, environment = json.loads(request.document)
+    name, arguments = json.loads(request.document)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(json.loads(content_of(variables)))
     module = sys.modules[name]
     sys.argv = [module.__file__ or name, str(question), str(answer), *arguments]
     if "numpy.random" in sys.modules:  # processes of one template would draw the same numbers

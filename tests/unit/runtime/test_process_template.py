@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import tempfile
 import time
@@ -105,6 +106,30 @@ def test_each_process_has_an_environment_of_its_own_and_the_template_no_secret(m
     assert run(code).split() == [parent, "second", "False"]
     monkeypatch.delenv("MY_SECRET")
     assert run(code).split() == [parent, "None", "False"]
+
+
+def holds(pid: int, text: str) -> bool:
+    """Whether a process has it anywhere in its memory."""
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            area, mode = line.split()[:2]
+            if mode.startswith("rw"):
+                first, last = (int(end, 16) for end in area.split("-"))
+                memory.seek(first)
+                if text.encode() in memory.read(last - first):
+                    return True
+    return False
+
+
+@pytest.mark.usefixtures("served")
+def test_the_environment_of_a_process_does_not_stay_in_memory_that_later_ones_inherit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = secrets.token_hex()
+    monkeypatch.setenv("MY_SECRET", secret)
+    template = int(run("assert os.environ['MY_SECRET']; answer = os.getppid()"))
+    assert holds(os.getpid(), secret)
+    assert not holds(template, secret)
 
 
 @pytest.mark.usefixtures("served")
