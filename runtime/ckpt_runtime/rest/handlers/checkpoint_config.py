@@ -16,9 +16,12 @@ from ckpt_runtime.rest.bodies import ClosedBody, Flag, Within, body_of
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 
-router = APIRouter(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoint configuration"])
+router = APIRouter(
+    prefix="/jobs/{jobid}/checkpoints", tags=["checkpoint configuration"], default_response_class=FlinkResponse
+)
 
 
 def _field(setting: CheckpointSetting) -> Any:

@@ -18,9 +18,10 @@ from ckpt_runtime.jobmaster.gateway import (
 from ckpt_runtime.rest.bodies import TRIGGER_ID, Body, HexId, OneOf, body_of, refused, spelled
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import CheckpointId, Gateway, JobId, TriggerId, VertexId
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 
-router = APIRouter(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])
+router = APIRouter(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"], default_response_class=FlinkResponse)
 
 _READ = errors(400, 404)
 

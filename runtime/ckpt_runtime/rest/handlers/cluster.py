@@ -10,9 +10,10 @@ from ckpt_runtime.jobmaster.gateway import ClusterOverview
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.scheduler.job_status import JobStatus
 
-router = APIRouter(tags=["cluster"])
+router = APIRouter(tags=["cluster"], default_response_class=FlinkResponse)
 
 _ENDED = (JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED)
 

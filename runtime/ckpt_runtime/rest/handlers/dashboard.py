@@ -9,9 +9,10 @@ from fastapi import APIRouter
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import ApplicationId, Gateway
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.shapes import dashboard as shapes
 
-router = APIRouter(tags=["dashboard"])
+router = APIRouter(tags=["dashboard"], default_response_class=FlinkResponse)
 
 
 @router.get("/applications/overview", responses=errors())

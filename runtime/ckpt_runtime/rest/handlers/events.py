@@ -10,8 +10,9 @@ from pydantic import StringConstraints
 from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import HEX_ID_PATTERN, Gateway, JobId
+from ckpt_runtime.rest.responses import FlinkResponse
 
-router = APIRouter(tags=["events"])
+router = APIRouter(tags=["events"], default_response_class=FlinkResponse)
 
 _Jobs = Annotated[
     list[Annotated[str, StringConstraints(pattern=HEX_ID_PATTERN)]] | None,

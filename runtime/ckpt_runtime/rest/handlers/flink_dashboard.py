@@ -16,6 +16,7 @@ from ckpt_runtime.jobmaster.gateway import NotFound
 from ckpt_runtime.rest.errors import ApiError, original_path
 from ckpt_runtime.rest.handlers.vertices import vertex_of
 from ckpt_runtime.rest.parameters import Gateway, JobId, MetricNames, VertexId
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.shapes import dashboard as shapes
 from ckpt_runtime.rest.shapes.metrics import split_names
 
@@ -36,7 +37,9 @@ async def _for_the_dashboard(request: Request) -> None:
         raise ApiError(404, f"Not found: {original_path(request)}")
 
 
-router = APIRouter(include_in_schema=False, dependencies=[Depends(_for_the_dashboard)])
+router = APIRouter(
+    include_in_schema=False, dependencies=[Depends(_for_the_dashboard)], default_response_class=FlinkResponse
+)
 _JVMS = ("/jobmanager", "/taskmanagers/{agent}")
 _Agent = Annotated[str, Path(max_length=200)]
 

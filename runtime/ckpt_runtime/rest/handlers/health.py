@@ -13,10 +13,11 @@ from ckpt_runtime.jobmaster.health import JobHealth, job_health
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.shapes import prometheus
 from ckpt_runtime.scheduler.job_status import JobStatus
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], default_response_class=FlinkResponse)
 
 
 async def _health(job_id: str, gateway: DispatcherGateway) -> JobHealth:

@@ -13,9 +13,10 @@ from ckpt_runtime.rest.bodies import ClosedBody, Options, OptionsPatch, Within, 
 from ckpt_runtime.rest.errors import BadRequest, echo
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.shapes import jobs as shapes
 
-router = APIRouter(prefix="/jobs/{jobid}/config", tags=["job configuration"])
+router = APIRouter(prefix="/jobs/{jobid}/config", tags=["job configuration"], default_response_class=FlinkResponse)
 
 _MAX_BY_CHARS = 200
 _ETAG = re.compile(r'"?([0-9]{1,9})"?')

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Depends
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import FlinkResponse
 
-router = APIRouter(prefix="/burnt-job-ids", tags=["pipelines"])
+router = APIRouter(prefix="/burnt-job-ids", tags=["pipelines"], default_response_class=FlinkResponse)
 
 
 @router.get("", responses=errors())

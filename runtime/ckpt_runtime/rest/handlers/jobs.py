@@ -14,11 +14,12 @@ from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Aggregations, Gateway, JobId, MaxExceptions, MetricNames
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.shapes import checkpoints as checkpoint_shapes
 from ckpt_runtime.rest.shapes import jobs as shapes
 from ckpt_runtime.rest.shapes import metrics
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], default_response_class=FlinkResponse)
 
 _ONE_JOB = errors(400, 404)
 

@@ -14,10 +14,11 @@ from starlette.responses import RedirectResponse, Response
 
 from ckpt_runtime.rest.errors import ApiError, BadRequest, not_found, original_path
 from ckpt_runtime.rest.json_body import read_object, whole_request
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.web_sessions import LIFETIME_S, WebSessions, cookie_name, is_same_origin
 from ckpt_runtime.web.files import INDEX, page_files
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, default_response_class=FlinkResponse)
 
 PREFIX = "/web"
 LOGIN = f"{PREFIX}/login"

@@ -27,10 +27,11 @@ from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, HoldOwner, PipelineId
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.shapes import plans as shapes
 from ckpt_runtime.rest.uploads import PART_NAME, receive_pipeline
 
-router = APIRouter(prefix="/jars", tags=["pipelines"])
+router = APIRouter(prefix="/jars", tags=["pipelines"], default_response_class=FlinkResponse)
 
 MAX_PARALLELISM = 32768
 _UPLOAD_BODY = {

@@ -11,9 +11,12 @@ from ckpt_runtime.rest.bodies import Body, HexId, Within, body_of, spelled
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
-router = APIRouter(prefix="/jobs/{jobid}/resource-requirements", tags=["rescaling"])
+router = APIRouter(
+    prefix="/jobs/{jobid}/resource-requirements", tags=["rescaling"], default_response_class=FlinkResponse
+)
 
 _Bound = Annotated[int, Within(-(1 << 31), (1 << 31) - 1)]
 

@@ -14,10 +14,11 @@ from ckpt_runtime.rest.bodies import Body, Flag, Location, Note, OneOf, Within, 
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, SavepointDirectory, SavepointsOfJob
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.shapes import savepoints as shapes
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
-router = APIRouter(prefix="/savepoints", tags=["savepoints"])
+router = APIRouter(prefix="/savepoints", tags=["savepoints"], default_response_class=FlinkResponse)
 
 _MAX_DURATION_MS = 10 * 365 * 86_400_000
 

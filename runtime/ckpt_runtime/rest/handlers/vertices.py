@@ -11,10 +11,11 @@ from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.handlers.jobs import aggregations
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Aggregations, Gateway, JobId, MetricNames, VertexId
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.shapes import jobs as shapes
 from ckpt_runtime.rest.shapes import metrics
 
-router = APIRouter(prefix="/jobs/{jobid}/vertices/{vertexid}", tags=["vertices"])
+router = APIRouter(prefix="/jobs/{jobid}/vertices/{vertexid}", tags=["vertices"], default_response_class=FlinkResponse)
 
 _ONE_VERTEX = errors(400, 404)
 
