@@ -132,7 +132,7 @@ def test_a_driver_that_is_frozen_beyond_its_lease_changes_nothing_when_it_wakes(
     sessions: Sessions, tmp_path: Path
 ) -> None:
     """Its standby leads by then. Its tasks went on for a while, and nothing of theirs was committed."""
-    sessions.lease_timeout_s = 10.0  # which the standby waits for
+    sessions.lease_timeout_s = 20.0  # which the standby waits for
     client = sessions.start()
     job_id = submit(client, tmp_path)
     wait_for_checkpoints(client, job_id)
