@@ -26,7 +26,7 @@ from tests.support.jobs import FAST
 from tests.support.jobs import PIPELINES as TEST_PIPELINES
 from tests.support.outputs import hidden
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.2
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.1
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180) -> None:
