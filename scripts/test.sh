@@ -6,23 +6,28 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Hundreds of processes import the same modules: they are compiled once.
 unset PYTHONDONTWRITEBYTECODE
 
+# Rooms whose unit tests compute: they wait for no other process, and no request of theirs times out.
+ROOMS=(api checkpoint configuration connectors graph operators scheduler state)
+
 # A pytest for each: what its tests share - a session, a Spark, an Airflow - ends with it. Most of them wait for much of
 # their time, and four fill two processors. The longest come first, so that the last ones end together.
 GROUPS_OF_TESTS=(
-    tests/unit
-    tests/fault
     tests/integration
+    tests/fault
+    "tests/unit ${ROOMS[*]/#/--ignore=tests/unit/runtime/}"
     tests/system
-    tests/attack
     tests/differential
-    tests/chaos
+    tests/attack
     "tests/docs tests/fuzz"
+    tests/chaos
 )
-# These need processors only, and no moment: they take what the others leave, whatever time that takes. Each needs one
-# processor, and as much of it as the other. The first one needs no kernels.
+# These need processors only, and no moment: they take what the others leave, whatever time that takes, and are what is
+# left in the end: then both processors have enough to do. Each needs about a hundred seconds of one. The first one needs
+# kernels in its second half only.
 FILLERS=(
-    "tests/simulation --ignore=tests/simulation/jobs"
-    "tests/simulation/jobs tests/property"
+    "tests/simulation --ignore=tests/simulation/jobs ${ROOMS[*]/#/tests/unit/runtime/}"
+    tests/simulation/jobs
+    tests/property
 )
 
 # Each group's directories of tests stay until the group's next run. Pytest keeps those of its last three runs otherwise,
@@ -36,8 +41,9 @@ trap 'for group in $(jobs -p); do kill -INT -- "-$group" 2>/dev/null; done; wait
 
 run() { # <nice> <group> <options of pytest>
     local name report code=0
-    name="${2//tests\//}"
-    name="${name//[ \/]/_}"
+    name="${2%% *}"
+    name="${name#tests/}"
+    name="${name//\//_}"
     report="$reports/$name"
     [[ "$2" == *tests/fuzz* ]] || set -- "$@" -p no:schemathesis # nearly a second of imports, for its tests alone
     # shellcheck disable=SC2086  # several words
@@ -58,7 +64,7 @@ PYTHONPATH=runtime .venv/bin/python -c 'from ckpt_runtime.state.kernels import w
 kernels=$!
 fill "${FILLERS[0]}" "$@"
 wait "$kernels" || { kill -INT -- "-${fillers// /}"; exit 1; }
-fill "${FILLERS[1]}" "$@"
+for group in "${FILLERS[@]:1}"; do fill "$group" "$@"; done
 
 groups_under_way() { # says so in $under_way
     local pid

@@ -13,7 +13,7 @@ import pytest
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import CkptApiError
+from ckpt_runtime.client.errors import CkptApiError, Unreachable
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import start_session, stop_session
@@ -132,7 +132,7 @@ def test_a_driver_that_is_frozen_beyond_its_lease_changes_nothing_when_it_wakes(
     sessions: Sessions, tmp_path: Path
 ) -> None:
     """Its standby leads by then. Its tasks went on for a while, and nothing of theirs was committed."""
-    sessions.lease_timeout_s = 10.0  # which the standby waits for
+    sessions.lease_timeout_s = 20.0  # which the standby waits for
     client = sessions.start()
     job_id = submit(client, tmp_path)
     wait_for_checkpoints(client, job_id)
@@ -148,10 +148,10 @@ def test_a_driver_that_is_frozen_beyond_its_lease_changes_nothing_when_it_wakes(
             wait_for_checkpoints(successor, job_id)
             frozen.send_signal(signal.SIGCONT)
             wait_until(lambda: "this driver has lost its leadership" in frozen_log.read_text(), "the end of its time")
-            # By a connection of its own: the driver closes those that were idle while it was frozen.
-            with CkptClient(client.url) as late, pytest.raises(CkptApiError) as refused:
+            # By a connection of its own: the driver closes those that were idle while it was frozen. It ends meanwhile.
+            with CkptClient(client.url) as late, pytest.raises((CkptApiError, Unreachable)) as refused:
                 late.execute(requests.cancel_job(job_id), patience_s=0)
-            assert refused.value.status == 503
+            assert not isinstance(refused.value, CkptApiError) or refused.value.status == 503
             assert successor.job_status(job_id) == "RUNNING"
             stop(successor, job_id, tmp_path)
     finally:

@@ -114,8 +114,14 @@ def test_a_killed_agent_takes_its_stage_along_and_a_new_one_is_launched(job: Seq
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     agents, spares = job.cluster.provider.agent_pids(), job.cluster.spare_pids()
     staying = {*spares, *(parent(spare) for spare in spares)}
-    before = [pid for agent in agents for pid in (agent, *children(agent)) if pid not in staying]
-    assert len(before) == 8, "an agent, its template, its worker and the worker's keeper in each slot"
+
+    def leaving() -> list[int]:
+        return [pid for agent in agents for pid in (agent, *children(agent)) if pid not in staying]
+
+    # Keepers of workers that the tests before have killed may take a moment to end.
+    what = "an agent, its template, its worker and the worker's keeper in each slot alone"
+    job.cluster.wait_until(lambda: len(leaving()) == 8, what)
+    before = leaving()
     _kill(agents[0])
     job.restarted(1)
     job.cluster.wait_until(lambda: not living(before), "the old stage's processes to end")

@@ -29,7 +29,7 @@ JOB = "fa461ac280c9aa36bde4a060aa97618c"
 
 @pytest.fixture
 def sessions(tmp_path: Path) -> Iterator[Sessions]:
-    started = Sessions(tmp_path, token=TOKEN, lease_timeout_s=10.0)  # which a standby waits for
+    started = Sessions(tmp_path, token=TOKEN, lease_timeout_s=20.0)  # which a standby waits for
     yield started
     started.end()
 

@@ -28,6 +28,13 @@ SETTINGS = {
 }
 
 
+REASON = re.compile(r"slot \S+ was lost: executor \d was lost: .*exited with code 137 \(SIGKILL")
+
+
+def _told(job: FlightsJob) -> list[str]:
+    return [entry.stack_trace for entry in job.client.job_exceptions(job.job_id).entries]
+
+
 def _executors(cluster: SparkCluster) -> list[int]:
     """The executor JVMs."""
     below = [pid for worker in cluster.workers for pid in children(worker.pid)]
@@ -44,9 +51,8 @@ def _through_lost_executors(job: FlightsJob, cluster: SparkCluster) -> None:
     known = job.restarts()
     os.kill(executors[0], signal.SIGKILL)
     wait_until(lambda: job.restarts() > known, "the restart")
-    told = [entry.stack_trace for entry in job.client.job_exceptions(job.job_id).entries]
-    reason = r"slot \S+ was lost: executor \d was lost: .*exited with code 137 \(SIGKILL"
-    assert any(re.search(reason, lost) for lost in told), told
+    # The other worker may miss its peer before Spark misses the executor.
+    wait_until(lambda: any(REASON.search(text) for text in _told(job)), "the reason to be told")
     job.wait_for_checkpoint()
     known = job.restarts()
     _lose_a_host(cluster)
@@ -71,7 +77,7 @@ def test_a_lost_executor_and_a_lost_host(tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", ROWS)
     with standalone_cluster(tmp_path, workers=3) as cluster:
         session = start_session(
-            cluster.url, 2, spark_conf=SETTINGS | {SECRET: cluster.secret}, log_file=tmp_path / "session.log"
+            cluster.url, 2, spark_conf=SETTINGS | cluster.settings, log_file=tmp_path / "session.log"
         )
         try:
             with CkptClient(session.rest_url, token=session.token) as client:

@@ -159,6 +159,8 @@ def test_a_live_rescale_gets_its_slots_by_another_barrier_stage(session: Session
             assert set(client.parallelism_bounds(job.job_id).values()) == {(lower, upper)}
             assert {vertex.parallelism for vertex in client.job_details(job.job_id).vertices} == {expected}
             job.wait_for_checkpoints(1)
+            # One that it has left may still be ending: nothing would restart for that one's sake.
+            wait_until(lambda expected=expected: len(job.workers()) == expected, "its own workers alone")  # type: ignore[misc]
             os.kill(job.workers()[0], signal.SIGKILL)
             wait_until(lambda restarts=restarts: job.restarts() > restarts + 1, "the restart after the kill")
             client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=180)

@@ -82,7 +82,6 @@ def test_a_failed_checkpoint_is_found_by_its_id_on_lines_of_driver_and_workers(
     assert {"time", "logger", "slot", "worker"} <= worker[number].keys()
 
 
-SECRET = "spark.authenticate.secret"
 SPARK_SETTINGS = {
     "spark.executor.cores": "2",
     "spark.executor.memory": "512m",
@@ -117,7 +116,7 @@ def test_driver_and_executors_of_a_spark_cluster_say_json_with_ids(tmp_path: Pat
     """User code fails, and an agent loses the driver: each kind of process has something to say."""
     with standalone_cluster(tmp_path, workers=1, cores=2) as cluster:
         log = tmp_path / "session.log"
-        settings = SPARK_SETTINGS | {SECRET: cluster.secret}
+        settings = SPARK_SETTINGS | cluster.settings
         session = start_session(cluster.url, 2, conf={"env.log.format": "json"}, spark_conf=settings, log_file=log)
         try:
             with CkptClient(session.rest_url, token=session.token) as client:

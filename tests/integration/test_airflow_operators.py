@@ -126,14 +126,14 @@ def test_a_job_goes_on_from_the_latest_of_its_name_and_writes_nothing_twice(job:
     from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 
     name, rows = "orders that go on", 4000
-    arguments = ["--output", str(job.out), "--rows", str(rows), "--rate", "2000", "--batch", "64"]
+    arguments = ["--output", str(job.out), "--rows", str(rows), "--batch", "64"]
 
-    def submit(**given: Any) -> SubmitJobOperator:
+    def submit(rate: int = 100, **given: Any) -> SubmitJobOperator:
         return SubmitJobOperator(
             task_id="t",
             pipeline=str(PIPELINES),
             entry="sequence:pipeline",
-            args=[*arguments, "--faults", str(job.faults), "--uids=", "--sleep-ms", "0"],
+            args=[*arguments, "--rate", str(rate), "--faults", str(job.faults), "--uids=", "--sleep-ms", "0"],
             parallelism=2,
             configuration={"execution.checkpointing.dir": str(job.checkpoints), **fast()},
             job_name=name,
@@ -149,7 +149,7 @@ def test_a_job_goes_on_from_the_latest_of_its_name_and_writes_nothing_twice(job:
         run(submit())
     assert run(submit(if_running="reuse"))["job_id"] == first["job_id"]
     stopped = run(StopWithSavepointOperator(task_id="t", job=name, target_directory=str(job.directory / "sp"), **FAST))
-    second = run(submit(from_latest_of=name, if_running="wait", wait_for_completion=True))
+    second = run(submit(0, from_latest_of=name, if_running="wait", wait_for_completion=True))
     assert (second["started_from"], second["status"]) == (stopped["savepoint_path"], "FINISHED")
     job.job_id = second["job_id"]
     assert_sequence(job.out, rows)

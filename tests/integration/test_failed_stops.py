@@ -61,7 +61,7 @@ def test_the_directory_turns_unusable_while_the_savepoint_is_taken(
     job.hold("processor")
     target = job.directory / "savepoints"
     stop = client.stop_with_savepoint(job.job_id, str(target))
-    cluster.wait_until(lambda: pending(client, job) == 1 and any(target.iterdir()), "the savepoint to begin")
+    cluster.wait_until(lambda: pending(client, job) == 1 and any(target.glob("*")), "the savepoint to begin")
     (job.faults / "mark-blue").unlink()
     known = cluster.restarts(job.job_id)
     target.rename(job.directory / "away")

@@ -70,7 +70,8 @@ def test_a_used_up_restart_strategy_ends_the_job(job: SequenceJob) -> None:
 
 def test_code_that_never_returns_does_not_outlive_its_cancellation(job: SequenceJob) -> None:
     """The worker is replaced, and the job goes on from its latest checkpoint."""
-    job.start(rate=3000, configuration=fast(task__cancellation__timeout="500ms"))
+    # Longer than the other worker stands still with its machine, or it would be replaced too.
+    job.start(rate=3000, configuration=fast(task__cancellation__timeout="5s"))
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     before = set(job.cluster.worker_pids(job.job_id))

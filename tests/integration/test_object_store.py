@@ -32,7 +32,7 @@ from ckpt_runtime.storage.state_file_reader import locate
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.driver_processes import Sessions
 from tests.support.golden import take_checkpoint
-from tests.support.jobs import PIPELINES, ROCKSDB, SequenceJob, fast
+from tests.support.jobs import PIPELINES, ROCKSDB, UNRIVALLED_S, SequenceJob, fast
 from tests.support.object_store import ObjectStore, keys, object_store
 from tests.support.outputs import assert_sequence
 from tests.support.spark_sessions import wait_until
@@ -57,7 +57,7 @@ def bucket(store: ObjectStore) -> str:
 def cluster(bucket: str) -> Iterator[MiniCluster]:
     """With high availability in the store, and so the checkpoints of jobs that name no directory."""
     configuration = {"high-availability.type": "filesystem", "high-availability.storageDir": f"{bucket}/ha"}
-    with MiniCluster(rest=True, configuration=configuration) as started:
+    with MiniCluster(rest=True, configuration=configuration, lease_timeout_s=UNRIVALLED_S) as started:
         yield started
 
 

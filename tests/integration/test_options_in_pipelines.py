@@ -11,7 +11,7 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES
+from tests.support.jobs import PIPELINES, UNRIVALLED_S
 
 OWN = (
     "execution.checkpointing.interval=200 ms",
@@ -59,10 +59,10 @@ def test_they_win_over_the_clusters_and_survive_the_driver(tmp_path: Path) -> No
         "execution.checkpointing.interval": "1 h",
         "execution.checkpointing.min-pause": "5 ms",
     }
-    with MiniCluster(configuration=configuration) as first:
+    with MiniCluster(configuration=configuration, lease_timeout_s=UNRIVALLED_S) as first:
         job_id = start(first, *OWN)
         first.wait_for_checkpoints(job_id, 1)
-    with MiniCluster(configuration=configuration) as second:
+    with MiniCluster(configuration=configuration, lease_timeout_s=UNRIVALLED_S) as second:
         second.wait_for_status(job_id, JobStatus.RUNNING)
         shown = second.call(second.dispatcher.checkpoint_config(job_id)).settings
         assert (shown.interval_ms, shown.timeout_ms, shown.min_pause_ms) == (200, 50_000, 5)

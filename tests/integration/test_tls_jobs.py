@@ -16,7 +16,7 @@ from ckpt_runtime.leader_retrieval import LeaderDirectory
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.certificates import Authority, internal_options, rest_options
 from tests.support.driver_processes import high_availability
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import PIPELINES, UNRIVALLED_S, fast
 from tests.support.outputs import assert_sequence, visible
 
 TOKEN = "the-token"
@@ -26,7 +26,8 @@ TOKEN = "the-token"
 def cluster(tmp_path: Path) -> Iterator[MiniCluster]:
     authority = Authority(tmp_path)
     options = rest_options(authority.issue("rest")) | internal_options(authority.issue("internal"), authority)
-    with MiniCluster(configuration=options | high_availability(tmp_path), rest=True, token=TOKEN) as running:
+    options |= high_availability(tmp_path)
+    with MiniCluster(configuration=options, rest=True, token=TOKEN, lease_timeout_s=UNRIVALLED_S) as running:
         yield running
 
 

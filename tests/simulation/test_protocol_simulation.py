@@ -28,7 +28,7 @@ from tests.simulation.schedules.runner import read_seeds
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1000"))
 SEEDS_OF_A_LONG_RUN = max(SEEDS, 5_000)
-BLOCK = 1_000
+BLOCK = 250
 KEPT = read_seeds(Path(__file__).with_name("kept_seeds.txt"))
 MINUTE = 60_000
 

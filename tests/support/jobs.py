@@ -21,6 +21,8 @@ FAST: Mapping[str, str] = {
     "restart-strategy.fixed-delay.delay": "0 ms",
 }
 """Frequent checkpoints, restarts without end and without delay."""
+UNRIVALLED_S = 120
+"""The lease of a driver for which no other one waits: that of a session is shorter than a busy machine stands still."""
 
 
 ROCKSDB: Mapping[str, str] = {

@@ -26,13 +26,17 @@ from tests.support.jobs import FAST
 from tests.support.jobs import PIPELINES as TEST_PIPELINES
 from tests.support.outputs import hidden
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.1
+
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180) -> None:
-    """Polls every 20 ms. Raises AssertionError."""
+    """Polls every 20 ms, less often what takes long: each look is a request. Raises AssertionError."""
     deadline = time.monotonic() + timeout_s
+    pause_s = FIRST_PAUSE_S
     while not condition():
         assert time.monotonic() < deadline, f"timed out after {timeout_s:g} s waiting for {what}"
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(LONGEST_PAUSE_S, pause_s * 1.1)
 
 
 @dataclass
@@ -121,6 +125,11 @@ class SparkCluster:
     start_worker: Callable[[], subprocess.Popen[bytes]]
     """One more, which joins :attr:`workers`."""
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What an application needs to be taken in, and its executors to start quickly."""
+        return {"spark.authenticate.secret": self.secret, "spark.executor.extraJavaOptions": _options_of_jvms()}
+
     def alive_workers(self) -> int:
         """As the master's page says; 0 before it answers."""
         try:
@@ -144,6 +153,7 @@ def standalone_cluster(
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": _options_of_jvms(),
     }
     secret = secrets.token_hex(16)
     environment["SPARK_CONF_DIR"] = str(_cluster_configuration(directory, secret if authenticated else ""))
@@ -195,6 +205,11 @@ def _cluster_configuration(directory: Path, secret: str) -> Path:
         settings += f"spark.authenticate true\nspark.authenticate.secret {secret}\n"
     write_private(configuration / "spark-defaults.conf", settings)
     return configuration
+
+
+def _options_of_jvms() -> str:
+    """What a Spark application of a test starts with (``tests/conftest.py``)."""
+    return os.environ.get("SPARK_SUBMIT_OPTS", "")
 
 
 def _answers(port: int) -> bool:

@@ -15,6 +15,7 @@ from demo.airflow_instance import LocalAirflow
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 DAGS = Path(__file__).with_name("dags")
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 0.7
 
 
 def make_airflow(home: Path, connections: dict[str, str], dags_folder: Path = DAGS) -> LocalAirflow:
@@ -49,16 +50,18 @@ def _pid_of(airflow: LocalAirflow, run: DagRun, task_id: str) -> int | None:
 
 
 def until(look: Callable[[], T | None], what: str, deadline: float = 300.0) -> T:
-    """Poll until ``look`` gives something true.
+    """Poll until ``look`` gives something true: less often what takes long, for each look takes from Airflow's time.
 
     :raises AssertionError: naming ``what`` when the deadline, in seconds, has passed.
     """
     end = time.monotonic() + deadline
+    pause_s = FIRST_PAUSE_S
     while time.monotonic() < end:
         found = look()
         if found:
             return found
-        time.sleep(0.2)
+        time.sleep(pause_s)
+        pause_s = min(LONGEST_PAUSE_S, pause_s * 1.1)
     raise AssertionError(f"{what} did not happen within {deadline:.0f} s")
 
 

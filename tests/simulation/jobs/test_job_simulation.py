@@ -24,7 +24,7 @@ from tests.simulation.schedules.runner import read_seeds
 SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "600"))
 """All but the rarest of the planted bugs show in a few dozen of them."""
 SEEDS_OF_A_LONG_RUN = max(SEEDS, 5_000)
-BLOCK = 300
+BLOCK = 100
 KEPT = read_seeds(Path(__file__).with_name("kept_job_seeds.txt"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,9 +89,10 @@ def fail(job_manager: JobManager, state: JobStatus = JobStatus.FAILED, job_id: s
 @WAITS
 def test_a_wait_says_state_and_last_checkpoint(job_manager: JobManager, waiting: Waiting) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
-    log = Lines()
-    waiting(JobCondition(JOB, ["FINISHED"]), 0.2, log)
-    [line] = log.said  # nothing changes, and half a minute does not pass
+    finishes = threading.Timer(0.2, lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED))
+    log = Lines(lambda: None if finishes.is_alive() else finishes.start())
+    waiting(JobCondition(JOB, ["FINISHED"]), 60, log)
+    [line] = log.said  # nothing changes until then, and half a minute does not pass
     assert re.fullmatch(
         rf"Waiting for job {JOB} to be FINISHED: it is RUNNING; last checkpoint 1 of .* \(1 completed, 0 in .*\)", line
     )
@@ -98,8 +100,9 @@ def test_a_wait_says_state_and_last_checkpoint(job_manager: JobManager, waiting:
 
 @WAITS
 def test_a_wait_says_a_change_at_once_and_why_the_job_restarts(job_manager: JobManager, waiting: Waiting) -> None:
-    log = Lines(lambda: fail(job_manager, JobStatus.RESTARTING) if len(log.said) == 1 else None)
-    waiting(JobCondition(JOB, ["FINISHED"]), 0.3, log)
+    steps = [lambda: fail(job_manager, JobStatus.RESTARTING), lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED)]
+    log = Lines(lambda: steps.pop(0)() if steps else None)
+    waiting(JobCondition(JOB, ["FINISHED"]), 60, log)
     assert len(log.said) == 2
     assert "it is RESTARTING; last failure: ValueError: no such airport; no checkpoint yet" in log.said[1]
 
@@ -131,9 +134,9 @@ def test_a_wait_that_stands_still_is_told_again_and_again(
     job_manager: JobManager, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0.05)
-    log = Lines()
-    waiting(JobCondition(JOB, ["FINISHED"]), 0.5, log)
-    assert len(log.said) >= 3
+    log = Lines(lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED) if len(log.said) == 3 else None)
+    waiting(JobCondition(JOB, ["FINISHED"]), 60, log)
+    assert len(log.said) == 3
     assert all("it is RUNNING" in line for line in log.said)
 
 

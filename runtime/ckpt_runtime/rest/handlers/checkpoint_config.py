@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from pydantic import create_model
 
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
@@ -16,9 +16,10 @@ from ckpt_runtime.rest.bodies import ClosedBody, Flag, Within, body_of
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 
-router = APIRouter(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoint configuration"])
+router = flink_router(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoint configuration"])
 
 
 def _field(setting: CheckpointSetting) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
 from pydantic import BeforeValidator
 
 from ckpt_runtime.checkpoint.statistics import CheckpointStats
@@ -14,9 +13,10 @@ from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, OperationKind
 from ckpt_runtime.rest.bodies import TRIGGER_ID, Body, HexId, OneOf, body_of, refused, spelled
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import CheckpointId, Gateway, JobId, TriggerId, VertexId
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 
-router = APIRouter(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])
+router = flink_router(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])
 
 _READ = errors(400, 404)
 

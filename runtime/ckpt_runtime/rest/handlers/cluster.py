@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 
 from ckpt_runtime.jobmaster.gateway_values import ClusterOverview
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId, MetricNames, listed
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import metrics
 from ckpt_runtime.scheduler.job_status import JobStatus
 
-router = APIRouter(tags=["cluster"])
+router = flink_router(tags=["cluster"])
 
 _ENDED = (JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
-
 from ckpt_runtime.jobmaster.gateway_errors import NotFound
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import ApplicationId, Gateway, SlotAgentId
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import dashboard as shapes
 
-router = APIRouter(tags=["dashboard"])
+router = flink_router(tags=["dashboard"])
 
 
 @router.get("/applications/overview", responses=errors())

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Header, Query, Request
 from pydantic import StringConstraints
 
 from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import HEX_ID_PATTERN, Gateway, JobId
+from ckpt_runtime.rest.responses import flink_router
 
-router = APIRouter(tags=["events"])
+router = flink_router(tags=["events"])
 
 _Jobs = Annotated[
     list[Annotated[str, StringConstraints(pattern=HEX_ID_PATTERN)]] | None,

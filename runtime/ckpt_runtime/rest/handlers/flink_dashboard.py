@@ -9,11 +9,12 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from starlette.responses import PlainTextResponse, Response
 
 from ckpt_runtime.rest.errors import ApiError, original_path
 from ckpt_runtime.rest.parameters import MetricNames, listed
+from ckpt_runtime.rest.responses import flink_router
 
 _NO_LOG = "Logs are not served here: the driver's lies beside its session file, those of workers are Spark's.\n"
 
@@ -23,7 +24,7 @@ async def _for_the_dashboard(request: Request) -> None:
         raise ApiError(404, f"Not found: {original_path(request)}")
 
 
-router = APIRouter(include_in_schema=False, dependencies=[Depends(_for_the_dashboard)])
+router = flink_router(include_in_schema=False, dependencies=[Depends(_for_the_dashboard)])
 _JVMS = ("/jobmanager", "/taskmanagers/{agent}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
@@ -14,10 +13,11 @@ from ckpt_runtime.jobmaster.health import JobHealth, job_health
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import prometheus
 from ckpt_runtime.scheduler.job_status import JobStatus
 
-router = APIRouter(tags=["health"])
+router = flink_router(tags=["health"])
 
 
 async def _health(job_id: str, gateway: DispatcherGateway) -> JobHealth:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 from pydantic import BeforeValidator
 
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
@@ -13,9 +13,10 @@ from ckpt_runtime.rest.bodies import ClosedBody, Options, OptionsPatch, Within, 
 from ckpt_runtime.rest.errors import BadRequest, echo
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import jobs as shapes
 
-router = APIRouter(prefix="/jobs/{jobid}/config", tags=["job configuration"])
+router = flink_router(prefix="/jobs/{jobid}/config", tags=["job configuration"])
 
 _MAX_BY_CHARS = 200
 _ETAG = re.compile(r'"?([0-9]{1,9})"?')

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import flink_router
 
-router = APIRouter(prefix="/burnt-job-ids", tags=["pipelines"])
+router = flink_router(prefix="/burnt-job-ids", tags=["pipelines"])
 
 
 @router.get("", responses=errors())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 
 from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated
 from ckpt_runtime.jobmaster.gateway_values import ExceptionHistory
@@ -25,11 +25,12 @@ from ckpt_runtime.rest.parameters import (
     listed,
     selected_jobs,
 )
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import checkpoints as checkpoint_shapes
 from ckpt_runtime.rest.shapes import jobs as shapes
 from ckpt_runtime.rest.shapes import metrics
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = flink_router(prefix="/jobs", tags=["jobs"])
 
 _ONE_JOB = errors(400, 404)
 

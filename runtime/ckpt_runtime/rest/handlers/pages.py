@@ -9,15 +9,16 @@ from __future__ import annotations
 import hmac
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
 from ckpt_runtime.rest.errors import ApiError, BadRequest, not_found, original_path
 from ckpt_runtime.rest.json_body import read_object, whole_request
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.web_sessions import LIFETIME_S, WebSessions, cookie_name, is_same_origin
 from ckpt_runtime.web.files import INDEX, page_files
 
-router = APIRouter(include_in_schema=False)
+router = flink_router(include_in_schema=False)
 
 PREFIX = "/web"
 LOGIN = f"{PREFIX}/login"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
@@ -27,10 +27,11 @@ from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, HoldOwner, PipelineId
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import plans as shapes
 from ckpt_runtime.rest.uploads import PART_NAME, receive_pipeline
 
-router = APIRouter(prefix="/jars", tags=["pipelines"])
+router = flink_router(prefix="/jars", tags=["pipelines"])
 
 MAX_PARALLELISM = 32768
 _UPLOAD_BODY = {

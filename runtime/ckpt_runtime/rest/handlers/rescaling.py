@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
 from pydantic import RootModel
 
 from ckpt_runtime.rest.bodies import Body, HexId, Within, body_of, spelled
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
-router = APIRouter(prefix="/jobs/{jobid}/resource-requirements", tags=["rescaling"])
+router = flink_router(prefix="/jobs/{jobid}/resource-requirements", tags=["rescaling"])
 
 _Bound = Annotated[int, Within(-(1 << 31), (1 << 31) - 1)]
 

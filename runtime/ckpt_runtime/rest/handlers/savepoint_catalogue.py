@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from ckpt_runtime.rest.bodies import Body, Flag, Location, Note, OneOf, Within, body_of, spelled
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, SavepointDirectory, SavepointsOfJob
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import savepoints as shapes
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
-router = APIRouter(prefix="/savepoints", tags=["savepoints"])
+router = flink_router(prefix="/savepoints", tags=["savepoints"])
 
 _MAX_DURATION_MS = 10 * 365 * 86_400_000
 

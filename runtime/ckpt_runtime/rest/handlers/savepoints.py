@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
-
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
 from ckpt_runtime.jobmaster.gateway_values import OperationKind
@@ -13,9 +11,10 @@ from ckpt_runtime.rest.bodies import TRIGGER_ID, Body, Flag, HexId, Location, On
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Gateway, JobId, Requester, TriggerId
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 
-router = APIRouter(tags=["savepoints"])
+router = flink_router(tags=["savepoints"])
 
 _SAVEPOINT, _DISPOSAL = OperationKind.SAVEPOINT, OperationKind.SAVEPOINT_DISPOSAL
 _TRIGGER_ID = "3e4fc69c1d0a4bb0b1a4d1a2c3b4d5e6"

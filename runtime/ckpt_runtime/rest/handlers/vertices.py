@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
-
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
 from ckpt_runtime.jobmaster.gateway_errors import NotFound, VertexNotFound
 from ckpt_runtime.jobmaster.gateway_values import SubtaskDetails, VertexDetails
@@ -24,10 +22,11 @@ from ckpt_runtime.rest.parameters import (
     listed,
     selected_subtasks,
 )
+from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import jobs as shapes
 from ckpt_runtime.rest.shapes import metrics
 
-router = APIRouter(prefix="/jobs/{jobid}/vertices/{vertexid}", tags=["vertices"])
+router = flink_router(prefix="/jobs/{jobid}/vertices/{vertexid}", tags=["vertices"])
 
 _ONE_VERTEX = errors(400, 404)
 

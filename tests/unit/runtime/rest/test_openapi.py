@@ -7,9 +7,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+from fastapi.routing import APIRoute
 
 from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.rest.event_stream import EventStreamResponse
 from ckpt_runtime.rest.response_schemas import schema_of
+from ckpt_runtime.rest.responses import FlinkResponse
 from tests.support import rest_examples
 from tests.unit.runtime.rest.conftest import Send, send_to, sender
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
@@ -31,6 +34,15 @@ def test_it_describes_what_is_served(send: Send) -> None:
     assert schema["properties"]["checkpointInterval"]["minimum"] == 10
     assert set(patch["responses"]) == {"200", "400", "401", "403", "404", "408", "409", "413", "503"}
     assert all("422" not in operation["responses"] for _, _, operation in OPERATIONS)
+
+
+def test_every_function_answers_in_flinks_way() -> None:
+    """Each router says so: the application takes over what they have made of their functions."""
+    routes = create_app(FakeGateway(), token=None).routes
+    assert {route.response_class for route in routes if isinstance(route, APIRoute)} == {
+        FlinkResponse,
+        EventStreamResponse,
+    }
 
 
 def test_a_token_is_part_of_it() -> None:

@@ -63,7 +63,7 @@ def test_what_a_killed_process_leaves_goes_with_the_next_one_and_what_is_in_use_
         mine = LocalDirectory(str(tmp_path), refuse)
         assert held.is_dir()
         holder.kill()
-        holder.wait(30)
+        holder.wait(120)
         another = LocalDirectory(str(tmp_path), refuse)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"other", "ckpt-state-link", mine.path.name, another.path.name}

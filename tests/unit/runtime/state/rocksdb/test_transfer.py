@@ -101,7 +101,7 @@ def test_as_many_as_there_are_threads_go_at_the_same_time() -> None:
 
     def transfer(name: str) -> str:
         assert most.acquire(blocking=False), "a fourth one"
-        together.wait(10)
+        together.wait(60)
         most.release()
         return name
 
@@ -117,7 +117,7 @@ def test_an_error_comes_when_nothing_is_under_way_any_more() -> None:
     def transfer(name: str) -> None:
         begun.add(name)
         if name in NAMES[:2]:
-            both.wait(10)
+            both.wait(60)
         try:
             if name == NAMES[0]:
                 raise OSError("the disk is full")
