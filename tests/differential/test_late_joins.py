@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -17,15 +18,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import coalesce, col, expr, lit
 
 from tests.support.joins import LEFT, RIGHT, Subtask, join_spec
+from tests.support.side_by_side import process_all_available
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-KINDS = ("inner", "left_outer", "full_outer", "left_semi")
+KINDS = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
 DELAY_S, WITHIN_S = 10, 5
 SCHEMA = pa.schema([("side", pa.string()), ("k", pa.string()), ("t", pa.timestamp("us", "UTC")), ("v", pa.int64())])
-Row = tuple[str, str | None, int | None]
+Row = tuple[str, str | None, float | None]
 
-BATCHES: list[list[Row]] = [
+CHOSEN: list[list[Row]] = [
     [
         *[("l", "a", 100), ("l", "a", 100), ("l", "b", 103), ("l", "c", None), ("l", "q", 101)],
         *[("r", "a", 104), ("r", "a", 105), ("r", "a", 106), ("r", "a", 94), ("r", "c", None), ("r", "b", 98)],
@@ -44,6 +46,27 @@ BATCHES: list[list[Row]] = [
     [("l", "z", 151), ("l", "z", 150), ("r", "z", 151), ("r", "z", 150), ("l", "y", 300), ("r", "y", 300)],
     [("l", "y", 289), ("r", "y", 290), ("r", "y", 291)],
 ]  # fmt: skip
+
+
+def with_more(chosen: list[list[Row]], choice: Random) -> list[list[Row]]:
+    """Further rows in each batch, of two keys of their own and some twice, a half second off what is chosen.
+
+    None is the latest of its side, or on the edge where Spark gives a row without a match a batch later.
+    """
+    latest: dict[str, float] = {}
+    batches = []
+    for batch in chosen:
+        for side, _, second in batch:
+            latest[side] = max(latest.get(side, 0), second or 0)
+        rows = [
+            (side, choice.choice("mn"), latest[side] - choice.randrange(1, 25) + 0.5)
+            for side in choice.choices(sorted(latest), k=12)
+        ]
+        batches.append([*batch, *rows, *rows[:3]])
+    return batches
+
+
+BATCHES = with_more(CHOSEN, Random(3))
 
 
 def tables() -> list[pa.Table]:
@@ -96,7 +119,7 @@ def in_spark(spark: SparkSession, directory: Path) -> list[Counter[Any]]:
             before = len(seen)
             pq.write_table(table, directory / "next.parquet")
             os.rename(directory / "next.parquet", source / f"{number}.parquet")
-            query.processAllAvailable()
+            process_all_available(query)
             results.append(Counter(seen[before:]))
     finally:
         query.stop()
@@ -137,9 +160,9 @@ def unmatched(wanted: Callable[[Row], bool]) -> Counter[Any]:
     found: Counter[Any] = Counter()
     for number, row in enumerate(chain.from_iterable(BATCHES)):
         if wanted(row):
-            found["full_outer", *((number, -1) if row[0] == "l" else (-1, number))] += 1
-            if row[0] == "l":
-                found["left_outer", number, -1] += 1
+            alone = (number, -1) if row[0] == "l" else (-1, number)
+            found["full_outer", *alone] += 1
+            found["left_outer" if row[0] == "l" else "right_outer", *alone] += 1
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,24 @@ def without_zones(rows: Rows) -> Rows:
     ]
 
 
+def whole(cluster: MiniCluster, case: Case, directory: Path) -> Rows:
+    return EngineRun(cluster, case, directory).rows()
+
+
+def rescaled(cluster: MiniCluster, case: Case, directory: Path) -> Rows:
+    """The rows of two jobs with RocksDB: the second one has more subtasks, and the savepoint of the first one."""
+    with_rocksdb = replace(case, configuration={"state.backend.type": "rocksdb"})
+    first = EngineRun(cluster, replace(with_rocksdb, batches=case.batches[:1]), directory / "first")
+    rows = first.rows()
+    then = replace(with_rocksdb, batches=case.batches[1:])
+    return rows + EngineRun(cluster, then, directory / "then", first.savepoint, first=1, parallelism=2).rows()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_rows(spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str) -> None:
-    theirs = ordered(flat(in_spark(spark, CASES[name], tmp_path)))
-    ours = ordered(without_zones(EngineRun(cluster, CASES[name], tmp_path).rows()))
-    assert ours == theirs
+    """Those of frames also across a savepoint and a rescale; with several keys their types tell what subtasks share."""
+    case = CASES[name]
+    theirs = ordered(flat(in_spark(spark, case, tmp_path)))
+    ours = (rescaled if name == "frames, other keys" else whole)(cluster, case, tmp_path)
+    assert ordered(without_zones(ours)) == theirs
     assert theirs

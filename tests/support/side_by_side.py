@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
@@ -93,7 +94,7 @@ def in_spark(spark: SparkSession, case: Case, directory: Path, *, first: int = 0
             before = len(seen)
             pq.write_table(batch, directory / "next.parquet")
             os.rename(directory / "next.parquet", source / f"{number}.parquet")
-            query.processAllAvailable()
+            process_all_available(query)
             results.append([row for rows in seen[before:] for row in rows])
     finally:
         query.stop()
@@ -151,6 +152,15 @@ class EngineRun:
     def _committed(self, job: str, source: Path) -> bool:
         assert self.cluster.status(job) is not JobStatus.FAILED, self.cluster.failure(job)
         return len(list(source.glob("committed-*"))) == self.first + len(self.case.batches)
+
+
+def process_all_available(query: StreamingQuery) -> None:
+    """Returns when Spark has processed what is there, and has done the batch without data behind it.
+
+    It tells the first call that there is nothing new when it had looked for data before that was there.
+    """
+    query.processAllAvailable()
+    query.processAllAvailable()
 
 
 def flat(results: list[Rows]) -> Rows:

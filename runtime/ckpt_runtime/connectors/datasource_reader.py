@@ -42,6 +42,7 @@ class EnumeratorOperator(SourceOperator):
         self._committed: Offset | None = None
         self._splits = 0
         self._ended = False
+        self._planned = False
         self._idle = _LEAST_IDLE_MS
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -54,6 +55,7 @@ class EnumeratorOperator(SourceOperator):
         if restored:
             self._offset, self._splits = restored[0]["offset"], int(restored[0]["splits"])
             self._ended = restored[0]["ended_in"] == context.job_id
+            self._planned = restored[0].get("planned", True)
         else:
             self._offset = self._planner.initial_offset()
 
@@ -67,6 +69,7 @@ class EnumeratorOperator(SourceOperator):
             self._idle = _LEAST_IDLE_MS
             self._emit(planned)
             self._offset = planned.end
+            self._planned = True
             return SourceStatus.MORE_AVAILABLE
         if self._ended:
             return SourceStatus.END_OF_INPUT
@@ -77,9 +80,10 @@ class EnumeratorOperator(SourceOperator):
         return self._idle
 
     def snapshot(self, checkpoint_id: int) -> None:
-        self._offsets[checkpoint_id] = self._offset
+        if self._planned:  # the initial offset is the end of no range
+            self._offsets[checkpoint_id] = self._offset
         ended_in = self.context.job_id if self._ended else None
-        item = {"offset": self._offset, "splits": self._splits, "ended_in": ended_in}
+        item = {"offset": self._offset, "splits": self._splits, "ended_in": ended_in, "planned": self._planned}
         self.context.operator_state.put(_OFFSET, versioned([item]))
 
     def notify_complete(self, checkpoint_id: int) -> None:

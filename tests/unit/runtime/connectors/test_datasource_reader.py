@@ -123,6 +123,23 @@ def test_offsets_are_committed_to_the_reader_when_a_checkpoint_covers_them(world
     assert (world / "stopped").exists()
 
 
+def test_an_offset_at_which_no_range_ends_is_not_committed(world: Path) -> None:
+    """Spark commits ends of batches only: a reader need not know the initial offset. Neither does a restore tell it."""
+    planner = enumerator(Counting, directory=world)
+    opened(planner, context())
+    state = snapshot_of(planner, 1)
+    planner.notify_complete(1)
+    again = enumerator(Counting, directory=world)
+    opened(again, context(attempt=1, state=state, restored=1))
+    again.snapshot(2)
+    again.notify_complete(2)
+    assert commits(world) == []
+    again.poll()
+    again.snapshot(3)
+    again.notify_complete(3)
+    assert commits(world) == [{"n": 10}]
+
+
 def test_a_restore_goes_on_at_the_checkpoints_offset(world: Path) -> None:
     planner = enumerator(Counting, directory=world)
     opened(planner, context())
