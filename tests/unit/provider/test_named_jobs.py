@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
@@ -194,6 +195,19 @@ def test_the_end_of_the_other_job_is_waited_for(
     start = partial(operator.resume_execution, "execute_complete", {"event": fire(deferred)}, context)
     result = finish(operator, context, start=start)
     assert [job.job_id for job in started(job_manager)] == [result["job_id"]]
+
+
+def test_the_time_of_a_paused_dag_is_not_the_tasks(job_manager: JobManager, task: Task, pipeline: str) -> None:
+    """The job that it starts then gets what was left for it."""
+    operator, context = submit(pipeline, job_name=NAME, if_running="wait"), task.context()
+    deferred = deferral(operator, context)
+    job_manager.gateway.move(JOB, JobStatus.FINISHED)
+    event = fire(deferred)
+    event["at"] -= 3600
+    event["trigger"]["deadline"] -= 3600
+    with pytest.raises(TaskDeferred) as again:
+        operator.resume_execution("execute_complete", {"event": event}, context)
+    assert 0 < again.value.trigger.serialize()[1]["deadline"] - time.time() < FAST["wait_timeout"]
 
 
 @pytest.mark.parametrize("deferrable", [True, False])
