@@ -19,6 +19,8 @@ REFUSED_TOKEN = "refused_token"
 TROUBLE, UNREACHABLE = "trouble", "unreachable"
 """The fields of a verdict's result that say why the last look of a wait saw nothing, and whether nobody listened."""
 _NO_SAVEPOINT = "no good savepoint"
+_UNTRUSTED = re.compile("self-signed certificate|unable to get (local )?issuer certificate")
+"""In OpenSSL's words, a certificate of an authority that is not known."""
 _ID = re.compile(r"\b[0-9a-f]{32}\b")
 _IO_PROBLEM = "IO-problem detected"
 """In Flink's words, which the engine shares, for files that could not be written."""
@@ -58,7 +60,11 @@ def on_refused_token(text: str, conn_id: str) -> str:
 
 
 def on_unreachable(text: str, conn_id: str) -> str:
-    """Nobody listens there."""
+    """Nobody listens there, or nobody who is trusted."""
+    if _UNTRUSTED.search(text):
+        return _with(
+            text, f"Name the authority that has signed it in the field CA bundle of the connection {conn_id!r}"
+        )
     return _with(text, f"Check host, port and scheme of the connection {conn_id!r}, and whether its session runs")
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_ckpt import advice
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
@@ -147,9 +148,7 @@ class CkptHook(BaseHook):
         try:
             yield
         except OSError as error:  # ssl's errors are of this kind
-            raise CkptConnectionInvalid(
-                f"connection {self.ckpt_conn_id!r}, ca_file: {endpoint.verify!r} is not acceptable, {error}"
-            ) from error
+            raise unusable_certificates(self.ckpt_conn_id, endpoint.verify, error) from error
 
     def test_connection(self) -> tuple[bool, str]:
         """Do what the *Test* button does: ask the job manager for its overview."""
@@ -159,11 +158,24 @@ class CkptHook(BaseHook):
                 overview = client.execute(requests.cluster_overview())
                 leader = client.url
         except CkptClientError as error:
-            return False, advice.on_error(error, self.ckpt_conn_id)
+            return False, self._of_the_form(advice.on_error(error, self.ckpt_conn_id))
         except CkptConnectionInvalid as error:
-            return False, str(error)
+            return False, self._of_the_form(str(error))
+        except AirflowNotFoundException:
+            # The button hands it over as a URI, and one that cannot be parsed again is nowhere.
+            return False, "host or port: Airflow cannot read them back; a port must be a number from 1 to 65535"
         slots = f"{overview.slots_available} of {overview.slots_total} slots available"
         return True, f"version {overview.version}, leader {leader}, {slots}, {overview.jobs_running} jobs running"
+
+    def _of_the_form(self, message: str) -> str:
+        """Without the connection's name: the button tries it under a random one."""
+        named = f"connection {self.ckpt_conn_id!r}"
+        return message.removeprefix(f"{named}, ").replace(f"the {named}", "this connection")
+
+
+def unusable_certificates(conn_id: str, verify: bool | str, error: OSError) -> CkptConnectionInvalid:
+    """The file of authorities, which ``error`` keeps from being used."""
+    return CkptConnectionInvalid(f"connection {conn_id!r}, ca_file: {verify!r} is not acceptable, {error}")
 
 
 def _client_arguments(endpoint: Endpoint, patience: float) -> dict[str, Any]:

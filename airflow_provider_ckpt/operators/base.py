@@ -36,7 +36,7 @@ from airflow_provider_ckpt.tasks import (
     tell_trace,
     wait_here,
 )
-from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload
+from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload, with_time_left
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import (
     BadRequest,
@@ -196,6 +196,9 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on after a deferral, as Airflow calls it; turns its deferral timeout into this operator's own end."""
+        event = (next_kwargs or {}).get("event")
+        if event is not None:
+            next_kwargs = {**(next_kwargs or {}), "event": with_time_left(event)}
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout as error:

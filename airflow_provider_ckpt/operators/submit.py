@@ -44,6 +44,14 @@ IF_RUNNING = ("FAIL", "WAIT", "REUSE")
 IF_NO_SNAPSHOT = ("FAIL", "START")
 
 
+class _NameTaken(Exception):
+    """Other jobs live of the name that a new one is to have."""
+
+    def __init__(self, by: list[JobLine]) -> None:
+        super().__init__(by[0].name)
+        self.by = by
+
+
 class SubmitJobOperator(RunsProgram, CkptOperator):
     """Uploads a pipeline, starts a job of it and waits until all its tasks run.
 
@@ -168,18 +176,18 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         with self.connected(deadline) as client:
             earlier = self._earlier(client, context)
             found = None if earlier is None else plan(earlier, options.savepoint_path, start_over=self._starts_over())
-            if found is None or found.step in (NextStep.REPEAT, NextStep.START):
-                namesakes = self._namesakes(client)
-                if namesakes:
-                    return self._meet(
-                        context, options, namesakes, deadline, None if earlier is None else earlier.record
-                    )
-            if earlier is None or found is None:
-                options = self._with_snapshot(client, options)
-                record = self._start(client, context, options, self._new_record(context, options))
-            else:
-                self.log.info("%s", found.why)
-                record = self._carry_out(client, context, options, earlier.record, found)
+            last = None if earlier is None else earlier.record
+            try:
+                if found is None or found.step in (NextStep.REPEAT, NextStep.START):
+                    self._check_name(client, but_for=None if last is None else last["job_id"])
+                if last is None or found is None:
+                    options = self._with_snapshot(client, options)
+                    record = self._start(client, context, options, self._new_record(context, options))
+                else:
+                    self.log.info("%s", found.why)
+                    record = self._carry_out(client, context, options, last, found)
+            except _NameTaken as taken:
+                return self._meet(context, options, taken.by, deadline, last)
             if found is not None and found.step is NextStep.REPORT:
                 facts = job_facts(self.ask(client, job_details(record["job_id"])))
                 return self._succeed(context, record, facts)
@@ -199,10 +207,13 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             fresh |= {name: record[name] for name in ("number", "job_id", "pipeline_id")}
         return self._start(client, context, options, fresh)
 
-    def _namesakes(self, client: CkptClient) -> list[JobLine]:
-        """Living jobs of the name that the new one is to have."""
+    def _check_name(self, client: CkptClient, *, but_for: str | None) -> None:
+        """Raises _NameTaken when jobs live, another than ``but_for``, of the name that the new one is to have."""
         name = arguments.optional_text("job_name", self.job_name)
-        return [] if name is None else living(name, self.ask(client, requests.list_jobs()))
+        found = [] if name is None else living(name, self.ask(client, requests.list_jobs()))
+        others = [line for line in found if line.job_id != but_for]
+        if others:
+            raise _NameTaken(others)
 
     def _meet(
         self,
@@ -339,9 +350,11 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         """Ask for the job of ``record``, which is written down before anything is sent."""
         journal, job_id = Journal(context, _RECORD), record["job_id"]
         journal.write(**record)
-        self.publish_job(context, job_id)
         if record["pipeline_id"] is None:
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
+            # An upload takes its time, in which another run may have started a job of the name.
+            self._check_name(client, but_for=job_id)
+        self.publish_job(context, job_id)
         # Before the request: a kill from here on has something to cancel.
         self._waiting_for, self._instance = job_id, context["ti"]
         self._end_if_killed()

@@ -20,8 +20,9 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 
+from airflow_provider_ckpt import advice
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
-from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.hooks.ckpt import CkptHook, unusable_certificates
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.leader import leader_of
 from ckpt_runtime.client.errors import CkptClientError
@@ -108,12 +109,20 @@ async def asked_of(conn_id: str, path: str, query: Mapping[str, str]) -> Upstrea
     try:
         async with (
             # trust_env: a proxy that the environment names would see the token.
-            httpx.AsyncClient(verify=_verification(endpoint.verify), timeout=timeout, trust_env=False) as client,
+            httpx.AsyncClient(
+                verify=_verification(conn_id, endpoint.verify), timeout=timeout, trust_env=False
+            ) as client,
             client.stream("GET", f"{address}/{path}", params=wanted, headers=headers) as response,
         ):
             return await _checked(conn_id, response)
     except (httpx.HTTPError, OSError) as error:
-        raise UpstreamRefused(502, f"The job manager of {conn_id!r} does not answer: {type(error).__name__}") from None
+        raise UpstreamRefused(502, _unanswered(conn_id, error, timeout)) from None
+
+
+def _unanswered(conn_id: str, error: Exception, timeout: float) -> str:
+    why = f"nothing came within {timeout:g} s" if isinstance(error, httpx.TimeoutException) else str(error)
+    text = f"The job manager of {conn_id!r} does not answer: {why or type(error).__name__}"
+    return advice.on_unreachable(text, conn_id)
 
 
 async def _address(conn_id: str, endpoint: Endpoint) -> str:
@@ -140,9 +149,17 @@ async def _checked(conn_id: str, response: httpx.Response) -> UpstreamAnswer:
     return UpstreamAnswer(response.status_code, bytes(content))
 
 
-@lru_cache(maxsize=16)
-def _verification(verify: bool | str) -> ssl.SSLContext | bool:
-    """A context takes longer to make than most answers."""
+def _verification(conn_id: str, verify: bool | str) -> ssl.SSLContext | bool:
+    """Raises UpstreamRefused."""
     if verify is False:
         return False
+    try:
+        return _context(verify)
+    except OSError as error:  # ssl's errors are of this kind
+        raise UpstreamRefused(502, str(unusable_certificates(conn_id, verify, error))) from None
+
+
+@lru_cache(maxsize=16)
+def _context(verify: bool | str) -> ssl.SSLContext:
+    """It takes longer to make than most answers."""
     return ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)

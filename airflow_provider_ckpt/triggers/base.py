@@ -142,6 +142,18 @@ def goes_on(hook: CkptHook, begun_with: Endpoint, now: Endpoint) -> bool:
     return True
 
 
+def with_time_left(event: dict[str, Any]) -> dict[str, Any]:
+    """The event of a wait as its task gets it, with the deadline put off by the time that Airflow took to resume it.
+
+    A DAG that is paused, or a pool without a free slot, keeps the task from going on: what is left of its time then has
+    to be enough for what it begins, such as a job that is started.
+    """
+    deadline, at = event["trigger"]["deadline"], event.get("at")
+    if deadline is None or at is None:
+        return event
+    return event | {"trigger": event["trigger"] | {"deadline": deadline + max(0.0, time.time() - at)}}
+
+
 def event_payload(verdict: Verdict, trigger: CkptTrigger) -> dict[str, Any]:
     """Make the event of a wait's end, also for an operator that waits without a triggerer."""
     return {
@@ -149,5 +161,6 @@ def event_payload(verdict: Verdict, trigger: CkptTrigger) -> dict[str, Any]:
         "message": verdict.message,
         "result": verdict.result,
         "trace": verdict.trace,
+        "at": time.time(),
         "trigger": trigger.serialize()[1],
     }

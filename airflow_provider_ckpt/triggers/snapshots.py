@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowException
@@ -20,6 +21,8 @@ _RECORD = "ckpt_watch"
 _LONGEST_PAUSE_SECONDS = 60.0
 _GAP_SECONDS = 1.0
 """Between two looks at least, however fast checkpoints come."""
+HANDOVER_SECONDS = 10.0
+"""How long Airflow may take to write down an event: it does so once a second, and tells no trigger when it has."""
 
 
 class CkptSnapshotsTrigger(BaseEventTrigger):
@@ -56,21 +59,20 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Give events without an end."""
         watch, pause = SnapshotWatch(self.job, self.snapshots, await self._stored()), 0.0
-        stored = watch.mark
-        while True:
-            try:
-                async with joined(CkptHook(self.ckpt_conn_id), watch, ANY_JOB, self.poll_interval) as member:
-                    while True:
-                        found, pause = await self._look(watch, member, pause)
-                        for facts in found:
-                            yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
-                        if watch.mark != stored:
-                            stored = await self._store(watch.mark)
-                        await asyncio.sleep(min(self.poll_interval, _GAP_SECONDS))
-                        await member.rest(pause or member.pace())
-            except (CkptClientError, AirflowException) as error:
-                pause = self._tell(error, pause)
-            await asyncio.sleep(pause)
+        with closing(_Progress(self._store, watch.mark)) as progress:
+            while True:
+                try:
+                    async with joined(CkptHook(self.ckpt_conn_id), watch, ANY_JOB, self.poll_interval) as member:
+                        while True:
+                            found, pause = await self._look(watch, member, pause)
+                            for facts in found:
+                                yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
+                            await progress.has_come_to(watch.mark, told=bool(found))
+                            await asyncio.sleep(min(self.poll_interval, _GAP_SECONDS))
+                            await member.rest(pause or member.pace())
+                except (CkptClientError, AirflowException) as error:
+                    pause = self._tell(error, pause)
+                await asyncio.sleep(pause)
 
     async def _look(self, watch: SnapshotWatch, member: Member, pause: float) -> tuple[list[Json], float]:
         """What is new, and the pause until the next look; 0 when the hub is to say that."""
@@ -91,7 +93,47 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
         found = await self.asset_state_store.aget(_RECORD)
         return found if isinstance(found, dict) else None
 
-    async def _store(self, mark: Json | None) -> Json | None:
+    async def _store(self, mark: Json | None) -> None:
         if self.asset_state_store is not None:
             await self.asset_state_store.aset(_RECORD, mark)
-        return mark
+
+
+class _Progress:
+    """Stores how far a watch has come, but not before Airflow has what it told.
+
+    A trigger's event waits in its process for a while. One that is on record here, and ends with the process, would
+    never be told.
+    """
+
+    def __init__(self, store: Callable[[Json | None], Awaitable[None]], mark: Json | None) -> None:
+        self._store = store
+        self._mark = self._stored = mark
+        self._following: asyncio.Task[None] | None = None
+
+    async def has_come_to(self, mark: Json | None, *, told: bool) -> None:
+        """Take note of it; ``told`` when events were given since the last call."""
+        if mark == self._mark:
+            return
+        self._mark = mark
+        if self._following is not None and self._following.done():
+            following, self._following = self._following, None
+            following.result()
+        if told and self._following is None:
+            self._following = asyncio.create_task(self._follow())
+        elif self._following is None:
+            await self._write(mark)
+
+    def close(self) -> None:
+        """Store nothing any more."""
+        if self._following is not None:
+            self._following.cancel()
+
+    async def _follow(self) -> None:
+        while self._stored != self._mark:
+            mark = self._mark
+            await asyncio.sleep(HANDOVER_SECONDS)
+            await self._write(mark)
+
+    async def _write(self, mark: Json | None) -> None:
+        await self._store(mark)
+        self._stored = mark

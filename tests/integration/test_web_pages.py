@@ -214,6 +214,26 @@ def test_a_session_that_is_away_is_said_and_its_return_noticed(
     page.complaints.clear()
 
 
+def test_a_session_that_is_slow_to_answer_is_said(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+    """In the place of a first page, which would be blank for as long as that takes."""
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.page.route("**/overview", hold)
+    with page.page.expect_request("**/overview"):
+        page.page.goto(f"{cluster.rest_url}/web/")
+    main = page.page.locator("main")
+    words = main.evaluate("element => getComputedStyle(element, '::before').content")
+    assert words == '"Waiting for the session to answer."'
+    for route in held:
+        route.continue_()
+    page.page.unroute("**/overview")
+    expect(page.page.get_by_text(HOSTILE).first).to_be_visible()
+    assert main.evaluate("element => getComputedStyle(element, '::before').content") == "none"
+
+
 def test_an_unknown_job_is_said(page: Visit, cluster: MiniCluster) -> None:
     page.page.goto(f"{cluster.rest_url}/web/#/jobs/{'0' * 32}")
     expect(page.page.locator("#page")).to_contain_text(f"Job {'0' * 32} not found")

@@ -12,6 +12,7 @@ from airflow.sdk import DAG, Asset
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_ckpt.assets import checkpoints_of, create_asset, sanitize_uri, savepoints_of
+from airflow_provider_ckpt.triggers import snapshots
 from airflow_provider_ckpt.triggers.snapshots import CkptSnapshotsTrigger
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.jobmaster.event_log import EventType
@@ -22,6 +23,12 @@ from tests.unit.provider.conftest import JOB, Fault, JobManager, run_at_hubs, un
 
 NAME = "contract-job"
 OTHER = "1" * 32
+
+
+@pytest.fixture(autouse=True)
+def handed_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to wait for Airflow here."""
+    monkeypatch.setattr(snapshots, "HANDOVER_SECONDS", 0.0)
 
 
 class AssetStore:
@@ -100,6 +107,33 @@ def test_each_new_savepoint_is_an_event_that_says_all_of_it(job_manager: JobMana
         assert [(found["job_id"], found["id"], found["path"]) for found in events] == [
             (JOB, *stopped), (OTHER, *resumed)
         ]  # fmt: skip
+        await second.end()
+
+    run_at_hubs(run())
+
+
+@pytest.mark.row("air.5")
+def test_an_event_that_its_triggerer_may_have_kept_for_itself_is_told_again(
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow takes events from a triggerer once a second: they end with it until then."""
+    monkeypatch.setattr(snapshots, "HANDOVER_SECONDS", 3600.0)
+
+    async def run() -> None:
+        store = AssetStore()
+        first = Triggerer(store)
+        waiting = await first.has_looked(store)
+        number, _ = take(job_manager)
+        assert (await waiting)["id"] == number
+        looks = job_manager.count("GET /jobs/overview")
+        later = asyncio.create_task(first.next())
+        await until(lambda: job_manager.count("GET /jobs/overview") > looks + 1)
+        later.cancel()
+        with suppress(asyncio.CancelledError):
+            await later
+        await first.end()
+        second = Triggerer(store)
+        assert (await second.next())["id"] == number
         await second.end()
 
     run_at_hubs(run())

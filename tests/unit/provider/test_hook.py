@@ -148,10 +148,13 @@ def test_the_test_button_tells_what_it_found(job_manager: JobManager, monkeypatc
     found, message = CkptHook().test_connection()
     assert not found
     assert "cannot be reached" in message
-    assert "Check host, port and scheme of the connection 'ckpt_default'" in message
+    # Airflow tries what is in the form under a name that nobody knows.
+    assert "Check host, port and scheme of this connection" in message
     found, message = connect(monkeypatch, schema="ftp").test_connection()
-    assert not found
-    assert "scheme" in message
+    assert (found, message) == (False, "scheme: 'ftp' is not acceptable, it must be http or https")
+    monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", "ckpt://127.0.0.1:99999")
+    found, message = CkptHook().test_connection()
+    assert (found, message.partition(";")[2]) == (False, " a port must be a number from 1 to 65535")
 
 
 def test_the_asynchronous_client_is_the_same(job_manager: JobManager) -> None:
@@ -251,5 +254,7 @@ def test_the_servers_certificate_is_verified(monkeypatch: pytest.MonkeyPatch, tm
         found, message = connect(monkeypatch, **fields).test_connection()
         assert not found
         assert "CERTIFICATE_VERIFY_FAILED" in message
+        assert "Name the authority that has signed it in the field CA bundle of this connection" in message
+        assert CkptHook().ckpt_conn_id not in message
         found, message = connect(monkeypatch, **fields | {"schema": "http"}).test_connection()
         assert not found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
@@ -150,6 +151,40 @@ def test_a_name_is_given_to_the_job_and_has_to_be_free(
     assert started(job_manager) == [job]
 
 
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("if_running", ["fail", "wait", "reuse"])
+def test_a_job_of_the_name_that_starts_during_the_upload_counts(
+    job_manager: JobManager,
+    task: Task,
+    finish: Finish,
+    pipeline: str,
+    monkeypatch: pytest.MonkeyPatch,
+    if_running: str,
+) -> None:
+    """Two runs that begin at the same moment look before either has started its job."""
+    gateway = job_manager.gateway
+    store = gateway.store_pipeline
+
+    async def stored(*arguments: Any) -> Any:
+        gateway.add_job(OTHER, "orders")
+        return await store(*arguments)
+
+    monkeypatch.setattr(gateway, "store_pipeline", stored)
+    operator, context = submit(pipeline, job_name="orders", if_running=if_running), task.context()
+    if if_running == "fail":
+        with pytest.raises(CkptJobRunning, match=OTHER):
+            operator.execute(context)
+    elif if_running == "reuse":
+        assert finish(operator, context)["job_id"] == OTHER
+    else:
+        assert deferral(operator, context).trigger.serialize()[1]["name"] == "orders"
+    assert [job.job_id for job in started(job_manager)] == [OTHER]
+    monkeypatch.setattr(gateway, "store_pipeline", store)
+    gateway.move(OTHER, JobStatus.CANCELED)
+    result = finish(submit(pipeline, job_name="orders", if_running=if_running), context)
+    assert [job.job_id for job in started(job_manager)] == [OTHER, result["job_id"]]
+
+
 def test_the_end_of_the_other_job_is_waited_for(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
@@ -160,6 +195,19 @@ def test_the_end_of_the_other_job_is_waited_for(
     start = partial(operator.resume_execution, "execute_complete", {"event": fire(deferred)}, context)
     result = finish(operator, context, start=start)
     assert [job.job_id for job in started(job_manager)] == [result["job_id"]]
+
+
+def test_the_time_of_a_paused_dag_is_not_the_tasks(job_manager: JobManager, task: Task, pipeline: str) -> None:
+    """The job that it starts then gets what was left for it."""
+    operator, context = submit(pipeline, job_name=NAME, if_running="wait"), task.context()
+    deferred = deferral(operator, context)
+    job_manager.gateway.move(JOB, JobStatus.FINISHED)
+    event = fire(deferred)
+    event["at"] -= 3600
+    event["trigger"]["deadline"] -= 3600
+    with pytest.raises(TaskDeferred) as again:
+        operator.resume_execution("execute_complete", {"event": event}, context)
+    assert 0 < again.value.trigger.serialize()[1]["deadline"] - time.time() < FAST["wait_timeout"]
 
 
 @pytest.mark.parametrize("deferrable", [True, False])

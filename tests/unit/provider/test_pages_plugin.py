@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import socketserver
 import subprocess
 import sys
@@ -19,8 +20,14 @@ import pytest
 
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.links import pages_path
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.network.tls import rest_context
+from ckpt_runtime.rest.app import create_app
+from tests.support.certificates import Authority, rest_options
 from tests.unit.provider.conftest import JOB, JobManager
 from tests.unit.provider.test_hook import connect
+from tests.unit.runtime.rest.fake_gateway import FakeGateway
+from tests.unit.runtime.rest.served import served
 
 VERTEX = "f74362dd18da632fe7d708268d6f8693"
 REPOSITORY = Path(__file__).parents[3]
@@ -89,7 +96,26 @@ def test_what_cannot_be_asked_is_said(job_manager: JobManager, monkeypatch: pyte
     assert job_manager.received == []
     job_manager.stop()
     status, message = refusal()
-    assert (status, "does not answer" in message) == (502, True)
+    assert status == 502
+    assert message.startswith("The job manager of 'ckpt_default' does not answer: ")
+    assert "refused" in message or "attempts failed" in message
+    assert message.endswith("of the connection 'ckpt_default', and whether its session runs")
+
+
+def test_why_nothing_comes_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the field of the connection to look at."""
+    context = rest_context(Configuration(rest_options(Authority(tmp_path).issue("server"))))
+    with served(create_app(FakeGateway(), token=None), context) as url:
+        fields = {"host": "127.0.0.1", "port": int(url.rpartition(":")[2]), "schema": "https"}
+        connect(monkeypatch, **fields)
+        assert "CERTIFICATE_VERIFY_FAILED" in refusal()[1]
+        assert "in the field CA bundle of the connection 'ckpt_default'" in refusal()[1]
+        (tmp_path / "empty.pem").write_text("no certificate")
+        connect(monkeypatch, **fields, extra={"ca_file": str(tmp_path / "empty.pem")})
+        assert refusal()[1].startswith("connection 'ckpt_default', ca_file: ")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connect(monkeypatch, host="127.0.0.1", port=silent.getsockname()[1], extra={"timeout": 0.1})
+        assert "does not answer: nothing came within 0.1 s" in refusal()[1]
 
 
 @pytest.fixture

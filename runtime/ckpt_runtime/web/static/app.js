@@ -34,7 +34,7 @@ let pace = INTERVAL_MS;
 let pressed = false;
 
 function route() {
-  const path = location.hash.slice(1);
+  const path = location.hash.slice(1) || "/";
   for (const [pattern, page] of ROUTES) {
     const found = pattern.exec(path);
     if (found) return { path, load: () => page(...found.slice(1).map((part) => part?.toLowerCase())) };
