@@ -62,20 +62,23 @@ def test_clearing_a_waiting_task_keeps_its_job_and_marking_it_failed_cancels_it(
     airflow: LocalAirflow, session: Session, job: SequenceJob
 ) -> None:
     """Each says what became of the job."""
+
+    def its_trigger_runs(number: int) -> bool:
+        """Airflow has nobody to tell before."""
+        return "starting" in airflow.api.task_log(run, "submit", number).rpartition("trigger ")[2]
+
     known = session.jobs()
-    streams = session.requests["GET /events"]
     run = trigger(airflow, "system_submit", job)
     wait_state(airflow, run, "submit", "deferred")
     job.job_id = session.job_after(known)
     job.running()
-    # Airflow has nobody to tell before the trigger runs.
-    until(lambda: session.requests["GET /events"] > streams, "the trigger's stream of events")
+    until(lambda: its_trigger_runs(1), "the trigger of the first try")
     airflow.api.clear_task(run, "submit")
     words = f"job {job.job_id} was not cancelled and goes on"
     until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the log of the first try")
     until(lambda: airflow.api.task_instances(run)[0]["try_number"] == 2, "the second try")
     wait_state(airflow, run, "submit", "deferred")
-    until(lambda: "starting" in airflow.api.task_log(run, "submit", 2).rpartition("trigger ")[2], "its trigger")
+    until(lambda: its_trigger_runs(2), "the trigger of the second try")
     assert airflow.api.xcom(run, "submit", "job_id") == job.job_id
     airflow.api.set_task_state(run, "submit", "failed")
     job.cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
