@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,10 +13,6 @@ from tests.support.run_directory import ENGINES, RUN
 # A machine that is busy with other tests pauses any of them; what is too slow is for the time limits to tell.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
-
-# A Spark of a test lives for seconds: code that its second compiler makes for hours costs two fifths of its time, a
-# collector with threads of its own a tenth.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # Importing and collecting make what stays: looking for garbage in it again and again is a sixth of their time.
 gc.disable()

@@ -6,6 +6,7 @@ A reader travels to Spark's workers, so it holds names only; each partition open
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -95,5 +96,6 @@ class StateReader(DataSourceReader):
         assert isinstance(partition, KeyGroupPartition)
         snapshot = open_snapshot(self._path)
         key_groups = KeyGroupRange(partition.first, partition.last)
-        state = find_state(snapshot, self._operator, self._name)
-        return StateColumns(state.kind, state.schema).tables(state.rows(key_groups))
+        # Spark's workers end without tidying up.
+        with closing(find_state(snapshot, self._operator, self._name)) as state:
+            yield from StateColumns(state.kind, state.schema).tables(state.rows(key_groups))

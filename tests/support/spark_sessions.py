@@ -127,8 +127,8 @@ class SparkCluster:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What an application needs to be taken in, and its executors to start quickly."""
-        return {"spark.authenticate.secret": self.secret, "spark.executor.extraJavaOptions": _options_of_jvms()}
+        """What an application needs to be taken in."""
+        return {"spark.authenticate.secret": self.secret}
 
     def alive_workers(self) -> int:
         """As the master's page says; 0 before it answers."""
@@ -153,7 +153,6 @@ def standalone_cluster(
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": _options_of_jvms(),
     }
     secret = secrets.token_hex(16)
     environment["SPARK_CONF_DIR"] = str(_cluster_configuration(directory, secret if authenticated else ""))
@@ -205,11 +204,6 @@ def _cluster_configuration(directory: Path, secret: str) -> Path:
         settings += f"spark.authenticate true\nspark.authenticate.secret {secret}\n"
     write_private(configuration / "spark-defaults.conf", settings)
     return configuration
-
-
-def _options_of_jvms() -> str:
-    """What a Spark application of a test starts with (``tests/conftest.py``)."""
-    return os.environ.get("SPARK_SUBMIT_OPTS", "")
 
 
 def _answers(port: int) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from heapq import merge
 from itertools import groupby, pairwise
@@ -207,9 +207,8 @@ def publish_savepoint(
         name = VertexDescriptor(secrets.token_hex(16), state.uid, (state.uid,), parallelism, state.max_parallelism)
         vertices = (*vertices, name)
     keyed = _Keyed(vertices)
-    for other in keyed_states(base) if base else ():
-        if (other.uid, other.name) != (state.uid, state.name):
-            keyed.add(other.uid, _rewritten(other, files))
+    if base:
+        _take_over(base, state, keyed, files)
     keyed.add(state.uid, _in_order(target, files, state, parts, keyed.vertex_of(state.uid).parallelism))
     states = keyed.with_lists(base.metadata.states if base else {})
     metadata = CompletedCheckpoint(
@@ -226,6 +225,15 @@ def publish_savepoint(
     )
     _publish(target, prefix, metadata, files)
     return target.url
+
+
+def _take_over(base: Snapshot, state: NewState, keyed: _Keyed, files: UnsharedFiles) -> None:
+    """All states but the new one. Spark's workers end without tidying up: what is made for reading goes at once."""
+    with ExitStack() as read:
+        for other in keyed_states(base):
+            read.enter_context(closing(other))
+            if (other.uid, other.name) != (state.uid, state.name):
+                keyed.add(other.uid, _rewritten(other, files))
 
 
 def _publish(target: Location, prefix: str, metadata: CompletedCheckpoint, files: UnsharedFiles) -> None:

@@ -44,12 +44,15 @@ class _Source(Protocol):
 
     def rows(self, key_groups: KeyGroupRange) -> _Rows: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
     """One named keyed state of an operator. ``schema`` is that of its stored rows.
 
-    ``bytes`` is what these take, None where states have no files of their own.
+    ``bytes`` is what these take, None where states have no files of their own. To be closed where a process may end
+    without tidying up.
     """
 
     uid: str
@@ -76,6 +79,13 @@ class StoredState:
         Raises CorruptStateError, or StorageError as the storage does; nothing of a damaged file is given out.
         """
         return self.source.rows(key_groups.intersection(self.key_groups))
+
+    def close(self) -> None:
+        """Deletes what reading it has put on this machine.
+
+        Not while its rows, or those of another state of its operator, are read.
+        """
+        self.source.close()
 
 
 def keyed_states(snapshot: Snapshot, uid: str | None = None) -> list[StoredState]:
@@ -129,6 +139,9 @@ class _Pages:
                     for batch in read_block(self.name, self.schema, files.read(file, offset, length)):
                         yield group, batch
 
+    def close(self) -> None:
+        """They are read where they lie."""
+
 
 def _paged_states(
     directory: str, vertex: VertexDescriptor, uid: str, handles: Sequence[KeyedStateHandle]
@@ -165,6 +178,9 @@ class _Canonical:
     def rows(self, key_groups: KeyGroupRange) -> _Rows:
         with closing(StoredFiles(self.directory)) as files:
             yield from self.state.batches(files, key_groups, self.max_parallelism)
+
+    def close(self) -> None:
+        """It is read where it lies."""
 
 
 def _canonical_states(
@@ -215,6 +231,12 @@ class _Export:
         self._states = {state.name: state for state in _canonical_states(directory.url, self.vertex, self.uid, handles)}
         self._latest = key_groups
 
+    def close(self) -> None:
+        local, self._local, self._latest = self._local, None, None
+        self._states = {}
+        if local is not None:
+            local.remove()
+
 
 @dataclass(frozen=True, slots=True)
 class _Exported:
@@ -223,6 +245,9 @@ class _Exported:
 
     def rows(self, key_groups: KeyGroupRange) -> _Rows:
         return self.export.rows(self.name, key_groups)
+
+    def close(self) -> None:
+        self.export.close()
 
 
 def _exported_states(

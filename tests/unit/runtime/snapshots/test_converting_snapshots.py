@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -59,6 +60,19 @@ def converted(source: Path | str, target: Path, form: SavepointFormat, backend: 
 def kinds(snapshot: Snapshot) -> set[type]:
     states = snapshot.metadata.states.values()
     return {type(handle) for state in states for entry in state.operators.values() for handle in entry.keyed}
+
+
+def test_what_is_made_for_reading_a_database_goes_when_its_states_are_closed() -> None:
+    def made() -> list[Path]:
+        return list(Path(tempfile.gettempdir()).glob("ckpt-exported-*"))
+
+    states = keyed_states(open_snapshot(str(DIRECTORY / "format-2" / "rocksdb")))
+    before = [list(state.rows(state.key_groups)) for state in states]
+    assert made()
+    for state in states:
+        state.close()
+    assert made() == []
+    assert [list(state.rows(state.key_groups)) for state in states] == before, "they are read anew"
 
 
 @pytest.mark.parametrize("name", ["savepoint", "stop", "checkpoint", "checkpoint-partly-finished", "canonical"])
