@@ -9,7 +9,7 @@ uncompressed. Offsets of blocks count from the file's start and stand in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -23,6 +23,9 @@ from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.split_kernels import order_by_group
 from ckpt_runtime.state.stored_rows import check_owned
+
+ROWS_TAKEN = 1 << 14
+"""Each call that takes rows gives up the interpreter, and a busy task gives it back only after a while."""
 
 
 class SectionWriter:
@@ -57,16 +60,29 @@ class SectionWriter:
 def _by_group(table: pa.Table, groups: AnyArray, owned: KeyGroupRange) -> Iterator[tuple[int, pa.RecordBatch]]:
     if table.num_rows == 0:
         return
-    ends = np.zeros(len(owned), dtype=np.int64)
+    counted = np.zeros(len(owned), dtype=np.int64)
     order = np.empty(len(groups), dtype=np.int64)
     # The kernel has no bounds: a row of another key group would be counted in memory that is not its own.
-    order_by_group(read_only(groups), owned.first, ends, order)
+    order_by_group(read_only(groups), owned.first, counted, order)
+    ends = counted.tolist()
     start = 0
-    for index, end in enumerate(ends.tolist()):
-        # One group at a time: all of them in order would be a second table.
-        for batch in table.take(columns.arrow_from_numpy(pa.int64(), order[start:end])).to_batches():
-            yield owned.first + index, batch
-        start = end
+    for first, last in _runs(ends):
+        # A bounded number of rows at a time: all of them in order would be a second table.
+        rows = table.take(columns.arrow_from_numpy(pa.int64(), order[start : ends[last - 1]]))
+        taken_from = start
+        for index in range(first, last):
+            for batch in rows.slice(start - taken_from, ends[index] - start).to_batches():
+                yield owned.first + index, batch
+            start = ends[index]
+
+
+def _runs(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges of groups whose rows are taken together: as few as have :data:`ROWS_TAKEN` of them, and the rest."""
+    first = start = 0
+    for last, end in enumerate(ends, 1):
+        if end - start >= ROWS_TAKEN or last == len(ends):
+            yield first, last
+            first, start = last, end
 
 
 def read_block(name: str, schema: pa.Schema, block: bytes | memoryview | pa.Buffer) -> Iterator[pa.RecordBatch]:
