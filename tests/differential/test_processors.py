@@ -164,6 +164,26 @@ def test_timers_of_event_time_and_late_rows(both: Both) -> None:
     assert sum(row["what"] == "fired" for row in theirs) == 6
 
 
+@pytest.mark.row("io.2")
+def test_rows_of_a_readers_batch_have_no_order(both: Both) -> None:
+    """The reader gives the latest first, by ones: as in Spark they make those late that come with the next batch."""
+    batches = [
+        timed(*[("xyz"[second % 3], second) for second in range(40, 0, -1)], ("x", None)),
+        timed(("x", 37), ("y", 38), ("z", 39), ("z", 90), ("x", 41), ("y", None)),
+        timed(("x", 100), ("x", 88), ("y", 89)),
+    ]
+    case = Case(
+        "Passed", batches, SCHEMA, mode="Append", time_mode="EventTime", watermark=("t", "2 seconds"), chunk=1,
+        configuration={
+            "execution.stateful-processor.trigger.type": "BUFFER", "execution.buffer-timeout.interval": "0 ms"
+        },
+    )  # fmt: skip
+    theirs, ours = both(case)
+    assert ours == theirs
+    said = [row["said"] for row in theirs]
+    assert (said.count("37"), said.count("38"), said.count("39"), said.count("88"), said.count("89")) == (1, 1, 2, 0, 1)
+
+
 @pytest.mark.parametrize("fires", [True, False])
 def test_the_end_of_data(both: Both, fires: bool) -> None:
     """Spark keeps the timers beyond its last watermark; the engine fires them, unless it is told not to."""

@@ -92,6 +92,9 @@ class Subtask:
         self.sent = timestamp_ms
         self.events.append(timestamp_ms)
 
+    def emit_end_of_range(self) -> None:
+        raise AssertionError("no range ends behind a shuffle")
+
     def snapshot(self) -> tuple[list[KeyedHandle], tuple[OperatorListState, ...]]:
         self.operator.snapshot(1)
         return handles_of([self.backend]), self.context.operator_state.snapshot()

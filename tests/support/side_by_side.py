@@ -32,7 +32,8 @@ for module in (side_processors, unusual_processors):
 class Case:
     """A processor and how it is used; ``watermark`` is column and delay, ``in_pandas`` for processors of frames.
 
-    ``encoding`` is Spark's of its states: schemas evolve with ``avro`` only, which has not all types.
+    ``encoding`` is Spark's of its states: schemas evolve with ``avro`` only, which has not all types. ``chunk``: how
+    many rows the engine's reader gives at a time. ``entry``: the engine's pipeline.
     """
 
     processor: str
@@ -45,6 +46,8 @@ class Case:
     second: str = ""
     encoding: str = "unsaferow"
     in_pandas: bool = False
+    chunk: int = 0
+    entry: str = "side_by_side:pipeline"
     configuration: dict[str, str] = field(default_factory=dict)
 
     def described(self, **more: str) -> str:
@@ -126,7 +129,7 @@ class EngineRun:
             pq.write_table(batch, source / f"batch-{number}.parquet")
         job = self.cluster.submit(
             PIPELINES,
-            entry="side_by_side:pipeline",
+            entry=self.case.entry,
             arguments=[self.case.described(source=str(source), output=str(output))],
             configuration={
                 "execution.checkpointing.interval": "50 ms",

@@ -4,7 +4,8 @@ The enumerator is the head of the job. It holds the user's reader object: all th
 on that one, so that what ``latestOffset`` leaves in it is there for ``partitions`` and ``commit``. A range is planned
 once. Its partitions go to the readers (``range_reader.py``) in turn, each to one of them, as data; there they lie in
 state until they are read. So a restore plans nothing again: it goes on behind the last range that was planned. Simple
-readers hand out rows with the offset: those travel instead of partitions.
+readers hand out rows with the offset: those travel instead of partitions. A watermark behind each range says up to
+which sequence number everything is dealt out, since a reader cannot see that nothing more of the range comes to it.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class EnumeratorOperator(SourceOperator):
             self._offset, self._splits = restored[0]["offset"], int(restored[0]["splits"])
             self._ended = restored[0]["ended_in"] == context.job_id
             self._planned = restored[0].get("planned", True)
+            if self._splits:
+                # What was under way is no state of anybody.
+                output.emit_watermark(self._splits)
         else:
             self._offset = self._planner.initial_offset()
 
@@ -110,6 +114,7 @@ class EnumeratorOperator(SourceOperator):
             return
         self._splits += len(rows)
         self.output.emit(pa.RecordBatch.from_pylist(rows, schema=SPLIT_SCHEMA))
+        self.output.emit_watermark(self._splits)
 
     def _rows_of(self, planned: PlannedRange) -> list[dict[str, Any]]:
         if planned.rows:

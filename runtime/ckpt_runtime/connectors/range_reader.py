@@ -24,7 +24,7 @@ from ckpt_runtime.connectors.datasource_values import checked_items, values_of, 
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import described_data_source, ordered_reads
 from ckpt_runtime.graph.specs import RangeReaderSpec
-from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, WaitingInput
+from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output, WaitingInput
 from ckpt_runtime.operators.task_context import new_task, running
 
 _SPLITS = "splits"
@@ -53,11 +53,17 @@ class Split:
     rows: int = 0
     digest: str = ""
 
+    @property
+    def range_start(self) -> int:
+        """The sequence number with which its range begins."""
+        return self.sequence - self.number
+
 
 class _Carried:
-    """Rows that came instead of partitions."""
+    """Rows that came instead of partitions, all of their range."""
 
-    def __init__(self, stream: bytes) -> None:
+    def __init__(self, range_start: int, stream: bytes) -> None:
+        self.range_start = range_start
         self.batches: Iterator[pa.RecordBatch] = iter(pa.ipc.open_stream(stream))
 
 
@@ -85,8 +91,9 @@ class RangeReaderOperator(Operator):
 
     It asks for the next step with a timer that is always due; a subtask looks at its input only when none is. While
     reading may be interrupted it also takes partitions that stand before a barrier, and some from time to time, since a
-    barrier behind them may not have been sent yet for want of credit. A watermark (the one of the end of data) goes on
-    when everything pending is read.
+    barrier behind them may not have been sent yet for want of credit. The watermark of the end of data goes on when
+    everything pending is read. Any other one is the enumerator's: everything below that sequence number is dealt out.
+    With it, or with the first partition of a later range, what was read is all of a range that comes here.
     """
 
     requires_final_checkpoint = False
@@ -103,7 +110,9 @@ class RangeReaderOperator(Operator):
         self._last: pa.RecordBatch | None = None
         self._taken = 0
         self._take_after_ms = 0.0
-        self._watermark: int | None = None
+        self._ends = False
+        self._dealt_out = 0
+        self._passed = 0
 
     @property
     def has_work_left(self) -> bool:
@@ -124,6 +133,9 @@ class RangeReaderOperator(Operator):
         items = checked_items(context.uid, (*restored(_SPLITS), *restored(_SPLITS_OF_VERSION_1)))
         splits = sorted((Split(**item) for item in items), key=lambda split: split.sequence)
         self._pending.extend(splits)
+        if splits:
+            # Rows of that range may be out already, so it has not just begun.
+            self._passed = splits[0].range_start
         self._ask_for_next_step()
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
@@ -133,22 +145,26 @@ class RangeReaderOperator(Operator):
             if row["rows"] is None:
                 self._pending.append(Split(row["sequence"], row["number"], row["partition"]))
             else:
-                self._pending.append(_Carried(row["rows"]))
+                self._pending.append(_Carried(row["sequence"], row["rows"]))
                 self._carried += 1
         self._taken += 1
         pause = min(max(self._taken * _TAKE_EVERY_MS, _LEAST_TAKE_MS), _GREATEST_TAKE_MS)
         self._take_after_ms = self.context.monotonic_ms() + pause
+        self._pass_ends_on()
         self._ask_for_next_step()
 
     def process_watermark(self, timestamp_ms: int) -> None:
-        self._watermark = timestamp_ms
-        self._pass_watermark_on()
+        if timestamp_ms == MAX_WATERMARK:
+            self._ends = True
+        else:
+            self._dealt_out = max(self._dealt_out, timestamp_ms)
+        self._pass_ends_on()
 
     def on_processing_time(self, now_ms: int) -> None:
         """One step: at most one batch."""
         if self._pending:
             self._step()
-            self._pass_watermark_on()
+            self._pass_ends_on()
         self._ask_for_next_step()
 
     def snapshot(self, checkpoint_id: int) -> None:
@@ -165,10 +181,15 @@ class RangeReaderOperator(Operator):
         self._carried = 0
         self._close_partition()
 
-    def _pass_watermark_on(self) -> None:
-        if self._watermark is not None and not self._pending:
-            watermark, self._watermark = self._watermark, None
-            self.output.emit_watermark(watermark)
+    def _pass_ends_on(self) -> None:
+        """Of the ranges that are read as far as they come here, and of the data."""
+        read_up_to = self._pending[0].range_start if self._pending else self._dealt_out
+        if read_up_to > self._passed:
+            self._passed = read_up_to
+            self.output.emit_end_of_range()
+        if self._ends and not self._pending:
+            self._ends = False
+            self.output.emit_watermark(MAX_WATERMARK)
 
     def _ask_for_next_step(self) -> None:
         if self._pending:

@@ -7,6 +7,7 @@ code has run before (the pipeline function) or runs later (in a worker).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 import pyarrow as pa
 
@@ -26,11 +27,15 @@ from ckpt_runtime.graph.specs import (
     CommitterSpec,
     DrillSinkSpec,
     EnumeratorSpec,
+    FilterSpec,
     JoinSpec,
+    MapInArrowSpec,
     OperatorSpec,
+    ProjectSpec,
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
+    WatermarkSpec,
 )
 
 READER_SUFFIX = ".reader"
@@ -97,6 +102,7 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     if plan.drill:
         _replace_what_is_seen_outside(operators)
     _connect(operators)
+    _move_event_time_by_ranges(operators, warnings)
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
     return CompiledPlan(
@@ -260,6 +266,44 @@ def _connect(operators: list[_Operator]) -> None:
                 partitioning = Partitioning.REBALANCE
             operator.inputs.append(_Edge(source, partitioning, edge.keys))
             source.consumers += 1
+
+
+class _Ranges(Enum):
+    """How the ranges of PySpark stream readers come to an operator."""
+
+    NONE = "its rows are of no range"
+    WHOLE = "it learns when all rows of a range have come"
+    MIXED = "rows of several subtasks or streams meet, each with ranges of its own"
+
+
+def _ranges(operator: _Operator) -> _Ranges:
+    """Traced back to what makes the rows: a reader, or anything that computes others from them."""
+    if isinstance(operator.node.spec, RangeReaderSpec):
+        return _Ranges.WHOLE
+    if not isinstance(operator.node.spec, WatermarkSpec | FilterSpec | ProjectSpec | MapInArrowSpec):
+        return _Ranges.NONE
+    found = {_ranges(edge.source) for edge in operator.inputs}
+    if found == {_Ranges.NONE}:
+        return _Ranges.NONE
+    alone = len(operator.inputs) == 1 and operator.inputs[0].partitioning is Partitioning.FORWARD
+    return _Ranges.WHOLE if alone and found == {_Ranges.WHOLE} else _Ranges.MIXED
+
+
+def _move_event_time_by_ranges(operators: list[_Operator], warnings: list[str]) -> None:
+    """Behind a PySpark stream reader, event time moves as between Spark's batches, where that can be known."""
+    for operator in operators:
+        spec = operator.node.spec
+        if not isinstance(spec, WatermarkSpec):
+            continue
+        match _ranges(operator):
+            case _Ranges.WHOLE:
+                operator.node.spec = replace(spec, by_ranges=True)
+            case _Ranges.MIXED:
+                warnings.append(
+                    f"operator {operator.uid!r} lets event time move within the batches of a stream reader, so that a "
+                    "row further behind another of its batch than the delay may be late: call withWatermark in front "
+                    "of union, rebalance, broadcast and a change of parallelism"
+                )
 
 
 def _chain(plan: LogicalPlan, operators: list[_Operator]) -> list[list[_Operator]]:

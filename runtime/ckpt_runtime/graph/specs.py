@@ -55,10 +55,14 @@ class ProjectSpec:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSpec:
-    """Event time: ``column`` holds timestamps; the watermark trails the greatest one seen by ``delay_ms``."""
+    """Event time: ``column`` holds timestamps; the watermark trails the greatest one seen by ``delay_ms``.
+
+    ``by_ranges``: it moves when a range of a stream reader is out, as it does between Spark's batches, and not before.
+    """
 
     column: str
     delay_ms: int
+    by_ranges: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ class Watermark(_Element, frozen=True, tag="watermark"):
     timestamp_ms: int
 
 
+class EndOfRange(_Element, frozen=True, tag="end_of_range"):
+    """The rows in front of it are all of a range that a stream reader has planned, as far as this channel gets them."""
+
+
 class EndOfData(_Element, frozen=True, tag="end_of_data"):
     """No more rows (control elements may follow). With ``drain`` operators finish, without it the job will resume."""
 
@@ -47,7 +51,7 @@ class EndOfPartition(_Element, frozen=True, tag="end_of_partition"):
     """Nothing follows: the producer ended."""
 
 
-ControlElement = CheckpointBarrier | CancelCheckpoint | Watermark | EndOfData | EndOfPartition
+ControlElement = CheckpointBarrier | CancelCheckpoint | Watermark | EndOfRange | EndOfData | EndOfPartition
 _DECODER: msgspec.json.Decoder[ControlElement] = msgspec.json.Decoder(ControlElement)
 
 

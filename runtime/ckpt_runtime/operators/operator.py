@@ -2,7 +2,7 @@
 
 All calls come from one thread, the subtask's. Life of an operator::
 
-    open -> (process_batch | process_watermark | on_processing_time | poll
+    open -> (process_batch | process_watermark | process_end_of_range | on_processing_time | poll
              | prepare_snapshot + snapshot | notify_complete | notify_aborted)* -> finish? -> close
 
 ``finish`` is called at end of data (drained), never on cancellation; ``close`` always, also after a failure.
@@ -33,6 +33,9 @@ class Output(Protocol):
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         """Hands over a watermark: no later row has an event time at or below it."""
+
+    def emit_end_of_range(self) -> None:
+        """Says that a range of a stream reader is out: see :meth:`Operator.process_end_of_range`."""
 
 
 class OperatorStateStore:
@@ -147,6 +150,13 @@ class Operator(ABC):
     def process_watermark(self, timestamp_ms: int) -> None:
         """Event time of all inputs has reached ``timestamp_ms``. The default passes it on."""
         self.output.emit_watermark(timestamp_ms)
+
+    def process_end_of_range(self) -> None:
+        """The stream reader's rows up to here are all that it gets of their range, what Spark calls a batch.
+
+        It comes along chains and forward edges only: where several channels meet, no such moment is common to them.
+        """
+        self.output.emit_end_of_range()
 
     def on_processing_time(self, now_ms: int) -> None:
         """The time asked for with ``context.set_timer`` has come."""

@@ -1,5 +1,8 @@
 """Event time: emits a watermark that trails the greatest timestamp seen. It only ever grows.
 
+Behind a PySpark stream reader it moves when a range is out: the order of rows within a range means nothing, in Spark
+either, and an early row must not make those late that the reader gives behind it.
+
 Watermarks from upstream are swallowed, as event time starts here, except the end of all time. The last watermark is
 state and is emitted again after a restore: what follows may be all that had been on its way behind it (FLIP-76), and
 event time must not stand still until rows with newer timestamps come.
@@ -20,9 +23,10 @@ _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 class WatermarkOperator(Operator):
     """Built from a :class:`WatermarkSpec`. Rows pass unchanged and before the watermark that they cause.
 
-    State: one SPLIT item ``{"ms": last watermark, "parallelism": of the operator}``, none before the first. At another
-    parallelism it starts anew: rows that come here may be those of a slower subtask, and must not be late for that. The
-    end of all time is no state: a job that is started from a drained savepoint goes on.
+    State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "parallelism": of the
+    operator}``, none before the first row. At another parallelism it starts anew: rows that come here may be those of a
+    slower subtask, and must not be late for that. The end of all time is no state: a job that is started from a drained
+    savepoint goes on.
     """
 
     requires_final_checkpoint = False
@@ -30,6 +34,8 @@ class WatermarkOperator(Operator):
     def __init__(self, spec: WatermarkSpec) -> None:
         self._column = spec.column
         self._delay_ms = spec.delay_ms
+        self._by_ranges = spec.by_ranges
+        self._next: int | None = None
         self._emitted: int | None = None
         self._to_keep: int | None = None
 
@@ -37,11 +43,15 @@ class WatermarkOperator(Operator):
         super().open(context, output)
         for last in context.operator_state.restored(_STATE):
             if last["parallelism"] == context.parallelism:
-                self._advance(last["ms"])
+                self._next = last.get("next_ms")
+                if last["ms"] is not None:
+                    self._advance(last["ms"])
+        if not self._by_ranges:
+            self._catch_up()
 
     def snapshot(self, checkpoint_id: int) -> None:
-        last = [] if self._to_keep is None else [{"ms": self._to_keep, "parallelism": self.context.parallelism}]
-        self.context.operator_state.put(_STATE, last)
+        last = {"ms": self._to_keep, "parallelism": self.context.parallelism, "next_ms": self._next}
+        self.context.operator_state.put(_STATE, [] if self._to_keep is None and self._next is None else [last])
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         self.output.emit(batch)
@@ -51,11 +61,22 @@ class WatermarkOperator(Operator):
             return
         # Rounded down: up, it would make rows of the same millisecond late.
         multiply, divide = _PER_MS[column.type.unit]
-        self._advance(greatest * multiply // divide - self._delay_ms)
+        reached = greatest * multiply // divide - self._delay_ms
+        self._next = reached if self._next is None else max(self._next, reached)
+        if not self._by_ranges:
+            self._catch_up()
+
+    def process_end_of_range(self) -> None:
+        self._catch_up()
+        super().process_end_of_range()
 
     def process_watermark(self, timestamp_ms: int) -> None:
         if timestamp_ms == MAX_WATERMARK:
             self._advance(timestamp_ms)
+
+    def _catch_up(self) -> None:
+        if self._next is not None:
+            self._advance(self._next)
 
     def _advance(self, timestamp_ms: int) -> None:
         if self._emitted is None or timestamp_ms > self._emitted:

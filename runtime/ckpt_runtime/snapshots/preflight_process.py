@@ -83,6 +83,9 @@ class NoOutput(Output):
     def emit_watermark(self, timestamp_ms: int) -> None:
         pass
 
+    def emit_end_of_range(self) -> None:
+        pass
+
 
 def _opened(
     operator: AggregateOperator | JoinOperator, uid: str, stored: Mapping[str, dict[str, Any]]

@@ -30,6 +30,9 @@ class _NextOperator:
     def emit_watermark(self, timestamp_ms: int) -> None:
         self._next.process_watermark(timestamp_ms)
 
+    def emit_end_of_range(self) -> None:
+        self._next.process_end_of_range()
+
 
 class ChainEnd:
     """The last operator's output: every outgoing edge gets everything."""
@@ -68,6 +71,10 @@ class ChainEnd:
     def emit_watermark(self, timestamp_ms: int) -> None:
         for partition in self.partitions:
             partition.emit_watermark(timestamp_ms)
+
+    def emit_end_of_range(self) -> None:
+        for partition in self.partitions:
+            partition.emit_end_of_range()
 
     def send_control(self, element: ControlElement) -> None:
         for partition in self.partitions:

@@ -14,7 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, Watermark
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfRange, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import InFlightData
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
@@ -154,6 +154,7 @@ class ResultPartition:
         self._subpartitions = list(subpartitions)
         self._peers = list(range(len(self._subpartitions)) if peers is None else peers)
         self._overtakes = overtakes
+        self._is_forward = partitioning is Partitioning.FORWARD
         self._gathering = [_Gathering() for _ in subpartitions]
         self._limits = limits
         self._channel_limits = [limits] * len(self._subpartitions)
@@ -213,6 +214,11 @@ class ResultPartition:
         """Watermarks may wait for the buffers in front of them; only the latest one counts."""
         self._watermark = timestamp_ms
         self._hold()
+
+    def emit_end_of_range(self) -> None:
+        """At once, between the rows that it divides; on forward edges only."""
+        if self._is_forward:
+            self.send_control(EndOfRange())
 
     def send_control(self, element: ControlElement) -> None:
         """Sends a control element to every channel, behind all rows emitted so far."""

@@ -26,6 +26,7 @@ from ckpt_runtime.network.elements import (
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
+    EndOfRange,
     Watermark,
 )
 from ckpt_runtime.network.gate import InputChannel, InputGate
@@ -327,6 +328,8 @@ class Subtask:
                 self.checkpoints.barrier(channel, element)
             case Watermark(timestamp_ms):
                 self._advance_event_time(channel.index, timestamp_ms)
+            case EndOfRange():
+                self.chain.head.process_end_of_range()
             case CancelCheckpoint(checkpoint_id):
                 self.checkpoints.handle(CancelBarrierReceived((channel.input_index, channel.index), checkpoint_id))
             case EndOfData(drain):

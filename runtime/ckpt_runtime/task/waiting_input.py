@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.network.elements import CheckpointBarrier, EndOfData, EndOfPartition
+from ckpt_runtime.network.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.operators.operator import WaitingInput
 
@@ -21,7 +21,7 @@ def waiting_input(gate: InputGate) -> WaitingInput:
                     break
                 case CheckpointBarrier() | EndOfData(drain=False) | EndOfPartition() | BaseException():
                     return WaitingInput.BARRIER
-                case EndOfData():
+                case EndOfData() | Watermark():
                     continue
                 case _:
                     found = WaitingInput.ROWS

@@ -13,7 +13,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 
 class Batches(DataSource):
-    """Option ``path``: a directory with ``batch-<n>.parquet``; ``commit`` leaves ``committed-<n>`` there."""
+    """Option ``path``: a directory with ``batch-<n>.parquet``; ``commit`` leaves ``committed-<n>`` there.
+
+    Option ``chunk``: how many rows ``read`` gives at a time, all by default.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -27,15 +30,17 @@ class Batches(DataSource):
         return from_arrow_schema(pq.read_schema(self._directory / "batch-0.parquet"))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        return BatchesReader(self._directory, to_arrow_schema(schema, timezone="UTC"))
+        chunk = int(self.options.get("chunk", 0)) or None
+        return BatchesReader(self._directory, to_arrow_schema(schema, timezone="UTC"), chunk)
 
 
 class BatchesReader(DataSourceStreamReader):
     """Keeps nothing in the object: all that counts lies in the directory."""
 
-    def __init__(self, directory: Path, schema: pa.Schema) -> None:
+    def __init__(self, directory: Path, schema: pa.Schema, chunk: int | None) -> None:
         self._directory = directory
         self._schema = schema
+        self._chunk = chunk
 
     def initialOffset(self) -> dict[str, int]:
         return {"next": 0}
@@ -50,7 +55,7 @@ class BatchesReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         table = pq.read_table(self._directory / f"batch-{partition.value}.parquet")
-        return iter(table.cast(self._schema).to_batches())
+        return iter(table.cast(self._schema).to_batches(self._chunk))
 
     def commit(self, end: dict[str, int]) -> None:
         for number in range(end["next"]):

@@ -12,12 +12,13 @@ from ckpt_runtime.api import StreamSession
 
 
 def pipeline(session: StreamSession, case: str) -> None:
-    """``case`` is JSON: processor, source, output, keys, schema, mode, time_mode, watermark, second and in_pandas.
+    """``case`` is JSON: processor, source, chunk, output, keys, schema, mode, time_mode, watermark, second, in_pandas.
 
     ``second`` names a processor behind the first one, with the same keys and schema.
     """
     given = json.loads(case)
-    stream = session.readStream.format(Batches).option("path", given["source"]).load().uid("source")
+    source = session.readStream.format(Batches).option("path", given["source"]).option("chunk", given["chunk"])
+    stream = source.load().uid("source")
     if given["watermark"]:
         stream = stream.withWatermark(*given["watermark"]).uid("watermark")
     for uid in filter(None, ("processor", given["second"])):

@@ -374,6 +374,14 @@ class EventTimers(Talker):
         yield self.say(key, "fired", (key, fired))
 
 
+class Passed(Talker):
+    """Says each row that was not late."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            yield self.say(key, "row", row.v)
+
+
 class Total(Talker):
     """Sums ``v``, or what an operator before it said."""
 

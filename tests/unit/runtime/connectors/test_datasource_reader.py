@@ -84,6 +84,10 @@ def test_ranges_follow_the_read_limit_and_all_partitions_are_read_once(world: Pa
     assert [batch.num_rows for batch in ranges.batches] == [4, 4, 2]
     assert ranges.column("sequence") == list(range(10))
     assert ranges.column("number") == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert ranges.watermarks == [4, 8, 10]
+    assert opened(
+        enumerator(Counting, directory=world, form=form), context(state=snapshot_of(planner, 1))
+    ).watermarks == [10]
     outputs = read_all(Counting, ranges, 2, directory=world, form=form)
     assert all(output.batches and output.batches[0].schema.equals(ARROW_SCHEMA) for output in outputs)
     found = sorted((row["n"], row["label"]) for output in outputs for row in output.rows)

@@ -23,6 +23,7 @@ from ckpt_runtime.graph.specs import (
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
+    WatermarkSpec,
 )
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -250,3 +251,61 @@ def test_a_plan_compiles_to_the_same_graph_each_time_and_survives_json() -> None
     assert first == second
     assert JobGraph.from_json(first.to_json()) == first
     assert first.fingerprint == second.fingerprint
+
+
+def watermark(plan: LogicalPlan, *inputs: LogicalNode, uid: str = "time", **settings: Any) -> LogicalNode:
+    how = settings.pop("how", FORWARD)
+    edges = tuple(LogicalInput(node, how) for node in inputs)
+    return plan.add(LogicalNode(WatermarkSpec("v", 10), edges, SCHEMA, uid, **settings))
+
+
+def by_ranges(plan: LogicalPlan) -> tuple[list[str], list[str]]:
+    """The operators whose event time moves between ranges of a reader, and those that are warned of."""
+    compiled = compile_plan(plan)
+    found = [uid for uid, spec in compiled.specs.items() if isinstance(spec, WatermarkSpec) and spec.by_ranges]
+    return found, [text.split("'")[1] for text in compiled.warnings if "within the batches of a stream reader" in text]
+
+
+def reader(plan: LogicalPlan, uid: str = "source", **settings: Any) -> LogicalNode:
+    return source(plan, uid, FakeDataSource, **settings)
+
+
+@pytest.mark.parametrize("chaining", [True, False])
+def test_event_time_moves_between_the_ranges_of_a_stream_reader(chaining: bool) -> None:
+    """Also where two streams are made of one: then it is no chain any more."""
+    plan = LogicalPlan("job", default_parallelism=2, chaining=chaining)
+    read = reader(plan)
+    left = watermark(plan, operator(plan, read, uid="left"), uid="left-time")
+    right = watermark(plan, operator(plan, read, uid="right"), uid="right-time")
+    sink(plan, aggregate(plan, left, "counted"), uid="one")
+    sink(plan, watermark(plan, right, uid="again"), uid="other")
+    assert by_ranges(plan) == (["left-time", "right-time", "again"], [])
+
+
+def test_event_time_of_other_sources_moves_with_every_buffer() -> None:
+    plan = LogicalPlan("job")
+    sink(plan, watermark(plan, operator(plan, source(plan), source(plan, "more"), uid="both")))
+    assert by_ranges(plan) == ([], [])
+
+
+def test_behind_what_computes_rows_a_range_means_nothing() -> None:
+    plan = LogicalPlan("job")
+    sink(plan, watermark(plan, aggregate(plan, reader(plan))))
+    assert by_ranges(plan) == ([], [])
+
+
+@pytest.mark.parametrize("mixed", ["union", "rebalance", "broadcast", "parallelism", "union with another source"])
+def test_who_lets_streams_meet_in_front_of_event_time_is_warned(mixed: str) -> None:
+    plan = LogicalPlan("job", default_parallelism=2)
+    read = reader(plan)
+    match mixed:
+        case "union":
+            late = watermark(plan, operator(plan, read, reader(plan, "more"), uid="both"))
+        case "union with another source":
+            late = watermark(plan, read, source(plan, "numbers"))
+        case "parallelism":
+            late = watermark(plan, operator(plan, read, uid="one", parallelism=1))
+        case _:
+            late = watermark(plan, read, how=Partitioning(mixed.upper()))
+    sink(plan, late)
+    assert by_ranges(plan) == ([], ["time"])

@@ -17,6 +17,7 @@ from ckpt_runtime.network.elements import (
     ControlElement,
     EndOfData,
     EndOfPartition,
+    EndOfRange,
     Watermark,
     decode_element,
     encode_element,
@@ -39,6 +40,7 @@ elements = st.one_of(
     st.builds(Watermark, numbers),
     st.builds(EndOfData, st.booleans()),
     st.just(EndOfPartition()),
+    st.just(EndOfRange()),
 )
 
 

@@ -51,6 +51,9 @@ class Harness:
     def emit_watermark(self, timestamp_ms: int) -> None:
         self.events.append(("watermark", timestamp_ms))
 
+    def emit_end_of_range(self) -> None:
+        self.events.append("end of range")
+
     def process(self, batch: pa.RecordBatch) -> list[Any]:
         self.operator.process_batch(batch, 0)
         return self.take()
@@ -64,6 +67,10 @@ class Harness:
 
     def watermark(self, timestamp_ms: int) -> list[Any]:
         self.operator.process_watermark(timestamp_ms)
+        return self.take()
+
+    def end_of_range(self) -> list[Any]:
+        self.operator.process_end_of_range()
         return self.take()
 
     def take(self) -> list[Any]:

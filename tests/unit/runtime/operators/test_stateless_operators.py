@@ -172,7 +172,60 @@ def test_a_restored_watermark_is_emitted_again_before_anything_else(harness: typ
     assert restored.take() == [("watermark", 9000)]
     assert [event for event in restored.process(at(8)) if isinstance(event, tuple)] == []
     assert restored.process(at(11))[-1] == ("watermark", 10_000)
-    assert restored.lists()[0].items == ({"ms": 10_000, "parallelism": 1},)
+    assert restored.lists()[0].items == ({"ms": 10_000, "next_ms": 10_000, "parallelism": 1},)
+
+
+def by_ranges(delay_ms: int = 1000) -> WatermarkOperator:
+    return WatermarkOperator(WatermarkSpec("t", delay_ms, by_ranges=True))
+
+
+def test_behind_a_stream_reader_event_time_moves_between_ranges(harness: type[Harness]) -> None:
+    """What the reader gives within one has no order, in Spark either."""
+    run = harness(by_ranges())
+    assert not any(isinstance(event, tuple) for event in run.process(at(10)) + run.process(at(1)))
+    assert run.end_of_range() == [("watermark", 9000), "end of range"]
+    assert run.end_of_range() == ["end of range"]
+    assert not any(isinstance(event, tuple) for event in run.process(at(30)) + run.process(at(8)))
+    assert run.watermark(MAX_WATERMARK) == [("watermark", MAX_WATERMARK)]
+
+
+def test_rows_of_a_range_count_at_its_end_across_a_restore(harness: type[Harness]) -> None:
+    run = harness(by_ranges())
+    run.process(at(10))
+    run.end_of_range()
+    run.process(at(20))
+    restored = harness(by_ranges(), lists=run.lists())
+    assert restored.take() == [("watermark", 9000)]
+    assert not any(isinstance(event, tuple) for event in restored.process(at(15)))
+    assert restored.end_of_range() == [("watermark", 19_000), "end of range"]
+
+
+def test_a_snapshot_inside_the_first_range_has_no_watermark_yet(harness: type[Harness]) -> None:
+    run = harness(by_ranges())
+    run.process(at(10))
+    restored = harness(by_ranges(), lists=run.lists())
+    assert restored.take() == []
+    assert restored.end_of_range() == [("watermark", 9000), "end of range"]
+
+
+def test_a_range_of_rows_without_event_time_moves_nothing(harness: type[Harness]) -> None:
+    run = harness(by_ranges())
+    run.process(pa.record_batch({"t": pa.array([None], pa.timestamp("ms", "UTC"))}))
+    assert run.end_of_range() == ["end of range"]
+    assert [state.items for state in run.lists()] == [()]
+
+
+def test_a_pipeline_that_moves_its_event_time_otherwise_goes_on(harness: type[Harness]) -> None:
+    """A withWatermark that was put behind a reader, or away from it, between two versions of a job."""
+    run = harness(by_ranges())
+    run.process(at(10))
+    buffers = harness(WatermarkOperator(WatermarkSpec("t", 1000)), lists=run.lists())
+    assert buffers.take() == [("watermark", 9000)]
+    before = (OperatorListState("watermark", OperatorStateMode.SPLIT, ({"ms": 9000, "parallelism": 1},)),)
+    ranges = harness(by_ranges(), lists=before)
+    assert ranges.take() == [("watermark", 9000)]
+    ranges.process(at(20))
+    assert ranges.end_of_range() == [("watermark", 19_000), "end of range"]
 
 
 def test_without_a_watermark_there_is_none_to_restore(harness: type[Harness]) -> None:

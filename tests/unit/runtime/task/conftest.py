@@ -181,6 +181,10 @@ class Recorder(Operator):
         self.note("watermark", timestamp_ms)
         super().process_watermark(timestamp_ms)
 
+    def process_end_of_range(self) -> None:
+        self.note("end of range")
+        super().process_end_of_range()
+
     def on_processing_time(self, now_ms: int) -> None:
         self.note("timer", now_ms)
 

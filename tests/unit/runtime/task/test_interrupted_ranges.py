@@ -23,7 +23,14 @@ from ckpt_runtime.connectors.range_reader import RangeReaderOperator, ReplayErro
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.specs import RangeReaderSpec
-from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
+from ckpt_runtime.network.elements import (
+    CancelCheckpoint,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    EndOfRange,
+    Watermark,
+)
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
@@ -347,6 +354,73 @@ def test_the_end_of_event_time_stays_behind_the_rows(kit: TaskKit) -> None:
     assert lab.rows == expected(1)
     assert lab.out.elements[-2:] == [Watermark(MAX_WATERMARK), EndOfData(True)]
     assert sum(isinstance(item, Watermark) for item in lab.out.elements) == 1
+
+
+SIZE = len(SIZES)
+
+
+def between_ends(lab: Lab) -> list[list[tuple[int, ...]]]:
+    """The rows in front of each end of a range, and those behind the last one."""
+    rows = iter(lab.rows)
+    found: list[list[tuple[int, ...]]] = [[]]
+    for element in lab.out.elements:
+        if isinstance(element, EndOfRange):
+            found.append([])
+        elif isinstance(element, list):
+            found[-1] += [next(rows) for _ in element]
+    return found
+
+
+@pytest.mark.parametrize(
+    "elements",
+    [
+        (range_of(0), Watermark(SIZE), range_of(1), Watermark(2 * SIZE)),
+        (range_of(0), range_of(1), Watermark(2 * SIZE)),
+        (range_of(0), range_of(1).slice(0, 2), Watermark(SIZE), range_of(1).slice(2), Watermark(2 * SIZE)),
+        (range_of(0), range_of(1), Watermark(SIZE), Watermark(2 * SIZE)),
+        (range_of(0).slice(0, 1), range_of(0).slice(1), Watermark(SIZE), range_of(1), Watermark(2 * SIZE)),
+    ],
+    ids=["each", "the last", "late", "both late", "in two buffers"],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_end_of_a_range_comes_behind_all_rows_of_it_and_no_other(
+    kit: TaskKit, elements: tuple[Any, ...], at_once: bool
+) -> None:
+    """Wherever the enumerator's watermarks stand among the partitions, which wait for full buffers."""
+    lab = Lab(kit)
+    if at_once:
+        lab.put(*elements).run()
+    else:
+        for element in elements:
+            lab.put(element).run()
+    assert [rows for rows in between_ends(lab) if rows] == [expected(1), expected(2)[len(expected(1)) :]]
+    assert isinstance(lab.out.elements[-1], EndOfRange)
+
+
+def test_rows_that_came_with_their_range_end_it(kit: TaskKit) -> None:
+    lab = Lab(kit).put(carried(0), carried(1), Watermark(2)).run()
+    assert between_ends(lab) == [[(n, 0, row) for row in range(3)] for n in range(2)] + [[]]
+
+
+def test_without_the_enumerators_word_more_of_the_range_may_come(kit: TaskKit) -> None:
+    lab = Lab(kit).put(range_of(0)).run()
+    assert between_ends(lab) == [expected(1)]
+    lab.put(Watermark(SIZE)).run()
+    assert between_ends(lab) == [expected(1), []]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_what_is_restored_of_a_range_comes_in_front_of_its_end(kit: TaskKit, ordered: bool, cut: int) -> None:
+    """The enumerator says again how far it has come."""
+    lab = Lab(kit, Given(ordered=ordered)).put(range_of(0), range_of(1)).step(cut).put(kit.barrier(1))
+    while not lab.snapshots:
+        lab.step()
+    before, state = between_ends(lab), lab.lists
+    restored = Lab(kit, Given(ordered=ordered, state=state)).put(Watermark(2 * SIZE)).run()
+    first, *after = between_ends(restored)
+    whole = [*before[:-1], before[-1] + first, *after]
+    assert [rows for rows in whole if rows] == [expected(1), expected(2)[len(expected(1)) :]]
 
 
 class Committing(Reader):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import owner_of_key_group
-from ckpt_runtime.network.elements import CancelCheckpoint, Watermark
+from ckpt_runtime.network.elements import CancelCheckpoint, EndOfRange, Watermark
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.state.hashing import hash_columns
 from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition, Subpartition
@@ -117,6 +117,27 @@ class TestBuffers:
         assert out.elements == [[1], Watermark(6)]
         part.flush()
         assert len(out.elements) == 2
+
+    @pytest.mark.parametrize("channels", [1, 2])
+    @pytest.mark.parametrize("partitioning", [p for p in Partitioning if p is not Partitioning.FORWARD])
+    def test_no_end_of_a_range_goes_where_channels_meet(
+        self, kit: TaskKit, partitioning: Partitioning, channels: int
+    ) -> None:
+        outs = [kit.Sent() for _ in range(channels)]
+        part = partition(partitioning, outs, keys=("n",))
+        part.emit(kit.rows(1))
+        part.emit_end_of_range()
+        part.flush()
+        assert [element for out in outs for element in out.elements if element != [1]] == []
+
+    def test_an_end_of_a_range_stands_between_its_rows_and_the_next_ones(self, kit: TaskKit) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out])
+        part.emit(kit.rows(1))
+        part.emit_end_of_range()
+        part.emit(kit.rows(2))
+        part.flush()
+        assert out.elements == [[1], EndOfRange(), [2]]
 
     def test_room_means_room_on_every_channel(self, kit: TaskKit) -> None:
         outs = [kit.Sent(capacity=1), kit.Sent(capacity=1)]

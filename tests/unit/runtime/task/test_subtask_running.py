@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.network.elements import EndOfData, EndOfPartition, Watermark
+from ckpt_runtime.network.elements import EndOfData, EndOfPartition, EndOfRange, Watermark
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
 from tests.unit.runtime.task.conftest import TaskKit
 
@@ -60,6 +60,13 @@ def test_watermarks_of_all_channels_are_combined(kit: TaskKit) -> None:
     assert bench.called("watermark") == []
     bench.put(1, Watermark(4), Watermark(20)).run()
     assert bench.called("watermark") == [(4,), (10,)]
+
+
+def test_an_end_of_a_range_goes_through_the_chain_between_its_rows_and_the_next_ones(kit: TaskKit) -> None:
+    bench = kit.Bench(operators=2).open()
+    bench.put(0, kit.rows(1), EndOfRange(), kit.rows(2)).run()
+    calls = [call[1] for call in bench.calls if call[1] in ("batch", "end of range")]
+    assert calls == ["batch", "batch", "end of range", "end of range", "batch", "batch"]
 
 
 class TestSource:
