@@ -47,14 +47,14 @@ def test_the_rows_of_this_project_fit_together() -> None:
     assert len(lines) == sum(map(len, given.values()))
 
 
-def test_every_row_has_a_test_outside_of_the_long_suite(rows: ModuleType) -> None:
+def test_every_row_but_open_ones_has_a_test_outside_of_the_long_suite(rows: ModuleType) -> None:
     short = set()
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         module = ast.parse(path.read_text("utf-8"))
         for _, test, inherited in rows._tests(module, path.name, rows._rows_of_module(module, path.name)):
             if not any(ast.unparse(decorator) == "pytest.mark.long" for decorator in test.decorator_list):
                 short.update([*inherited, *rows._marks(test, path.name)])
-    assert set(rows.read_rows(ROOT)) <= short
+    assert {row.id for row in rows.read_rows(ROOT).values() if not row.missing} <= short
 
 
 def test_a_proven_row_names_its_tests(rows: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
