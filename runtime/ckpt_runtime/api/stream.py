@@ -141,6 +141,9 @@ class Stream(NamesOfPySpark, OperatorSettings):
     def withWatermark(self, eventTime: str, delayThreshold: str) -> Stream:
         """Declares a timestamp column as event time; the watermark trails its greatest value by the threshold.
 
+        Behind a PySpark reader it moves between the reader's batches, as in Spark, otherwise with every buffer. Call it
+        right behind ``load``: behind ``union`` and the like no end of a batch is known, and the plan has a warning.
+
         :param eventTime: a column of timestamps.
         :param delayThreshold: how late rows may be, such as ``"5 min"`` or ``"1 minute 30 seconds"``.
         :raises PlanError: no such column, one of another type, or no duration

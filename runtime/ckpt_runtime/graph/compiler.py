@@ -6,6 +6,7 @@ code has run before (the pipeline function) or runs later (in a worker).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -276,13 +277,13 @@ class _Ranges(Enum):
     MIXED = "rows of several subtasks or streams meet, each with ranges of its own"
 
 
-def _ranges(operator: _Operator) -> _Ranges:
-    """Traced back to what makes the rows: a reader, or anything that computes others from them."""
+def _ranges(operator: _Operator, known: Mapping[str, _Ranges]) -> _Ranges:
+    """From what is ``known`` of its inputs, up to a reader or anything else that makes rows."""
     if isinstance(operator.node.spec, RangeReaderSpec):
         return _Ranges.WHOLE
     if not isinstance(operator.node.spec, WatermarkSpec | FilterSpec | ProjectSpec | MapInArrowSpec):
         return _Ranges.NONE
-    found = {_ranges(edge.source) for edge in operator.inputs}
+    found = {known[edge.source.uid] for edge in operator.inputs}
     if found == {_Ranges.NONE}:
         return _Ranges.NONE
     alone = len(operator.inputs) == 1 and operator.inputs[0].partitioning is Partitioning.FORWARD
@@ -291,19 +292,20 @@ def _ranges(operator: _Operator) -> _Ranges:
 
 def _move_event_time_by_ranges(operators: list[_Operator], warnings: list[str]) -> None:
     """Behind a PySpark stream reader, event time moves as between Spark's batches, where that can be known."""
+    known: dict[str, _Ranges] = {}
     for operator in operators:
-        spec = operator.node.spec
+        spec, ranges = operator.node.spec, _ranges(operator, known)
+        known[operator.uid] = ranges
         if not isinstance(spec, WatermarkSpec):
             continue
-        match _ranges(operator):
-            case _Ranges.WHOLE:
-                operator.node.spec = replace(spec, by_ranges=True)
-            case _Ranges.MIXED:
-                warnings.append(
-                    f"operator {operator.uid!r} lets event time move within the batches of a stream reader, so that a "
-                    "row further behind another of its batch than the delay may be late: call withWatermark in front "
-                    "of union, rebalance, broadcast and a change of parallelism"
-                )
+        if ranges is _Ranges.WHOLE:
+            operator.node.spec = replace(spec, by_ranges=True)
+        elif ranges is _Ranges.MIXED:
+            warnings.append(
+                f"operator {operator.uid!r} lets event time move within the batches of a stream reader, so that a row "
+                "further behind another of its batch than the delay may be late: call withWatermark in front of union, "
+                "rebalance, broadcast and a change of parallelism"
+            )
 
 
 def _chain(plan: LogicalPlan, operators: list[_Operator]) -> list[list[_Operator]]:
