@@ -28,7 +28,7 @@ from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS, is_giv
 from airflow_provider_ckpt.triggers.job import CkptJobTrigger, CkptNameFreeTrigger
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import CkptClientError, NotFound
+from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES, JobLine, RunOptions
 from ckpt_runtime.client.requests import job_details
 from ckpt_runtime.client.waiting import until_final
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _RECORD = "ckpt_job"
 _NAME_OPTION = "pipeline.name"
+_UNIQUE_OPTION = "pipeline.unique-name"
 CLAIM_MODES = ("NO_CLAIM", "CLAIM")
 IF_RUNNING = ("FAIL", "WAIT", "REUSE")
 IF_NO_SNAPSHOT = ("FAIL", "START")
@@ -187,6 +188,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
                     self.log.info("%s", found.why)
                     record = self._carry_out(client, context, options, last, found)
             except _NameTaken as taken:
+                self._waiting_for = None
                 return self._meet(context, options, taken.by, deadline, last)
             if found is not None and found.step is NextStep.REPORT:
                 facts = job_facts(self.ask(client, job_details(record["job_id"])))
@@ -327,6 +329,9 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         if name is not None and configuration.setdefault(_NAME_OPTION, name) != name:
             allowed = f"configuration[{_NAME_OPTION!r}] says {configuration[_NAME_OPTION]!r}: give one of them"
             raise CkptArgumentInvalid("job_name", name, allowed)
+        if name is not None:
+            # Of runs that start at the same moment no one sees the other's job; the job manager does. Flink ignores it.
+            configuration.setdefault(_UNIQUE_OPTION, "true")
         if name is None and self._if_running() != "FAIL":
             raise CkptArgumentInvalid("if_running", self.if_running, "it needs job_name, which the job is known by")
         # What is needed later, or by a retry only, is told now.
@@ -359,15 +364,23 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self._waiting_for, self._instance = job_id, context["ti"]
         self._end_if_killed()
         try:
-            self.ask(client, requests.run_pipeline(record["pipeline_id"], options, job_id=job_id))
+            self._run(client, options, record)
         except NotFound:
             if self._pipeline() is None:
                 raise
             # Uploaded by an earlier try, perhaps to a driver that is gone.
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
-            self.ask(client, requests.run_pipeline(record["pipeline_id"], options, job_id=job_id))
+            self._run(client, options, record)
         self.log.info("Started job %s of pipeline %s", job_id, record["pipeline_id"])
         return journal.write(**record | {"started": True})
+
+    def _run(self, client: CkptClient, options: RunOptions, record: Json) -> None:
+        """Raises _NameTaken when another run was the first of those that started a job of the name at one time."""
+        try:
+            self.ask(client, requests.run_pipeline(record["pipeline_id"], options, job_id=record["job_id"]))
+        except Conflict:
+            self._check_name(client, but_for=record["job_id"])
+            raise
 
     def _end_if_killed(self) -> None:
         """A task that is killed goes on for some seconds, and would take the end of its job for a failure."""

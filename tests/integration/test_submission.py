@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_errors import JobNameTaken, SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
@@ -137,3 +138,33 @@ def test_a_savepoint_moves(job: SequenceJob, savepoint: Path, tmp_path: Path) ->
     )
     job.start(rows=3000, savepoint=str(moved / "_metadata"), configuration=fast(pipeline__max_parallelism="128"))
     job.finished()
+
+
+@pytest.mark.row("air.2")
+def test_of_jobs_of_one_name_that_are_started_at_once_one_starts(cluster: MiniCluster, tmp_path: Path) -> None:
+    """None of them is known while the others are planned."""
+
+    def start(number: int, unique: bool = True) -> str | JobNameTaken:
+        job = SequenceJob(cluster, tmp_path / str(number))
+        configuration = fast(pipeline__name="the only one", pipeline__unique_name=str(unique).lower())
+        try:
+            return job.start(parallelism=1, configuration=configuration)
+        except JobNameTaken as error:
+            return error
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(start, range(3)))
+    (started,) = (answer for answer in answers if isinstance(answer, str))
+    refusals = [str(answer) for answer in answers if not isinstance(answer, str)]
+    assert len(refusals) == 2
+    assert all(text.startswith(f"Job {started}, which is ") and "'the only one'" in text for text in refusals)
+    another = start(3, unique=False)
+    assert isinstance(another, str), "one that does not ask for it may share its name"
+    for job_id in (started, another):
+        assert isinstance(start(4), JobNameTaken)
+        cluster.call(cluster.dispatcher.cancel_job(job_id))
+        cluster.wait_for_status(job_id, JobStatus.CANCELED)
+    last = start(5)
+    assert isinstance(last, str)
+    cluster.call(cluster.dispatcher.cancel_job(last))
+    cluster.wait_for_status(last, JobStatus.CANCELED)

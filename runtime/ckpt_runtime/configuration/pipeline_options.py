@@ -44,6 +44,14 @@ class PipelineOptions:
         default_equals_absence=True,
         fixed_because="it is part of the plan that state belongs to",
     )
+    UNIQUE_NAME = ConfigOption(
+        "pipeline.unique-name",
+        BOOLEAN,
+        False,
+        "The job is refused while another one of its name lives. Of several that are to be started at once, one is.",
+        changeability=Changeability.NEVER,
+        fixed_because="it is about the start",
+    )
     MAX_PARALLELISM = ConfigOption(
         "pipeline.max-parallelism",
         IntegerType(minimum=-1, maximum=UPPER_BOUND_MAX_PARALLELISM),

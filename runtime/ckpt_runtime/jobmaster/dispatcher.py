@@ -113,14 +113,13 @@ class Dispatcher:
         self._catalogue = SavepointCatalogue(pools.paths)
         self._references = SnapshotReferences(self._known.references, pools.paths, self._known.settled)
         self._submitter = JobSubmitter(
-            self._known.create,
+            self._known,
             programs,
             configuration,
             str(work_directory / "checkpoints"),
             pools,
             self._planner,
             self._references,
-            self._known.ended_before,
         )
         allow_list = configuration.get(JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST)
         self._configuration_updates = ConfigurationUpdates(self._planner, allow_list)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from weakref import WeakValueDictionary
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
@@ -15,11 +15,13 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotReady, SubmissionFailed
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
+from ckpt_runtime.jobmaster.known_jobs import KnownJobs
 from ckpt_runtime.jobmaster.planning import Planner, entry_of
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
@@ -52,29 +54,32 @@ class JobSubmitter:
 
     def __init__(
         self,
-        create: Callable[[JobSubmission], JobMaster],
+        known: KnownJobs,
         programs: ProgramStore,
         configuration: Configuration,
         volatile_directory: str,
         pools: DriverPools,
         planner: Planner,
         references: SnapshotReferences,
-        ended_before: Callable[[CompletedCheckpoint | None], tuple[str, ...]],
     ) -> None:
         """``volatile_directory`` is where checkpoints go that no other driver has to find."""
         self.store: HaStore | None = None
-        self._create = create
+        self._known = known
         self._programs = programs
         self._configuration = configuration
         self._volatile_directory = volatile_directory
         self._pools = pools
         self._planner = planner
         self._references = references
-        self._ended_before = ended_before
+        self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._session = uuid.uuid4().hex
 
     async def submit(self, job_id: str, request: RunRequest) -> JobMaster:
-        """The job, stored and not started. Raises as ``DispatcherGateway.run_pipeline``; nothing is left then."""
+        """The job, stored and not started. Raises as ``DispatcherGateway.run_pipeline``; nothing is left then.
+
+        A job whose name is to be its own has to be known as soon as this returns: the next one of the name is checked
+        as soon as the loop is free.
+        """
         program = self._programs.get(request.pipeline_id)
         check_drill(request)
         given = given_configuration(request)
@@ -107,8 +112,16 @@ class JobSubmitter:
             default_checkpoint_directory=self._default_checkpoint_directory(),
             request=request,
             record=JobRecord() if store is None else DurableRecord(store, job_id),
-            ended_jobs=self._ended_before(savepoint),
+            ended_jobs=self._known.ended_before(savepoint),
         )
+        if request.drill or not submission.configuration.get(PipelineOptions.UNIQUE_NAME):
+            return await self._accepted(submission, store)
+        # One after the other: whether the first of several is a job in the end is known when its storage has answered.
+        async with self._names.setdefault(graph.name, asyncio.Lock()):
+            self._known.check_name(graph.name)
+            return await self._accepted(submission, store)
+
+    async def _accepted(self, submission: JobSubmission, store: HaStore | None) -> JobMaster:
         try:
             # Whoever submits names the directory: whether storage answers there is not known yet.
             directory = checkpoint_directory(submission)
@@ -139,7 +152,7 @@ class JobSubmitter:
         """The job, and the first id of its checkpoints. What it has claimed is free again when that fails."""
         in_pool = asyncio.get_running_loop().run_in_executor
         try:
-            job = self._create(submission)
+            job = self._known.create(submission)
             return job, await in_pool(self._pools.paths, job.prepare_storage)
         except BaseException:
             if submission.claims is not None:

@@ -19,7 +19,7 @@ from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, NotReady
+from ckpt_runtime.jobmaster.gateway_errors import JobNameTaken, JobNotFound, NotReady
 from ckpt_runtime.jobmaster.gateway_values import NOT_YET, JobOverview
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
@@ -87,6 +87,12 @@ class KnownJobs:
         """What a job that has not ended has of a program."""
         masters = (job for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended)
         return next((job.program().archive for job in masters if job.config_info().pipeline_id == pipeline_id), None)
+
+    def check_name(self, name: str) -> None:
+        """Raises JobNameTaken when a job of this name lives."""
+        for job_id, job in self._jobs.items():
+            if not job.status.is_globally_terminal and job.overview().name == name:
+                raise JobNameTaken(name, job_id, job.status)
 
     def ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
         """The job that took a snapshot, if it is known to run no more. Of another session's nothing is known."""

@@ -16,6 +16,7 @@ from airflow_provider_ckpt.exceptions import (
     CkptJobNotFound,
     CkptJobNotResumable,
     CkptJobRunning,
+    CkptOperationFailed,
 )
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
@@ -26,6 +27,7 @@ from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, JobNameTaken
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
 
@@ -145,7 +147,7 @@ def test_a_name_is_given_to_the_job_and_has_to_be_free(
 ) -> None:
     finish(submit(pipeline, job_name="orders"), task.context())
     (job,) = started(job_manager)
-    assert job.request.configuration == {"pipeline.name": "orders"}
+    assert job.request.configuration == {"pipeline.name": "orders", "pipeline.unique-name": "true"}
     with pytest.raises(CkptJobRunning, match=f"{NAME!r} is the name of job {JOB} .RUNNING. already; end it first"):
         submit(pipeline, job_name=NAME).execute(Task().context())
     assert started(job_manager) == [job]
@@ -183,6 +185,51 @@ def test_a_job_of_the_name_that_starts_during_the_upload_counts(
     gateway.move(OTHER, JobStatus.CANCELED)
     result = finish(submit(pipeline, job_name="orders", if_running=if_running), context)
     assert [job.job_id for job in started(job_manager)] == [OTHER, result["job_id"]]
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("if_running", ["fail", "wait", "reuse"])
+def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
+    job_manager: JobManager,
+    task: Task,
+    finish: Finish,
+    pipeline: str,
+    monkeypatch: pytest.MonkeyPatch,
+    if_running: str,
+) -> None:
+    """The job manager refuses the other one, whose look at the jobs showed none of the name."""
+    gateway = job_manager.gateway
+    run_pipeline = gateway.run_pipeline
+
+    async def run(request: Any) -> Any:
+        gateway.add_job(OTHER, "orders")
+        raise JobNameTaken("orders", OTHER, JobStatus.CREATED)
+
+    monkeypatch.setattr(gateway, "run_pipeline", run)
+    operator, context = submit(pipeline, job_name="orders", if_running=if_running), task.context()
+    if if_running == "fail":
+        with pytest.raises(CkptJobRunning, match=OTHER):
+            operator.execute(context)
+    elif if_running == "reuse":
+        assert finish(operator, context)["job_id"] == OTHER
+    else:
+        assert deferral(operator, context).trigger.serialize()[1]["name"] == "orders"
+    assert [job.job_id for job in started(job_manager)] == [OTHER]
+    monkeypatch.setattr(gateway, "run_pipeline", run_pipeline)
+    gateway.move(OTHER, JobStatus.CANCELED)
+    result = finish(submit(pipeline, job_name="orders", if_running=if_running), context)
+    assert [job.job_id for job in started(job_manager)] == [OTHER, result["job_id"]]
+
+
+def test_another_refusal_of_the_start_is_told_as_it_is(
+    job_manager: JobManager, task: Task, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(request: Any) -> Any:
+        raise JobAlreadyExists(request.job_id)
+
+    monkeypatch.setattr(job_manager.gateway, "run_pipeline", run)
+    with pytest.raises(CkptOperationFailed, match="already exists and was submitted with a different request"):
+        submit(pipeline, job_name="orders").execute(task.context())
 
 
 def test_the_end_of_the_other_job_is_waited_for(
