@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
+from functools import reduce
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -20,7 +21,8 @@ from pyspark.sql.functions import coalesce, col, expr, lit
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.joins import LEFT, RIGHT, Subtask, join_spec
-from tests.support.side_by_side import Case, EngineRun, process_all_available
+from tests.support.pipelines import side_processors
+from tests.support.side_by_side import ROCKSDB, Case, EngineRun, process_all_available
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -28,6 +30,7 @@ KINDS = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
 DELAY_S, WITHIN_S = 10, 5
 SCHEMA = pa.schema([("side", pa.string()), ("k", pa.string()), ("t", pa.timestamp("us", "UTC")), ("v", pa.int64())])
 Row = tuple[str, str | None, float | None]
+Joined = Callable[[str], DataFrame]
 
 CHOSEN: list[list[Row]] = [
     [
@@ -100,15 +103,29 @@ def tables(batches: list[list[Row]] = BATCHES) -> list[pa.Table]:
     return found
 
 
+def pairs_of(*kinds: str) -> Callable[[Joined], DataFrame]:
+    """What several joins give, as (kind of join, number of the left row, that of the right one)."""
+
+    def united(joined: Joined) -> DataFrame:
+        pairs = []
+        for kind in kinds:
+            right = lit(-1) if kind == "left_semi" else coalesce(col("rv"), lit(-1))
+            pairs.append(joined(kind).select(lit(kind).alias("kind"), coalesce(col("lv"), lit(-1)), right))
+        return reduce(DataFrame.union, pairs)
+
+    return united
+
+
 def in_spark(
-    spark: SparkSession, directory: Path, batches: list[pa.Table], kinds: tuple[str, ...]
+    spark: SparkSession, directory: Path, batches: list[pa.Table], made_of: Callable[[Joined], DataFrame]
 ) -> list[Counter[Any]]:
-    """What each batch gives, as (kind of join, number of the left row, that of the right one)."""
+    """The rows that each batch gives of what is made of the join of its sides, which is given by its kind."""
     source = directory / "in"
     source.mkdir()
     spark = spark.newSession()
     spark.conf.set("spark.sql.shuffle.partitions", "1")
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)  # processors have no other one
     pq.write_table(SCHEMA.empty_table(), directory / "schema.parquet")
     schema = spark.read.parquet(str(directory / "schema.parquet")).schema
     stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
@@ -118,17 +135,10 @@ def in_spark(
         return rows.withWatermark(f"{letter}t", f"{DELAY_S} seconds")
 
     on = expr(f"lk = rk and rt >= lt - interval {WITHIN_S} seconds and rt <= lt + interval {WITHIN_S} seconds")
-    joins = []
-    for kind in kinds:
-        joined = side("l").join(side("r"), on, kind)
-        right = lit(-1) if kind == "left_semi" else coalesce(col("rv"), lit(-1))
-        joins.append(joined.select(lit(kind).alias("kind"), coalesce(col("lv"), lit(-1)), right))
-    united = joins[0]
-    for other in joins[1:]:
-        united = united.union(other)
+    made = made_of(lambda kind: side("l").join(side("r"), on, kind))
     seen: list[Any] = []
     query = (
-        united.writeStream.foreachBatch(lambda frame, _batch: seen.extend(map(tuple, frame.collect())))
+        made.writeStream.foreachBatch(lambda frame, _batch: seen.extend(map(tuple, frame.collect())))
         .option("checkpointLocation", str(directory / "state"))
         .start()
     )
@@ -190,7 +200,7 @@ def test_late_rows_of_joins(spark: SparkSession, tmp_path: Path) -> None:
 
     Spark gives rows without a key when the watermark has passed them, and keeps those without event time for ever.
     """
-    theirs, ours = in_spark(spark, tmp_path, tables(), KINDS), in_the_engine()
+    theirs, ours = in_spark(spark, tmp_path, tables(), pairs_of(*KINDS)), in_the_engine()
     timeless, keyless = unmatched(lambda row: row[2] is None), unmatched(lambda row: row[1] is None)
     nulls = timeless + keyless
     assert [batch - nulls for batch in ours] == [batch - nulls for batch in theirs]
@@ -200,15 +210,18 @@ def test_late_rows_of_joins(spark: SparkSession, tmp_path: Path) -> None:
     assert {kind for kind, *_ in sum(ours[1:], Counter())} == set(KINDS)
 
 
+def latest_first(batches: list[pa.Table]) -> list[pa.Table]:
+    return [table.sort_by([("t", "descending")]) for table in batches]
+
+
 @pytest.mark.row("io.2")
 def test_rows_of_a_readers_batch_have_no_order(spark: SparkSession, cluster: MiniCluster, tmp_path: Path) -> None:
     """The whole engine, with a reader that gives the latest rows first, one by one, and two streams made of it."""
     kinds = ("full_outer", "left_semi")
     batches = tables(wide_batches(Random(5)))
-    theirs = sum(in_spark(spark, tmp_path, batches, kinds), Counter())
-    latest_first = [table.sort_by([("t", "descending")]) for table in batches]
+    theirs = sum(in_spark(spark, tmp_path, batches, pairs_of(*kinds)), Counter())
     case = Case(
-        json.dumps(kinds), latest_first, "", watermark=("t", f"{DELAY_S} seconds"), chunk=1,
+        json.dumps(kinds), latest_first(batches), "", watermark=("t", f"{DELAY_S} seconds"), chunk=1,
         entry="late_joins:pipeline",
         configuration={"execution.buffer-timeout.interval": "0 ms"},
     )  # fmt: skip
@@ -216,3 +229,24 @@ def test_rows_of_a_readers_batch_have_no_order(spark: SparkSession, cluster: Min
     assert ours == theirs
     passed = {number for _, *pair in theirs for number in pair}
     assert 0 < sum(table.num_rows for table in batches) - len(passed - {-1}) < 12, "some rows are late"
+
+
+@pytest.mark.row("io.2")
+def test_a_processor_behind_an_outer_join(spark: SparkSession, cluster: MiniCluster, tmp_path: Path) -> None:
+    """It gets the same rows, none of them late, and the same timers; Spark gives unmatched rows a call of their own."""
+    batches = tables(wide_batches(Random(5)))
+
+    def told(joined: Joined) -> DataFrame:
+        pairs = joined("left_outer").select(col("lk").alias("k"), col("lt").alias("t"), col("rv").alias("v"))
+        processor = side_processors.RowsAndTimers()
+        return pairs.groupBy("k").transformWithState(processor, side_processors.SCHEMA, "Append", "EventTime")
+
+    theirs = sum(in_spark(spark, tmp_path, batches, told), Counter())
+    case = Case(
+        "RowsAndTimers", latest_first(batches), side_processors.SCHEMA, ("left_outer",), "Append", "EventTime",
+        ("t", f"{DELAY_S} seconds"), chunk=1, entry="behind_a_join:pipeline",
+        configuration={"execution.buffer-timeout.interval": "0 ms"},
+    )  # fmt: skip
+    ours = Counter((row["k"], row["what"], row["said"]) for row in EngineRun(cluster, case, tmp_path).rows())
+    assert ours == theirs
+    assert {what for _, what, _ in theirs} == {"row", "fired"}

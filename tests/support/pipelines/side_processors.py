@@ -382,6 +382,18 @@ class Passed(Talker):
             yield self.say(key, "row", row.v)
 
 
+class RowsAndTimers(Talker):
+    """Says each row, and each timer five seconds behind one, however calls divide them."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.handle.registerTimer(int(row.t.timestamp() * 1000) + 5000)
+            yield self.say(key, "row", (row.v, row.t.timestamp()))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield self.say(key, "fired", expiredTimerInfo.getExpiryTimeInMs())
+
+
 class Total(Talker):
     """Sums ``v``, or what an operator before it said."""
 
