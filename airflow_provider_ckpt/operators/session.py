@@ -17,7 +17,7 @@ from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator, Event
 from airflow_provider_ckpt.operators.journal import Journal, new_id
 from airflow_provider_ckpt.secret_values import shown_command
-from airflow_provider_ckpt.session_process import SessionProcess
+from airflow_provider_ckpt.session_process import STOP_GRACE_SECONDS, SessionProcess
 from airflow_provider_ckpt.spark_connection import submission
 from airflow_provider_ckpt.tasks import is_over_time
 from airflow_provider_ckpt.triggers.base import event_payload, is_given_up
@@ -312,7 +312,7 @@ class StopSessionOperator(CkptOperator):
         deadline, known = self.deadline(), self._known_process()
         with self.connected() as client:
             if _overview(client) is None:
-                self._end_process()
+                self._end_process(STOP_GRACE_SECONDS)
                 return self._result(was_running=False)
             try:
                 # Not repeated: a session that has just ended would be waited for.
@@ -332,11 +332,12 @@ class StopSessionOperator(CkptOperator):
         event = event or {}
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event, CkptSessionFailed)
-        self._end_process()
+        # Its REST API goes first: Spark, and the directories that it shares with workers, follow.
+        self._end_process(STOP_GRACE_SECONDS)
         return self._result(was_running=True)
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
-        self._end_process()
+        self._end_process(0)
         process = self._known_process()
         ended = process is not None and process.is_here
         return "The session's process was ended" if ended else "The session was told to end and may still be at it"
@@ -349,9 +350,10 @@ class StopSessionOperator(CkptOperator):
             raise CkptArgumentInvalid("session", given, "it must be the whole result of StartSessionOperator")
         return None if given["pid"] is None else SessionProcess.from_json(given)
 
-    def _end_process(self) -> None:
+    def _end_process(self, patience: float) -> None:
+        """End it unless it ends by itself in so many seconds."""
         process = self._known_process()
-        if process is not None and process.is_alive:
+        if process is not None and not process.ends_within(patience):
             self.log.info("Ending the session's process %d", process.pid)
             process.terminate()
 

@@ -54,6 +54,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
 print("serving", flush=True)
 server.serve_forever()
+server.server_close()
+if "tidies" in sys.argv:
+    import pathlib, time
+    time.sleep(0.5)  # its REST API has gone
+    pathlib.Path(sys.argv[-1]).touch()
 """
 
 
@@ -188,6 +193,19 @@ def test_a_task_that_is_marked_failed_ends_the_session_that_was_being_started(
     airflow_says("failed")
     operator.on_kill()
     assert not trigger.process.is_alive
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_session_that_is_ending_is_left_to_it(
+    session: dict[str, Any], task: Task, finish: Finish, tmp_path: Path, deferrable: bool
+) -> None:
+    """Spark goes behind the REST API, and what the session shared with its workers."""
+    session["command"] += ["tidies", str(tmp_path / "tidy")]
+    started = finish(StartSessionOperator(**session), task.context())
+    stop = StopSessionOperator(task_id="s", session=started, deferrable=deferrable, **FAST)
+    assert finish(stop, task.context())["was_running"] is True
+    assert not SessionProcess.from_json(started).is_alive
+    assert (tmp_path / "tidy").exists()
 
 
 def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any], task: Task, finish: Finish) -> None:
