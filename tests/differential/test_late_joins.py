@@ -126,6 +126,7 @@ def in_spark(
     spark.conf.set("spark.sql.shuffle.partitions", "1")
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)  # processors have no other one
+    spark.conf.set("spark.sql.streaming.join.stateFormatVersion", "3")  # one store for each join, not four
     pq.write_table(SCHEMA.empty_table(), directory / "schema.parquet")
     schema = spark.read.parquet(str(directory / "schema.parquet")).schema
     stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 
-import pyarrow.compute as pc
 import side_processors
-from batches import Batches
+from late_joins import sides
 
-from ckpt_runtime.api import Stream, StreamSession
+from ckpt_runtime.api import StreamSession
 
 
 def pipeline(session: StreamSession, case: str) -> None:
@@ -17,15 +16,7 @@ def pipeline(session: StreamSession, case: str) -> None:
     The kind of join stands for the key.
     """
     given = json.loads(case)
-    rows = session.readStream.format(Batches).option("path", given["source"]).option("chunk", given["chunk"]).load()
-
-    def side(letter: str) -> Stream:
-        one = rows.filter(pc.equal(pc.field("side"), letter)).uid(f"{letter}-side")
-        renamed = one.select(**{letter + name: name for name in "ktv"}).uid(f"{letter}-columns")
-        return renamed.withWatermark(f"{letter}t", given["watermark"][1]).uid(f"{letter}-time")
-
-    left, right = side("l"), side("r")
-    rows.uid("source")
+    left, right = sides(session, given)
     joined = left.join(right, on=[("lk", "rk")], how=given["keys"][0], within=("-5 s", "5 s")).uid("join")
     named = joined.select(k="lk", t="lt", v="rv").uid("pairs")
     processor = getattr(side_processors, given["processor"])()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pyarrow.compute as pc
 from batches import Batches
@@ -10,9 +11,8 @@ from batches import Batches
 from ckpt_runtime.api import Stream, StreamSession
 
 
-def pipeline(session: StreamSession, case: str) -> None:
-    """``case`` is JSON: source, output, chunk and watermark (of ``t``); kinds of join stand for a processor."""
-    given = json.loads(case)
+def sides(session: StreamSession, given: dict[str, Any]) -> tuple[Stream, Stream]:
+    """Both streams, with the names of their columns behind ``l`` and ``r``."""
     rows = session.readStream.format(Batches).option("path", given["source"]).option("chunk", given["chunk"]).load()
 
     def side(letter: str) -> Stream:
@@ -22,6 +22,13 @@ def pipeline(session: StreamSession, case: str) -> None:
 
     left, right = side("l"), side("r")
     rows.uid("source")
+    return left, right
+
+
+def pipeline(session: StreamSession, case: str) -> None:
+    """``case`` is JSON: source, output, chunk and watermark (of ``t``); kinds of join stand for a processor."""
+    given = json.loads(case)
+    left, right = sides(session, given)
     united: Stream | None = None
     for kind in json.loads(given["processor"]):
         joined = left.join(right, on=[("lk", "rk")], how=kind, within=("-5 s", "5 s")).uid(kind)

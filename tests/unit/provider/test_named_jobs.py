@@ -155,40 +155,7 @@ def test_a_name_is_given_to_the_job_and_has_to_be_free(
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("if_running", ["fail", "wait", "reuse"])
-def test_a_job_of_the_name_that_starts_during_the_upload_counts(
-    job_manager: JobManager,
-    task: Task,
-    finish: Finish,
-    pipeline: str,
-    monkeypatch: pytest.MonkeyPatch,
-    if_running: str,
-) -> None:
-    """Two runs that begin at the same moment look before either has started its job."""
-    gateway = job_manager.gateway
-    store = gateway.store_pipeline
-
-    async def stored(*arguments: Any) -> Any:
-        gateway.add_job(OTHER, "orders")
-        return await store(*arguments)
-
-    monkeypatch.setattr(gateway, "store_pipeline", stored)
-    operator, context = submit(pipeline, job_name="orders", if_running=if_running), task.context()
-    if if_running == "fail":
-        with pytest.raises(CkptJobRunning, match=OTHER):
-            operator.execute(context)
-    elif if_running == "reuse":
-        assert finish(operator, context)["job_id"] == OTHER
-    else:
-        assert deferral(operator, context).trigger.serialize()[1]["name"] == "orders"
-    assert [job.job_id for job in started(job_manager)] == [OTHER]
-    monkeypatch.setattr(gateway, "store_pipeline", store)
-    gateway.move(OTHER, JobStatus.CANCELED)
-    result = finish(submit(pipeline, job_name="orders", if_running=if_running), context)
-    assert [job.job_id for job in started(job_manager)] == [OTHER, result["job_id"]]
-
-
-@pytest.mark.row("air.2")
-@pytest.mark.parametrize("if_running", ["fail", "wait", "reuse"])
+@pytest.mark.parametrize("during", ["store_pipeline", "run_pipeline"])
 def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
     job_manager: JobManager,
     task: Task,
@@ -196,16 +163,19 @@ def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
     pipeline: str,
     monkeypatch: pytest.MonkeyPatch,
     if_running: str,
+    during: str,
 ) -> None:
-    """The job manager refuses the other one, whose look at the jobs showed none of the name."""
+    """The other run's job comes with this one's upload, or only the job manager sees it, which refuses this one."""
     gateway = job_manager.gateway
-    run_pipeline = gateway.run_pipeline
+    done = getattr(gateway, during)
 
-    async def run(request: Any) -> Any:
+    async def beside_another_run(*arguments: Any) -> Any:
         gateway.add_job(OTHER, "orders")
-        raise JobNameTaken("orders", OTHER, JobStatus.CREATED)
+        if during == "run_pipeline":
+            raise JobNameTaken("orders", OTHER, JobStatus.CREATED)
+        return await done(*arguments)
 
-    monkeypatch.setattr(gateway, "run_pipeline", run)
+    monkeypatch.setattr(gateway, during, beside_another_run)
     operator, context = submit(pipeline, job_name="orders", if_running=if_running), task.context()
     if if_running == "fail":
         with pytest.raises(CkptJobRunning, match=OTHER):
@@ -215,7 +185,7 @@ def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
     else:
         assert deferral(operator, context).trigger.serialize()[1]["name"] == "orders"
     assert [job.job_id for job in started(job_manager)] == [OTHER]
-    monkeypatch.setattr(gateway, "run_pipeline", run_pipeline)
+    monkeypatch.setattr(gateway, during, done)
     gateway.move(OTHER, JobStatus.CANCELED)
     result = finish(submit(pipeline, job_name="orders", if_running=if_running), context)
     assert [job.job_id for job in started(job_manager)] == [OTHER, result["job_id"]]
