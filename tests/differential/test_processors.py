@@ -195,6 +195,14 @@ def test_the_end_of_data(both: Both, fires: bool) -> None:
     assert all(str(2**63 - 1) in row["said"] for row in further), "event time is at its end, but for the last timer"
 
 
+@pytest.mark.parametrize("time_mode", ["None", "ProcessingTime"])
+def test_a_processor_without_event_time_behind_a_watermark(both: Both, time_mode: str) -> None:
+    """Its rows are those of a trigger, none is late, and the watermark changes neither."""
+    theirs, ours = both(Case("Total", EVENTS, SCHEMA, time_mode=time_mode, watermark=("t", "2 seconds")))
+    assert ours == theirs
+    assert sum(int(row["what"].split()[0]) for row in theirs) == sum(batch.num_rows for batch in EVENTS)
+
+
 def test_a_processor_behind_another(both: Both) -> None:
     batches = [words(("x", 1), ("y", 2), ("x", 3)), words(("x", 5), ("y", 1)), words(("z", 1))]
     theirs, ours = both(Case("Total", batches, SCHEMA, mode="Append", second="Total"))

@@ -149,12 +149,11 @@ class StatefulProcessorOperator(Operator):
         else:
             self._now = self.context.now_ms()
             self._handle_rows(batch, self._timer_values())
-            self._fire()
-            self._flush()
+            self._end_trigger()
         self._backend.maintain()
 
     def _hand_over(self) -> None:
-        """The trigger: gathered rows, then the watermark and the timers that waited behind them."""
+        """The trigger: hands over the rows that were gathered, then does what waited behind them."""
         self._due_ms = None
         if self._gathered is None or self._gathered.is_empty:
             return
@@ -162,12 +161,22 @@ class StatefulProcessorOperator(Operator):
         self._now = self.context.now_ms()
         for part in self._gathered.take():
             self._handle_rows(part, self._timer_values())
-        behind, self._watermark_behind = self._watermark_behind, None
-        if behind is None:
-            self._fire()
-            self._flush()
-        else:
-            self._advance(behind)
+        self._end_trigger()
+
+    def _end_trigger(self) -> None:
+        """Takes over the watermark behind the rows, fires due timers, and sends results, then the watermark.
+
+        No time mode and no trigger goes another way: results that stayed here would be lost at the end of data.
+        """
+        watermark, self._watermark_behind = self._watermark_behind, None
+        if watermark == MAX_WATERMARK:
+            self._watermark = MAX_WATERMARK if self._fires_at_end else self._watermark
+        elif watermark is not None:
+            self._watermark = self._watermark_to_keep = max(self._watermark, watermark)
+        self._fire()
+        self._flush()
+        if watermark is not None:
+            self.output.emit_watermark(watermark)
 
     @property
     def _rows_wait(self) -> bool:
@@ -220,22 +229,10 @@ class StatefulProcessorOperator(Operator):
     def process_watermark(self, timestamp_ms: int) -> None:
         if timestamp_ms == MAX_WATERMARK:
             self._hand_over()
-        if self._rows_wait:
-            self._watermark_behind = timestamp_ms
-        else:
-            self._advance(timestamp_ms)
-
-    def _advance(self, timestamp_ms: int) -> None:
-        at_end = timestamp_ms == MAX_WATERMARK
-        if not at_end:
-            self._watermark = self._watermark_to_keep = max(self._watermark, timestamp_ms)
-        elif self._fires_at_end:
-            self._watermark = MAX_WATERMARK
-        if self._time_mode == "eventtime":
+        self._watermark_behind = timestamp_ms
+        if not self._rows_wait:
             self._now = self.context.now_ms()
-            self._fire()
-            self._flush()
-        self.output.emit_watermark(timestamp_ms)
+            self._end_trigger()
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         """A checkpoint is a trigger, if so configured: its rows and results lie before the barrier."""
@@ -254,8 +251,7 @@ class StatefulProcessorOperator(Operator):
     def on_processing_time(self, now_ms: int) -> None:
         if not self._rows_wait:
             self._now = now_ms
-            self._fire()
-            self._flush()
+            self._end_trigger()
         elif self._due_ms is not None and self._due_ms <= now_ms:
             self._hand_over()
         elif self._due_ms is not None:
