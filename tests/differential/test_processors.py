@@ -195,6 +195,21 @@ def test_the_end_of_data(both: Both, fires: bool) -> None:
     assert all(str(2**63 - 1) in row["said"] for row in further), "event time is at its end, but for the last timer"
 
 
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_at_the_end_of_a_reader_timers_fire_that_its_last_range_has_reached(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path, parallelism: int
+) -> None:
+    """And no others, when those are to stay."""
+    case = Case(
+        "EventTimers", [timed(("x", 95), ("y", 200), ("z", 193))], SCHEMA, time_mode="EventTime",
+        watermark=("t", "5 seconds"), ends=True,
+        configuration={"execution.stateful-processor.fire-timers-at-end": "false"},
+    )  # fmt: skip
+    theirs = ordered(flat(in_spark(spark, case, tmp_path)))
+    assert ordered(EngineRun(cluster, case, tmp_path, parallelism=parallelism).rows()) == theirs
+    assert [row["k"] for row in theirs if row["what"] == "fired"] == ["x"]
+
+
 @pytest.mark.parametrize("time_mode", ["None", "ProcessingTime"])
 def test_a_processor_without_event_time_behind_a_watermark(both: Both, time_mode: str) -> None:
     """Its rows are those of a trigger, none is late, and the watermark changes neither."""
