@@ -168,7 +168,7 @@ def test_timers_of_event_time_and_late_rows(both: Both) -> None:
 def test_rows_of_a_readers_batch_have_no_order(both: Both) -> None:
     """The reader gives the latest first, by ones: as in Spark they make those late that come with the next batch."""
     batches = [
-        timed(*[("xyz"[second % 3], second) for second in range(40, 0, -1)], ("x", None)),
+        timed(*[("xyz"[second % 3], second) for second in range(40, 0, -1)], ("x", None), ("y", 0), ("x", -7)),
         timed(("x", 37), ("y", 38), ("z", 39), ("z", 90), ("x", 41), ("y", None)),
         timed(("x", 100), ("x", 88), ("y", 89)),
     ]
@@ -181,6 +181,7 @@ def test_rows_of_a_readers_batch_have_no_order(both: Both) -> None:
     theirs, ours = both(case)
     assert ours == theirs
     said = [row["said"] for row in theirs]
+    assert "-7" not in said, "event time begins at 1970"
     assert (said.count("37"), said.count("38"), said.count("39"), said.count("88"), said.count("89")) == (1, 1, 2, 0, 1)
 
 

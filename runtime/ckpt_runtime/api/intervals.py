@@ -35,8 +35,8 @@ def parse_interval(text: str) -> int:
 def parse_offset(text: str) -> int:
     """Reads a length of time as :func:`parse_interval` does, but for months and years, in whole milliseconds.
 
-    It may be negative. What Spark adds to a row's time are calendar months, which have no one length. A sign belongs to its number, as in Spark: ``"-1 hour 30 minutes"`` is half an hour back. Raises ValueError saying
-    what is allowed.
+    It may be negative. What Spark adds to a row's time are calendar months, which have no one length. A sign belongs to
+    its number, as in Spark: ``"-1 hour 30 minutes"`` is half an hour back. Raises ValueError saying what is allowed.
     """
     stripped = text.strip()
     try:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
@@ -23,11 +24,11 @@ from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.graph.specs import ProcessSpec
-from ckpt_runtime.operators.errors import OperatorError, ProcessorUsageError, UserFunctionError
+from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
 from ckpt_runtime.operators.gathered_rows import STATE as GATHERED
 from ckpt_runtime.operators.gathered_rows import GatheredRows
-from ckpt_runtime.operators.late_rows import LateRows
+from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
@@ -79,6 +80,7 @@ class StatefulProcessorOperator(Operator):
         self._gathered: GatheredRows | None = None
         self._due_ms: int | None = None
         self._watermark_behind: int | None = None
+        self._sent_watermark = 0
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -88,6 +90,7 @@ class StatefulProcessorOperator(Operator):
         new_results = FramesToBatch if self._spec.in_pandas else RowsToBatch
         self._results: FramesToBatch | RowsToBatch = new_results(context.uid, self._spec.output_schema)
         self._watermark = self._watermark_to_keep = min(context.operator_state.restored(WATERMARK), default=0)
+        self._sent_watermark = self._watermark
         configuration = Configuration(context.configuration)
         self._trigger = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER)
         self._interval_ms = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER_INTERVAL)
@@ -176,6 +179,7 @@ class StatefulProcessorOperator(Operator):
         self._fire()
         self._flush()
         if watermark is not None:
+            self._sent_watermark = max(self._sent_watermark, watermark)
             self.output.emit_watermark(watermark)
 
     @property
@@ -244,7 +248,7 @@ class StatefulProcessorOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, but not the one of the end of data: a job started from a drained savepoint goes on."""
-        if self._time_mode == "eventtime":
+        if self._time_mode == "eventtime" or self._spec.output_event_time is not None:
             watermarks = [self._watermark_to_keep]
             self.context.operator_state.put(WATERMARK, watermarks, OperatorStateMode.UNION)
 
@@ -327,7 +331,20 @@ class StatefulProcessorOperator(Operator):
 
     def _flush(self) -> None:
         if self._results.rows:
-            self.output.emit(self._results.build())
+            results = self._results.build()
+            if self._spec.output_event_time is not None:
+                self._check_event_time(results.column(self._spec.output_event_time))
+            self.output.emit(results)
+
+    def _check_event_time(self, times: pa.Array) -> None:
+        """As in Spark, a processor may not give rows that are late for the operators behind it."""
+        earliest = pc.min(times.cast(pa.int64())).as_py()
+        if earliest is not None and earliest <= in_unit(self._sent_watermark, times.type.unit):
+            raise LateResultError(
+                f"operator {self.context.uid!r} gave a row whose {self._spec.output_event_time} is {pc.min(times)}, "
+                f"but the watermark behind it is at {self._sent_watermark} ms since 1970: its rows must be later, or "
+                "have no event time"
+            )
 
     @contextmanager
     def _user_code(self, method: str, key: Key | None) -> Iterator[None]:

@@ -12,7 +12,7 @@ from ckpt_runtime.api import StreamSession
 
 
 def pipeline(session: StreamSession, case: str) -> None:
-    """``case`` is JSON: processor, source, chunk, ends, output, keys, schema, mode, time_mode, watermark, second, in_pandas.
+    """``case`` is JSON: all fields of ``Case`` that a pipeline needs, ``source`` and ``output``.
 
     ``second`` names a processor behind the first one, with the same keys and schema.
     """

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators import stateful_processor
+from ckpt_runtime.operators.errors import LateResultError
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from tests.unit.runtime.operators.conftest import Harness
@@ -277,10 +278,61 @@ def test_every_row_comes_out_whatever_the_trigger_and_in_front_of_its_watermark(
         assert said == Counter(expected), case
         reached = [event[1] for event in walk.events if isinstance(event, tuple)]
         assert reached == sorted(reached), case
-        assert reached[-1] == MAX_WATERMARK and (walk.watermark is None or walk.watermark in reached), case
+        assert reached[-1] == MAX_WATERMARK, case
+        assert walk.watermark is None or walk.watermark in reached, case
         passed = 0
         for event in walk.events:
             if isinstance(event, tuple):
                 passed = event[1]
             elif not event["what"].startswith("fired"):
                 assert int(event["what"]) > passed, case
+
+
+class Shifted(Calls):
+    """Gives each row with its event time, ``v`` ms earlier below 0, none for a ``v`` of 99; a timer gives its own."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.handle.registerTimer(row.v if row.v > 0 else 1_000)
+            time = None if row.v == 99 else row.t + dt.timedelta(milliseconds=min(row.v, 0))
+            yield Row(k=key[0], at=time)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        after_1970 = dt.timedelta(milliseconds=expiredTimerInfo.getExpiryTimeInMs())
+        yield Row(k=key[0], at=dt.datetime(1970, 1, 1) + after_1970)
+
+
+AT = pa.schema([("k", pa.string()), ("at", pa.timestamp("ms"))])
+
+
+def with_event_time(time_mode: str = "EventTime") -> StatefulProcessorOperator:
+    spec = ProcessSpec(("k",), Shifted(), AT, "Append", time_mode, "t", output_event_time="at")
+    return StatefulProcessorOperator(spec, IN)
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_results_with_an_event_time_come_in_front_of_the_watermark_that_reaches_them(
+    harness: type[Harness], trigger: dict[str, str]
+) -> None:
+    """Also those of the timers that it fires, and rows without event time."""
+    run = harness(with_event_time(), configuration=trigger)
+    run.operator.process_watermark(20)
+    run.operator.process_batch(rows(("x", 25), ("x", 30)), 0)
+    run.operator.process_watermark(28)
+    run.operator.process_watermark(MAX_WATERMARK)
+    events = [event if isinstance(event, tuple) else event["at"].microsecond // 1000 for event in run.take()]
+    assert events == [("watermark", 20), 25, 30, 25, ("watermark", 28), 30, ("watermark", MAX_WATERMARK)]
+    assert harness(with_event_time()).process(rows(("x", 99)))[0]["at"] is None
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_result_at_or_before_the_watermark_behind_the_processor_fails_the_job(
+    harness: type[Harness], trigger: dict[str, str]
+) -> None:
+    run = harness(with_event_time(), configuration=trigger)
+    run.operator.process_watermark(20)
+    restored = harness(with_event_time(), run.snapshot(), run.lists(), trigger)
+    for subtask in (run, restored):
+        with pytest.raises(LateResultError, match="'op' gave a row whose at is 1970-01-01 00:00:00, but .* 20 ms"):
+            subtask.operator.process_batch(rows(("x", -30)), 0)
+            subtask.operator.finish()
