@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import coalesce, col, expr, lit
 
@@ -73,6 +74,14 @@ def batches(choice: Random) -> list[pa.Table]:
     ]
 
 
+def write(directory: Path, tables: list[pa.Table]) -> None:
+    """Where both read them."""
+    (directory / "in").mkdir()
+    for number, table in enumerate(tables):
+        pq.write_table(table, directory / "in" / f"batch-{number}.parquet")
+        os.utime(directory / "in" / f"batch-{number}.parquet", (number, number))  # Spark reads the oldest first
+
+
 def in_spark(spark: SparkSession, directory: Path, plans: list[Plan]) -> Counter[Any]:
     spark = spark.newSession()
     spark.conf.set("spark.sql.shuffle.partitions", "1")
@@ -124,22 +133,25 @@ def stepped_in_spark(stream: DataFrame, step: str) -> DataFrame:
     return grouped.transformWithState(PROCESSORS[step](), DDL, "Append", "EventTime", eventTimeColumnName="t")
 
 
-def in_the_engine(
-    cluster: MiniCluster, directory: Path, plans: list[Plan], seed: int, parallelism: int
-) -> Counter[Any]:
-    out = directory / f"out-{parallelism}"
-    job = cluster.submit(
+def submitted(cluster: MiniCluster, directory: Path, plans: list[Plan], seed: int, parallelism: int) -> str:
+    """The id of the job, which writes to ``out-<parallelism>``."""
+    return cluster.submit(
         PIPELINES,
         entry="generated_plans:pipeline",
-        arguments=[json.dumps(plans), str(directory / "in"), str(seed), str(out)],
+        arguments=[json.dumps(plans), str(directory / "in"), str(seed), str(directory / f"out-{parallelism}")],
         configuration={
             **fast(restart_strategy__type="none", execution__buffer_timeout__interval="0 ms"),
             "execution.checkpointing.dir": str(directory / f"checkpoints-{parallelism}"),
         },
         parallelism=parallelism,
     )
-    cluster.wait_for_status(job, JobStatus.FINISHED)
-    files = out.glob("*/[!.]*.parquet")
+
+
+def in_the_engine(
+    cluster: MiniCluster, directory: Path, plans: list[Plan], seed: int, parallelism: int
+) -> Counter[Any]:
+    cluster.wait_for_status(submitted(cluster, directory, plans, seed, parallelism), JobStatus.FINISHED)
+    files = (directory / f"out-{parallelism}").glob("*/[!.]*.parquet")
     return Counter((r["plan"], r["k"], r["v"]) for file in files for r in pq.read_table(file).to_pylist())
 
 
@@ -150,13 +162,22 @@ def test_generated_plans_give_the_rows_that_they_give_in_spark(
 ) -> None:
     choice = Random(seed)
     plans = [*(CHOSEN if seed == 0 else []), *(generated(choice) for _ in range(1 if seed == 0 else 3))]
-    (tmp_path / "in").mkdir()
-    for number, table in enumerate(batches(choice)):
-        pq.write_table(table, tmp_path / "in" / f"batch-{number}.parquet")
-        os.utime(tmp_path / "in" / f"batch-{number}.parquet", (number, number))  # Spark reads the oldest first
+    write(tmp_path, batches(choice))
     theirs = in_spark(spark, tmp_path, plans)
     kept = {event: count for event, count in theirs.items() if event[1] != "flush"}
     assert {plan for plan, _, _ in kept} == set(range(len(plans))), plans
     for parallelism in (1, 2, 3):
         ours = in_the_engine(cluster, tmp_path, plans, seed, parallelism)
         assert {event: count for event, count in ours.items() if event[1] != "flush"} == kept, (parallelism, plans)
+
+
+def test_a_processor_that_gives_late_rows_fails_the_query_in_spark_and_the_job_in_the_engine(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    plans: list[Plan] = [{"left": ["watermark", "earlier"], "right": [], "join": None, "then": []}]
+    write(tmp_path, batches(Random(0)))
+    with pytest.raises(StreamingQueryException, match="EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED"):
+        in_spark(spark, tmp_path, plans)
+    job = submitted(cluster, tmp_path, plans, 0, 1)
+    cluster.wait_for_status(job, JobStatus.FAILED)
+    assert "LateResultError" in cluster.failure(job)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,7 +44,7 @@ class Timers(StatefulProcessor):
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         at = expiredTimerInfo.getExpiryTimeInMs()
-        yield Row(k=key[0], t=datetime.fromtimestamp(at / 1000), v=-at)
+        yield Row(k=key[0], t=datetime.fromtimestamp(at / 1000, UTC), v=-at)
 
     def close(self) -> None:
         pass
@@ -66,7 +66,16 @@ class Distinct(StatefulProcessor):
         pass
 
 
-PROCESSORS: dict[str, type[StatefulProcessor]] = {"timers": Timers, "distinct": Distinct}
+class Earlier(Distinct):
+    """Gives rows an event time that lies a second before the watermark."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        before = timerValues.getCurrentWatermarkInMs() / 1000 - 1
+        for row in rows:
+            yield Row(k=row.k, t=datetime.fromtimestamp(before, UTC), v=row.v)
+
+
+PROCESSORS: dict[str, type[StatefulProcessor]] = {"timers": Timers, "distinct": Distinct, "earlier": Earlier}
 
 
 class Unordered(DataSource):

@@ -1,8 +1,8 @@
 """Two streams of counted rows that meet: every lost, repeated or wrongly unmatched row shows in the output.
 
-Both sources give (source, n) with n = 0, 1, 2, ... per source; a row's event time is n + 1 milliseconds. ``thirds`` gets
-each left row with the right one of the same number, of which every third exists; ``near`` each left row with the right
-rows whose number is at most 2 less or 3 more.
+Both sources give (source, n) with n = 0, 1, 2, ... per source; a row's event time is n + 1 milliseconds. ``thirds``
+gets each left row with the right one of the same number, of which every third exists; ``near`` each left row with the
+right rows whose number is at most 2 less or 3 more.
 """
 
 from __future__ import annotations
