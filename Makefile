@@ -18,6 +18,10 @@ setup: ## checks Python and Java, makes .venv, installs everything; quick when n
 demo: setup ## runs the demonstration
 	$(RUN)/python -m demo
 
+.PHONY: check
+check: setup ## checks what changed: style, types, the unit tests of the changed rooms
+	@scripts/check.sh
+
 .PHONY: test
 test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options
 	@scripts/test.sh $(PYTEST)

@@ -30,7 +30,7 @@ READS = {
         "operation_status",
         "list_savepoints",
         "latest_savepoint",
-        "burnt_job_ids",
+        "retired_job_ids",
     ),
 }
 
