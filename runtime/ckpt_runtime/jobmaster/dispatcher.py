@@ -192,9 +192,9 @@ class Dispatcher:
         )
 
     async def dashboard_config(self) -> DashboardConfig:
-        from ckpt_runtime.version import REVISION, VERSION
+        from ckpt_runtime.version import FLINK_VERSION, REVISION
 
-        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, VERSION, REVISION)
+        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, FLINK_VERSION, REVISION)
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         return self._configuration.displayed()

@@ -84,7 +84,10 @@ class SlotOverview:
 
 @dataclass(frozen=True, slots=True)
 class DashboardConfig:
-    """``refresh_interval_ms`` is how often the pages poll; ``timezone_offset_ms`` is the driver's."""
+    """``refresh_interval_ms`` is how often the pages poll; ``timezone_offset_ms`` is the driver's.
+
+    ``version`` is that of the Flink whose REST API is served: tools compare it to learn what they may call.
+    """
 
     refresh_interval_ms: int
     timezone_name: str

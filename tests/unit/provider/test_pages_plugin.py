@@ -81,7 +81,10 @@ def test_answers_are_passed_on_and_so_are_refusals(job_manager: JobManager) -> N
     assert answer.status == 200
     assert "history" in json.loads(answer.content)
     missing = ask(f"jobs/{'0' * 32}")
-    assert (missing.status, json.loads(missing.content)) == (404, {"errors": [f"Job {'0' * 32} not found"]})
+    assert (missing.status, json.loads(missing.content)) == (
+        404,
+        {"errors": [f"org.apache.flink.runtime.rest.NotFoundException: Job {'0' * 32} not found"]},
+    )
     ask("overview", job=JOB, evil="x")
     assert job_manager.received[-1] == "GET /overview"
 

@@ -1,11 +1,10 @@
 // Savepoints: of the session's catalogue where it has one, otherwise those that the histories of jobs still show.
 
-import { ApiError, get, getIfAny } from "./api.js";
+import { ApiError, get, getIfAny, inTurn } from "./api.js";
 import { badge, code, h, table } from "./dom.js";
 import { bytes, clock, duration } from "./format.js";
 import { address } from "./tab_checkpoints.js";
 
-const MOST_JOBS = 40;
 /** Looking into the catalogue reads storage. */
 const INTERVAL_MS = 15000;
 const NO_CATALOGUE = new Set([400, 404, 409]);
@@ -65,7 +64,7 @@ function completed(statistics) {
 }
 
 async function ofJobs(jobs) {
-  const histories = await Promise.all(jobs.slice(0, MOST_JOBS).map((job) => getIfAny(`jobs/${job.jid}/checkpoints`)));
+  const histories = await inTurn(jobs, (job) => getIfAny(`jobs/${job.jid}/checkpoints`));
   const found = histories.flatMap((statistics, index) => (statistics ? completed(statistics).map((item) => [jobs[index], item]) : []));
   return found.sort(([, one], [, other]) => other.trigger_timestamp - one.trigger_timestamp);
 }

@@ -21,6 +21,7 @@ from ckpt_runtime.jobmaster.leadership import LeaseSeal
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.version import VERSION
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 from tests.unit.runtime.rest.served import served
 
@@ -238,6 +239,11 @@ def test_options_of_a_detached_start_are_refused_in_the_foreground(
 ) -> None:
     assert main(["session", "start", "--foreground", *option]) == 2
     assert f"{option[0]}: it cannot be given together with --foreground" in capsys.readouterr().err
+
+
+def test_the_version_is_printed_without_a_job_manager(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ckpt {VERSION}\n"
 
 
 def test_a_session_that_does_not_start(launch: FakeLaunch, session_file: Path) -> None:
