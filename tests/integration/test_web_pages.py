@@ -255,7 +255,7 @@ def test_a_hidden_tab_asks_nothing(page: Visit, cluster: MiniCluster, shown: Seq
     page.page.on("request", lambda request: asked.append(request.url))
     page.page.clock.run_for(120_000)
     assert asked == []
-    with page.page.expect_request(lambda request: request.url.endswith("/savepoints")):
+    with page.page.expect_request(lambda request: request.url.endswith("/savepoints/known")):
         page.page.evaluate(hidden, False)
 
 
@@ -363,9 +363,14 @@ def test_the_catalogue_is_shown_where_there_is_one(page: Visit, cluster: MiniClu
         "format": "NATIVE", "verified": mark | {"passed": True}, "drilled": mark,
     }  # fmt: skip
     broken = {"location": "file:///data/savepoints/savepoint-2", "good": False, "problem": "_metadata is missing"}
-    answer = {"directory": "file:///data/savepoints", "savepoints": [broken, entry]}
-    page.page.route("**/savepoints", lambda route: route.fulfill(json=answer))
+    answer = {
+        "directories": ["file:///data/savepoints", "s3://bucket/savepoints"],
+        "unread": [{"directory": "s3://away/savepoints", "problem": "it does not answer"}],
+        "savepoints": [entry, broken],
+    }
+    page.page.route("**/savepoints/known", lambda route: route.fulfill(json=answer))
     go(page, cluster, "/savepoints")
-    for word in (HOSTILE, "airflow", "2 KiB", "passed", "failed", "_metadata is missing", "savepoint-2"):
+    words = (HOSTILE, "airflow", "2 KiB", "passed", "failed", "_metadata is missing", "savepoint-2")
+    for word in (*words, "s3://bucket/savepoints", "s3://away/savepoints: it does not answer"):
         expect(page.page.locator("#page")).to_contain_text(word)
     page.shot("catalogue")

@@ -300,3 +300,15 @@ class SavepointList:
 
     directory: str
     savepoints: tuple[CataloguedSavepoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSavepoints:
+    """What the catalogue has below every directory that the session knows, the latest first.
+
+    ``unread`` says of directories that cannot be listed now why not.
+    """
+
+    directories: tuple[str, ...]
+    savepoints: tuple[CataloguedSavepoint, ...]
+    unread: dict[str, str]

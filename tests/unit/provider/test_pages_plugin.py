@@ -50,7 +50,7 @@ def refusal(path: str = "overview", conn_id: str = "ckpt_default") -> tuple[int,
 @pytest.mark.parametrize(
     "path",
     [
-        "overview", "jobs/overview", "savepoints", f"jobs/{JOB}", f"jobs/{JOB}/health", f"jobs/{JOB}/config",
+        "overview", "jobs/overview", "savepoints/known", f"jobs/{JOB}", f"jobs/{JOB}/health", f"jobs/{JOB}/config",
         f"jobs/{JOB}/exceptions", f"jobs/{JOB}/checkpoints", f"jobs/{JOB}/checkpoints/config",
         f"jobs/{JOB}/checkpoints/details/7", f"jobs/{JOB}/checkpoints/details/7/subtasks/{VERTEX}",
         f"jobs/{JOB}/vertices/{VERTEX}/backpressure",
