@@ -23,6 +23,7 @@ from ckpt_runtime.configuration.rest_options import RestAuthentication
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.spark.launch import (
     LOOPBACK,
+    TERMINATION,
     SessionSettings,
     SessionStartError,
     become_session,
@@ -116,12 +117,11 @@ def start(  # noqa: PLR0913 -- one parameter for each option
 @contextmanager
 def _signals_in(received: list[int]) -> Iterator[None]:
     """Collects SIGTERM and SIGINT: neither may strike between the start of a process and the note of it."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda number, _: received.append(number)) for number in numbers]
+    before = [signal.signal(number, lambda number, _: received.append(number)) for number in TERMINATION]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(TERMINATION, before, strict=True):
             signal.signal(number, handler)
 
 

@@ -149,7 +149,8 @@ def become_session(
     command, variables = driver_command(
         master, rest_host=settings.get("rest_host", LOOPBACK), rest_port=settings.get("rest_port", 0), files=files
     )
-    # What comes meanwhile waits for the driver, which unblocks it as soon as it listens.
+    session_file.unlink(missing_ok=True)
+    # Signals that come meanwhile wait for the driver, which unblocks them as soon as it has handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
     try:
         with _prepared(master, slots, files, settings) as environment:
@@ -248,7 +249,7 @@ def _wait_until_ready(
 ) -> SessionInfo:
     leader = ProcessId.of(process.pid)
     deadline = time.monotonic() + timeout_s
-    while not ready_file.exists():
+    while is_given_up() or not ready_file.exists():
         if process.poll() is not None:
             raise SessionStartError(f"the session ended with code {process.returncode}:\n{log.tail()}")
         if is_given_up():

@@ -65,9 +65,6 @@ SPARK_SETTINGS = {
 }
 """What every session asks of Spark: it never runs a stage again by itself, and gives up on one that has no room."""
 
-_IMPLICIT_NAMES = ("main.py", "session_main.py", "pyspark-shell")
-"""What spark-submit calls an application for which nobody gave a name: its file, or PySpark's shell."""
-
 _DAEMON = "spark.python.daemon.module"
 _TOKEN_SOURCES = f"{TOKEN_VARIABLE}, rest.token-file or rest.token"
 
@@ -178,7 +175,8 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
     # What spark-submit was given is in the JVM's properties, which a configuration made before knows nothing of.
     SparkContext._ensure_initialized()  # noqa: SLF001 - as SparkContext itself does
     conf = SparkConf().setAll(list(SPARK_SETTINGS.items()))
-    if conf.get("spark.app.name") in (None, *_IMPLICIT_NAMES):
+    # Without a name from its user spark-submit calls an application by its file, or "pyspark-shell".
+    if conf.get("spark.app.name") in (None, Path(sys.argv[0]).name, "pyspark-shell"):
         conf.setAppName("checkpointing stream engine")
     if options.properties_file is not None:
         options.properties_file.unlink(missing_ok=True)
