@@ -104,15 +104,15 @@ class DispatcherGateway(Protocol):
         """
         ...
 
-    async def burn_job_id(self, job_id: str) -> None:
+    async def retire_job_id(self, job_id: str) -> None:
         """From now on no job is started with this id, by a request that is still on its way either; again is fine.
 
         Raises ``Conflict`` while a job of this id has not ended.
         """
         ...
 
-    async def burnt_job_ids(self) -> Mapping[str, int]:
-        """The burnt ids, with since when in milliseconds since the epoch."""
+    async def retired_job_ids(self) -> Mapping[str, int]:
+        """The retired ids, with since when in milliseconds since the epoch."""
         ...
 
     async def list_jobs(self) -> tuple[JobOverview, ...]:

@@ -18,7 +18,7 @@ from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, NotFoundError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore
@@ -190,7 +190,7 @@ class DurableRecord(JobRecord):
     def forget(self) -> None:
         with self._writing():
             self._store.jobs.remove(self._job_id)
-            reach("forget-half")
+            crash_point("forget-half")
             try:
                 self._store.results.mark_clean(self._job_id)
             except NotFoundError:

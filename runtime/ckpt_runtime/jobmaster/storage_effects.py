@@ -44,7 +44,7 @@ from ckpt_runtime.storage.checkpoint_storage import (
     shared_file_checkpoint,
 )
 from ckpt_runtime.storage.claims import place_of_snapshot
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.disposal import (
     SnapshotDisposal,
     delete_checkpoint,
@@ -400,7 +400,7 @@ class StorageEffects:
         # Before the directory: a later driver must not give this number again, and would find the files of this one in
         # it.
         self._record.reserve(effect.checkpoint_id)
-        reach("checkpoint-reserved")
+        crash_point("checkpoint-reserved")
         shared = ""
         if effect.properties.is_savepoint:
             location = initialize_savepoint(
@@ -416,14 +416,14 @@ class StorageEffects:
         if call.abandoned.is_set():  # the checkpoint has failed meanwhile: nobody would delete its directory
             with suppress(StorageError):
                 delete_empty_directory(location)
-        reach("checkpoint-located")
+        crash_point("checkpoint-located")
         return on.LocationReady(effect.checkpoint_id, location.url, shared)
 
     def _write_metadata(self, checkpoint: CompletedCheckpoint) -> JobInput:
         self._record.check()
-        reach("metadata-before")
+        crash_point("metadata-before")
         write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
-        reach("metadata-after")
+        crash_point("metadata-after")
         if checkpoint.properties.is_savepoint:
             with suppress(StorageError):  # a later driver finds that it is complete
                 self._record.settle_savepoint(checkpoint.id)
@@ -447,9 +447,9 @@ class StorageEffects:
         return on.MetadataWritten(checkpoint.id)
 
     def _add_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
-        reach("pointer-before")
+        crash_point("pointer-before")
         self._record.add(checkpoint, owned)
-        reach("pointer-after")
+        crash_point("pointer-after")
         return on.StoreAdded(checkpoint.id)
 
     def _resolve_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
@@ -464,9 +464,9 @@ class StorageEffects:
         if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
             with suppress(NotFoundError, CorruptFileError, InvalidLocationError):
                 self._disposals[checkpoint_id] = disposal_of(discards, claimed=True)
-        reach("removal-before")
+        crash_point("removal-before")
         self._record.remove(checkpoint_id, self._disposals.get(checkpoint_id))
-        reach("removal-after")
+        crash_point("removal-after")
         return on.StoreRemoved(checkpoint_id)
 
     def _delete_location(self, checkpoint_id: int, directory: str) -> None:

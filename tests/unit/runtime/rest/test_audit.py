@@ -31,7 +31,7 @@ READS = {
         "list_savepoints",
         "known_savepoints",
         "latest_savepoint",
-        "burnt_job_ids",
+        "retired_job_ids",
     ),
 }
 
