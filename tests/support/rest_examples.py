@@ -288,6 +288,7 @@ CALLS = [
     Call("POST", "/savepoint-disposal", arguments={"json": {"savepoint-path": "/s/1", "triggerId": "5" * 32}}),
     *polls("/savepoint-disposal/{triggerid}", 2),
     Call("GET", "/savepoints"),
+    Call("GET", "/savepoints/known"),
     Call("GET", "/savepoints/latest"),
     Call("GET", "/savepoints/latest", "of a job, by its name", query="?directory=/s&job=flights"),
     Call("POST", "/savepoints/marks", "a drill", arguments={"json": DRILLED}),

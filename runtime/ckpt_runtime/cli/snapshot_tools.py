@@ -71,7 +71,7 @@ def clean_ends() -> Iterator[None]:
 def _not_installed(error: ModuleNotFoundError) -> Exception:
     if error.name not in MODULES:
         return error
-    command = "pip install 'airflow-provider-ckpt[runtime]'"
+    command = "pip install 'ckpt-runtime[session]'"
     return CommandError(
         f"reading snapshots needs {error.name}, which is not installed; run: {command}", ExitCode.FAILED
     )

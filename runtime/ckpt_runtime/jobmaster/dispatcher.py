@@ -43,6 +43,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
+    KnownSavepoints,
     OperationKind,
     OperationStatus,
     RunRequest,
@@ -192,9 +193,9 @@ class Dispatcher:
         )
 
     async def dashboard_config(self) -> DashboardConfig:
-        from ckpt_runtime.version import REVISION, VERSION
+        from ckpt_runtime.version import FLINK_VERSION, REVISION
 
-        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, VERSION, REVISION)
+        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, FLINK_VERSION, REVISION)
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         return self._configuration.displayed()
@@ -412,6 +413,7 @@ class Dispatcher:
         job = self._living_job(job_id)
         check_target(directory)
         job.check_no_drill(NO_SAVEPOINT)
+        self._catalogue.expect_in(directory)
         taken_by = job.taken_by(self._submitter.cluster, requester)
         return self._operations.start(operation, job_id, trigger_id, lambda: take(job, taken_by))
 
@@ -451,6 +453,17 @@ class Dispatcher:
     async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
         self._check_leads()
         return await self._catalogue.list(self._savepoint_directory(directory, job), job)
+
+    async def known_savepoints(self, job: str | None) -> KnownSavepoints:
+        self._check_leads()
+        option = CheckpointingOptions.SAVEPOINT_DIRECTORY
+        directories = [self._configuration.get(option)]
+        for known in self._known:
+            statistics = known.checkpoint_statistics()
+            taken = [item for item in (*statistics.history, statistics.latest_savepoint) if item and item.is_savepoint]
+            directories.append(known.configuration.get(option))
+            directories += [(item.external_path or "").rpartition("/")[0] for item in taken]
+        return await self._catalogue.known([directory for directory in directories if directory], job)
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
         self._check_leads()

@@ -25,6 +25,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
+    KnownSavepoints,
     OperationKind,
     OperationStatus,
     RunRequest,
@@ -236,6 +237,10 @@ class DispatcherGateway(Protocol):
         Without a directory it is the configured one. Raises :class:`InvalidRequest`, as do the next two, and
         :class:`Conflict` for what is damaged.
         """
+        ...
+
+    async def known_savepoints(self, job: str | None) -> KnownSavepoints:
+        """The savepoints below every directory that the session or one of its jobs has for them, or was given."""
         ...
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:

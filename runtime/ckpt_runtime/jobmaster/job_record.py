@@ -67,6 +67,12 @@ class JobRecord:
     def settle(self, checkpoint_id: int) -> None:
         """The disposal that was left at the removal is done; none is fine."""
 
+    def expect_savepoint(self, checkpoint_id: int, directory: str) -> None:
+        """A later driver deletes this directory unless the savepoint is complete. Before it is made."""
+
+    def settle_savepoint(self, checkpoint_id: int) -> None:
+        """The savepoint is complete, or its directory is gone; none expected is fine."""
+
     def change_overrides(self, change: OverridesChange) -> str | None:
         """Fetches, modifies and writes under one lock; returns what is stored now. ``change`` may raise."""
         self._overrides = change(self._overrides)
@@ -137,6 +143,14 @@ class DurableRecord(JobRecord):
     def settle(self, checkpoint_id: int) -> None:
         with self._writing():
             self._pointers.settle(checkpoint_id)
+
+    def expect_savepoint(self, checkpoint_id: int, directory: str) -> None:
+        with self._writing():
+            self._pointers.expect_savepoint(checkpoint_id, directory)
+
+    def settle_savepoint(self, checkpoint_id: int) -> None:
+        with self._writing():
+            self._pointers.settle_savepoint(checkpoint_id)
 
     def change_overrides(self, change: OverridesChange) -> str | None:
         def changed(job: StoredJob) -> StoredJob:

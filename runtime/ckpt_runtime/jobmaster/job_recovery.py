@@ -154,6 +154,7 @@ def _recover(
         next_attempt=counters.next_attempt,
         savepoint_id=counters.savepoint_id,
         disposals=_disposals(store, job_id),
+        savepoints=_retry(store.pointers(job_id).pending_savepoints),
         failures=_failures(store, job_id),
     )
     archive = _retry(lambda: store.jobs.read_archive(stored))

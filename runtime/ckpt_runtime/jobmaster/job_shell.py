@@ -100,6 +100,7 @@ class JobShell:
         )
         # What an earlier driver has begun to delete is not in any record of checkpoints any more: nobody else goes on.
         self.storage.dispose(history.disposals)
+        self.storage.discard_savepoints(history.savepoints)
         self._consequences = Consequences(host, self._deliver_consequence)
         self._inbox: deque[JobInput] = deque()
         self._busy = False

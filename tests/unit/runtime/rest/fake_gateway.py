@@ -556,6 +556,10 @@ class FakeGateway:
         found = [item for item in self.catalogue if job is None or item.is_of(job)]
         return SavepointList(directory or "file:///data/savepoints", tuple(found))
 
+    async def known_savepoints(self, job: str | None) -> g.KnownSavepoints:
+        found = await self.list_savepoints(None, job)
+        return g.KnownSavepoints((found.directory,), found.savepoints, {"s3://away/savepoints": "it does not answer"})
+
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
         for found in (await self.list_savepoints(directory, job)).savepoints:
             if found.is_good:

@@ -29,6 +29,7 @@ READS = {
         "default_savepoint_directory",
         "operation_status",
         "list_savepoints",
+        "known_savepoints",
         "latest_savepoint",
         "retired_job_ids",
     ),
