@@ -5,7 +5,8 @@ between, its message goes to the committer in front of the barrier, and ``commit
 follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark.
 ``abort(messages, batchId)`` is called when committer and writers close, for what no snapshot can cover any more: not at
 an aborted checkpoint, which a later one covers, and not while the fate of a checkpoint is unknown. A writer aborts its
-unfinished ``write``: with the message if it returned before the barrier came, with None if it raised or was interrupted.
+unfinished ``write``: with the message if that had returned before the barrier came, and with None if it raised or was
+interrupted.
 """
 
 from __future__ import annotations

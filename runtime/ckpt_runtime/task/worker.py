@@ -374,13 +374,16 @@ def _metrics(measures: SnapshotMeasures, written: WrittenSnapshot, async_ms: int
 def describe_error(error: BaseException) -> TaskFailure:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
-    That storage is away is no proof that trying again meets the same error: it counts as recoverable. A consequence has
-    no trace: where a thread was when it learned of another worker's end says nothing.
+    That storage is away, or a local disk is full, is no proof that trying again meets the same error: it counts as
+    recoverable. So does a plan that another error prevents, such as one of a source that is asked for its schema: the
+    driver has made the same plan before. A consequence has no trace: where a thread was when it learned of another
+    worker's end says nothing.
     """
     report = report_of(error)
     consequence = issubclass(type(error), ChannelLostError)
     trace = f"{report.exception}: {report.message}" if consequence else report.stack_trace
-    recoverable = not issubclass(type(error), _HOPELESS)
+    caused = issubclass(type(error), PlanError) and error.__cause__ is not None
+    recoverable = caused or not issubclass(type(error), _HOPELESS)
     return TaskFailure(FailureInfo(report.exception, report.message, trace), recoverable, consequence)
 
 

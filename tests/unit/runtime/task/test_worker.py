@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
@@ -19,6 +20,8 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProp
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle, StateFile
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.agent_messages import FROM_STRANGER, ProcessIdentity, RegisterWorker
@@ -441,3 +444,12 @@ def test_a_lost_channel_is_told_as_a_consequence_and_logged_without_a_trace(
 def test_what_meets_the_same_error_again_is_not_tried_again(error: Exception) -> None:
     assert describe_error(error).recoverable is False
     assert describe_error(RuntimeError("x")).recoverable is True
+
+
+def test_a_plan_that_another_error_prevents_is_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as missing:
+        source_schema("replay", {"path": str(tmp_path / "away")}, None)
+    assert describe_error(missing.value).recoverable is True
+    with pytest.raises(PlanError) as wrong:
+        source_schema("replay", {"path": str(tmp_path), "partitionBy": "a"}, pa.schema([("b", pa.int64())]))
+    assert describe_error(wrong.value).recoverable is False
