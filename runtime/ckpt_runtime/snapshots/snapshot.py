@@ -140,9 +140,9 @@ def open_in_place(path: str | Location) -> Snapshot:
     written_to = resolve(metadata.written_to or metadata.directory)
     if shared and identity(written_to) != identity(snapshot.directory):
         raise InvalidLocationError(
-            f"{snapshot.directory.url} is a moved or copied checkpoint, written to {written_to.url}; {len(shared)} of "
-            f"its files lie elsewhere, the first is {shared[0]}. Restore it from {written_to.url}, or take a savepoint, "
-            "which may be moved and copied",
+            f"{snapshot.directory.url} is a moved or copied checkpoint, written to {written_to.url}; {len(shared)} "
+            f"of its files lie elsewhere, the first is {shared[0]}. Restore it from {written_to.url}, or take a "
+            "savepoint, which may be moved and copied",
             snapshot.directory.url,
         )
     return snapshot
