@@ -308,6 +308,71 @@ def test_a_subtask_that_has_ended_leaves_no_snapshot_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+class _Writing(_Ending):
+    """Its snapshot has written a shared file, and stands still in the request of the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(ends_while_writing=True)
+        self.in_request, self.answered = threading.Event(), threading.Event()
+        self.files_after_it: list[str] = []
+
+    def cancel(self, timeout_s: float) -> bool:
+        return True
+
+    def write(self, files: SnapshotFiles) -> list[KeyedHandle]:
+        for number in range(3):
+            with files.shared() as file:
+                file.write(b"x" * 100_000)
+                if number == 1:
+                    self.in_request.set()
+                    assert self.answered.wait(60)
+                file.finish()
+            if number:
+                self.files_after_it.append(str(number))
+        raise AssertionError("it was given up")
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_snapshot_that_is_being_written_when_its_job_goes_stops_and_leaves_nothing(
+    driver: Driver, tmp_path: Path, closed: bool
+) -> None:
+    """Cancelled, where the worker goes on; and released, where it waits for its requests before it ends."""
+    (own := tmp_path / "chk-5").mkdir()
+    (shared := tmp_path / "shared").mkdir()
+    subtask: Any = _Writing()
+    options = CheckpointOptions(CheckpointProperties(), str(own), shared_directory=str(shared))
+    snapshot = SubtaskSnapshot(
+        CheckpointBarrier(5, 0, options),
+        (OperatorSnapshot("s", (), subtask),),
+        InFlight(),
+        SnapshotMeasures(0, 0, 0, 0.0),
+    )
+    worker = driver.worker
+    worker._job = subtask
+    worker.write_snapshot(subtask, snapshot)
+    [writing] = worker._unfinished
+    assert subtask.in_request.wait(60)
+    assert len(list(shared.iterdir())) == 2
+    if closed:
+        closing = threading.Thread(target=worker.close)
+        closing.start()
+        while worker._job is not None:
+            closing.join(0.01)
+        closing.join(0.1)
+        assert closing.is_alive(), "the process would end before its request is answered"
+        subtask.answered.set()
+        closing.join(60)
+        assert not closing.is_alive()
+    else:
+        worker._cancel(CancelDeployment(1))
+        subtask.answered.set()
+        writing.result(60)
+        assert driver.receive(Canceled) == Canceled(1, ended=True)
+    assert subtask.files_after_it == ["1"]
+    assert list(shared.iterdir()) == []
+    assert worker._unfinished == set()
+
+
 def test_errors_are_described_with_their_class_message_and_trace() -> None:
     try:
         raise zipfile.BadZipFile("broken")
