@@ -200,6 +200,9 @@ class World:
 
     def _move_storage(self) -> None:
         """Storage may go away as a whole, and comes back after a while."""
+        if self.files.in_transit and self.choices.chance("a write lands", 0.02):
+            self.seen["writes that landed late"] += 1
+            self.files.land()
         if self.files.away:
             self.files.away = self.steps < self._back_at
         elif self.choices.fault("storage goes away", OUTAGE):
@@ -278,6 +281,7 @@ class World:
         self.note("faults end")
         self.choices.chaos = False
         self.files.away = False
+        self.land_all()
         self._configuration = replace(self._configuration, **CALM.given)  # type: ignore[arg-type]
         self.master.patch(CALM, until_applied=True)
 
@@ -674,8 +678,9 @@ class World:
 
     def _crash(self, worker: SimulatedWorker) -> None:
         worker.alive = False
-        for _, owner, action, arguments in self._asynchronous:
-            if owner is worker and self.choices.chance("a dead worker's snapshot is written", 0.4):
+        for kind, owner, action, arguments in list(self._asynchronous):
+            unwritten = owner is worker and kind == "snapshot"
+            if unwritten and self.choices.chance("a dead worker's snapshot is written", 0.4):
                 action(*arguments)
         self._asynchronous = [entry for entry in self._asynchronous if entry[1] is not worker]
         self._lanes.pop(("to", worker.number), None)
@@ -750,7 +755,20 @@ class World:
             detail = f"{lost.total()} lost, {more.total()} too many"
             raise Violation(f"the sink's content differs from a run without failure: {detail}")
         with self.without_faults():
+            self._let_workers_end()
             self.snapshots.check_leftovers()
+
+    def land_all(self) -> None:
+        while self.files.in_transit:
+            self.files.land()
+
+    def _let_workers_end(self) -> None:
+        """Each waits for the answers to its last requests."""
+        waiting, self._asynchronous = self._asynchronous, []
+        for kind, owner, action, arguments in waiting:
+            if kind == "answer" and owner is not None and owner.alive:
+                owner.job = None
+                action(*arguments)
 
     # --- the trace
 
