@@ -145,7 +145,7 @@ class SimulatedHost:
         return self.call_later(choices.delay("slots are late", 0, 60) if spare else 0, acquired)
 
     def release_slot(self, slot: Slot) -> None:
-        """No request is on its way for longer than its job lives: nobody would look for what it brings."""
+        """No request is on its way for longer than its job lives."""
         slot.owner = None
         self._world.land_all()
 

@@ -34,6 +34,7 @@ from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
 from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.deployed_job import DeployedJob
 from ckpt_runtime.task.output import ResultPartition
 from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
@@ -295,12 +296,34 @@ class SimulatedWorker:
         if steps and self.alive and self.world.choices.chaos:
             self.world.asynchronously("snapshot", self._write_and_tell, subtask, snapshot, steps - 1, owner=self)
             return
-        written = self._write_snapshot(subtask, snapshot)
-        if written is None:
+        job = self.job
+        if job is None or not self._is_awaited(subtask):
+            snapshot.release()
             self._tell_written(subtask, snapshot)
+            return
+        # Nobody stops what has begun, whatever becomes of the job until its requests are served.
+        slow = self.world.chance("an upload is slow", 0.1)
+        self._upload(job.inline_threshold, subtask, snapshot, 60 if slow else 0)
+
+    def _upload(self, threshold: int, subtask: Subtask, snapshot: SubtaskSnapshot, steps: int) -> None:
+        """``steps`` are how often it is put off."""
+        if steps and self.alive and self.world.choices.chaos:
+            self.world.asynchronously("snapshot", self._upload, threshold, subtask, snapshot, steps - 1, owner=self)
+            return
+        barrier = snapshot.barrier
+        if not self.alive and not self.world.cleans_up(resolve(barrier.options.directory).path):
+            return  # what a dead worker left there would be nobody's to delete
+        try:
+            written = write_snapshot(snapshot, threshold, subtask.checkpoints.persisted)
+        except StorageError as error:
+            self.decline(subtask, barrier.checkpoint_id, "IO_EXCEPTION", str(error))
         else:
-            # The last request is answered at any later time, whatever becomes of the job until then.
-            self.world.asynchronously("answer", self._acknowledge, subtask, snapshot, written, owner=self)
+            if self._is_awaited(subtask):
+                self._send_acknowledgement(subtask, snapshot, written)
+            elif self.alive:
+                self.world.seen["snapshots given up"] += 1
+                written.files.discard()
+        self._tell_written(subtask, snapshot)
 
     def _tell_written(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         job, key = self.job, (subtask.vertex_id, subtask.index)
@@ -310,28 +333,6 @@ class SimulatedWorker:
     def _is_awaited(self, subtask: Subtask) -> bool:
         job, key = self.job, (subtask.vertex_id, subtask.index)
         return job is not None and job.subtasks.get(key) is subtask and subtask.state is TaskState.RUNNING
-
-    def _write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> WrittenSnapshot | None:
-        """None when nothing is to be acknowledged."""
-        job, barrier = self.job, snapshot.barrier
-        if job is None or not self._is_awaited(subtask):
-            snapshot.release()
-            return None
-        if not self.alive and barrier.options.properties.is_savepoint:
-            return None  # what a dead worker leaves in a user's directory is nobody's to delete
-        try:
-            return write_snapshot(snapshot, job.inline_threshold, subtask.checkpoints.persisted)
-        except StorageError as error:
-            self.decline(subtask, barrier.checkpoint_id, "IO_EXCEPTION", str(error))
-            return None
-
-    def _acknowledge(self, subtask: Subtask, snapshot: SubtaskSnapshot, written: WrittenSnapshot) -> None:
-        if self._is_awaited(subtask):
-            self._send_acknowledgement(subtask, snapshot, written)
-        else:
-            self.world.seen["snapshots given up"] += 1
-            written.files.discard()
-        self._tell_written(subtask, snapshot)
 
     def _send_acknowledgement(self, subtask: Subtask, snapshot: SubtaskSnapshot, written: WrittenSnapshot) -> None:
         barrier, measures = snapshot.barrier, snapshot.measures

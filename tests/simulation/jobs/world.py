@@ -120,6 +120,7 @@ class World:
         self.steps = 0
         self.files = FileStore()
         self.files.fails = self._file_fault
+        self.files.may_land_late = self.cleans_up
         SimulatedFileSystem.store = self.files
         self.snapshots = Snapshots(self)
         self.files.deleting = self.snapshots.deleting
@@ -678,9 +679,8 @@ class World:
 
     def _crash(self, worker: SimulatedWorker) -> None:
         worker.alive = False
-        for kind, owner, action, arguments in list(self._asynchronous):
-            unwritten = owner is worker and kind == "snapshot"
-            if unwritten and self.choices.chance("a dead worker's snapshot is written", 0.4):
+        for _, owner, action, arguments in list(self._asynchronous):
+            if owner is worker and self.choices.chance("a dead worker's snapshot is written", 0.4):
                 action(*arguments)
         self._asynchronous = [entry for entry in self._asynchronous if entry[1] is not worker]
         self._lanes.pop(("to", worker.number), None)
@@ -758,15 +758,20 @@ class World:
             self._let_workers_end()
             self.snapshots.check_leftovers()
 
+    def cleans_up(self, path: str) -> bool:
+        """Whether somebody looks for it later: for what lies below the directory of the living job."""
+        own = resolve(self.master.shell.storage.directory).path
+        return self.master.ended is None and path.startswith(f"{own}/")
+
     def land_all(self) -> None:
         while self.files.in_transit:
             self.files.land()
 
     def _let_workers_end(self) -> None:
-        """Each waits for the answers to its last requests."""
+        """Each waits for its last requests."""
         waiting, self._asynchronous = self._asynchronous, []
-        for kind, owner, action, arguments in waiting:
-            if kind == "answer" and owner is not None and owner.alive:
+        for _, owner, action, arguments in waiting:
+            if owner is not None and owner.alive:
                 owner.job = None
                 action(*arguments)
 
