@@ -118,8 +118,8 @@ def test_a_killed_agent_takes_its_stage_along_and_a_new_one_is_launched(job: Seq
     def leaving() -> list[int]:
         return [pid for agent in agents for pid in (agent, *children(agent)) if pid not in staying]
 
-    # Keepers of workers that the tests before have killed may take a moment to end.
-    what = "an agent, its template, its worker and the worker's keeper in each slot alone"
+    # Supervisors of workers that the tests before have killed may take a moment to end.
+    what = "an agent, its template, its worker and the worker's supervisor in each slot alone"
     job.cluster.wait_until(lambda: len(leaving()) == 8, what)
     before = leaving()
     _kill(agents[0])

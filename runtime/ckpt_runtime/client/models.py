@@ -36,7 +36,11 @@ def reader(kind: type[T], inside: str | None = None) -> Callable[[Any], T]:
 
 
 class ClusterOverview(Struct, frozen=True, rename="kebab"):
-    """``/overview``. ``jobs_running`` counts every job that has not ended."""
+    """``/overview``. ``jobs_running`` counts every job that has not ended.
+
+    ``flink_version`` is Flink's own, or that of the Flink whose REST API a session has; ``ckpt_version`` is the
+    session's, and empty on Flink.
+    """
 
     slots_total: int
     slots_available: int
@@ -45,7 +49,13 @@ class ClusterOverview(Struct, frozen=True, rename="kebab"):
     jobs_finished: int
     jobs_cancelled: int
     jobs_failed: int
-    version: str = field(name="flink-version", default="")
+    flink_version: str = ""
+    ckpt_version: str = ""
+
+    @property
+    def version(self) -> str:
+        """For people: of a session its own."""
+        return self.ckpt_version or self.flink_version
 
 
 class EntryPoint(Struct, frozen=True):
@@ -76,7 +86,7 @@ class Pipeline(Struct, frozen=True):
         return tuple(entry.name for entry in self.entries)
 
 
-class BurntJobId(Struct, frozen=True):
+class RetiredJobId(Struct, frozen=True):
     """An id that no job is started with any more."""
 
     id: str

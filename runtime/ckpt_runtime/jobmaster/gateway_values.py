@@ -84,7 +84,10 @@ class SlotOverview:
 
 @dataclass(frozen=True, slots=True)
 class DashboardConfig:
-    """``refresh_interval_ms`` is how often the pages poll; ``timezone_offset_ms`` is the driver's."""
+    """``refresh_interval_ms`` is how often the pages poll; ``timezone_offset_ms`` is the driver's.
+
+    ``version`` is that of the Flink whose REST API is served: tools compare it to learn what they may call.
+    """
 
     refresh_interval_ms: int
     timezone_name: str
@@ -297,3 +300,15 @@ class SavepointList:
 
     directory: str
     savepoints: tuple[CataloguedSavepoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSavepoints:
+    """What the catalogue has below every directory that the session knows, the latest first.
+
+    ``unread`` says of directories that cannot be listed now why not.
+    """
+
+    directories: tuple[str, ...]
+    savepoints: tuple[CataloguedSavepoint, ...]
+    unread: dict[str, str]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
-from ckpt_runtime.jobmaster.loss_notices import LossNotices, describe_exit
+from ckpt_runtime.jobmaster.slot_loss_notifier import SlotLossNotifier, describe_exit
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider, SlotStages
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, SlotTimes, Worker
 from ckpt_runtime.network.agent_messages import (
@@ -29,13 +29,13 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FollowAgent,
     Following,
     WorkerHeartbeat,
     WorkerMessage,
 )
+from ckpt_runtime.network.listeners import MalformedMessageError
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class SlotPool:
         self._next_worker = 0
         self._changed = asyncio.Condition()
         self._loop = asyncio.get_running_loop()
-        self._losses = LossNotices(self._loop)
+        self._losses = SlotLossNotifier(self._loop)
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
 

@@ -26,7 +26,6 @@ from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.agent_messages import FROM_STRANGER, ProcessIdentity, RegisterWorker
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
     CancelDeployment,
@@ -43,6 +42,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerHeartbeat,
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
+from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.scheduler.deployment import Deployment, Program, SubtaskDescriptor
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.state.snapshots import SnapshotFiles
@@ -73,7 +73,7 @@ def archive(**files: str) -> bytes:
 
 
 class NoAgent:
-    """A tether that notes what is asked of it."""
+    """A parent_watch that notes what is asked of it."""
 
     identity = ProcessIdentity("m", 12, 34)
     directory = "/tmp/w"
@@ -91,10 +91,10 @@ class NoAgent:
 class Driver:
     """The driver's end."""
 
-    def __init__(self, connection: ControlConnection, worker: TaskWorker, tether: NoAgent) -> None:
+    def __init__(self, connection: ControlConnection, worker: TaskWorker, parent_watch: NoAgent) -> None:
         self.connection = connection
         self.worker = worker
-        self.tether = tether
+        self.parent_watch = parent_watch
         self.registration = connection.receive(FROM_STRANGER)
 
     def start(self) -> threading.Thread:
@@ -127,9 +127,9 @@ def driver() -> Iterator[Driver]:
     far = socket.create_connection(near.getsockname())
     accepted, _ = near.accept()
     near.close()
-    tether = NoAgent()
-    worker = TaskWorker(ControlConnection(far), "secret", tether, slot="0-0", worker_id="w1")
-    driver = Driver(ControlConnection(accepted), worker, tether)
+    parent_watch = NoAgent()
+    worker = TaskWorker(ControlConnection(far), "secret", parent_watch, slot="0-0", worker_id="w1")
+    driver = Driver(ControlConnection(accepted), worker, parent_watch)
     yield driver
     driver.connection.close()
     worker.close()
@@ -175,12 +175,12 @@ def test_it_follows_the_agent_that_adopts_it(driver: Driver) -> None:
     agent = ProcessIdentity("m", 5, 6)
     driver.worker._handle(FollowAgent(agent))
     assert driver.receive(Following) == Following()
-    assert driver.tether.calls == [agent]
+    assert driver.parent_watch.calls == [agent]
 
 
 def test_a_deployment_binds_it_to_its_agent_before_anything_runs(driver: Driver) -> None:
     driver.worker._handle(DeploySubtasks(deployment()))
-    assert driver.tether.calls == ["work"]
+    assert driver.parent_watch.calls == ["work"]
     driver.receive(DeploymentFailed)
 
 

@@ -86,7 +86,7 @@ def test_agents_of_one_template_are_processes_with_a_template_each(monkeypatch: 
             assert b"hidden" not in Path(f"/proc/{pid}/environ").read_bytes()
 
     assert started(2, test) is None
-    MiniCluster.wait_until(lambda: not living(seen), "the keepers to end behind the workers", TIMEOUT_S)
+    MiniCluster.wait_until(lambda: not living(seen), "the supervisors to end behind the workers", TIMEOUT_S)
 
 
 def test_an_agent_that_is_killed_ends_its_stage() -> None:
