@@ -47,7 +47,9 @@ def storage_failures() -> Iterator[None]:
         raise CommandError(str(error), ExitCode.FAILED) from error
     except errors.InvalidLocationError as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
-    except errors.StorageError as error:
+    except BrokenPipeError:
+        raise
+    except OSError as error:
         raise CommandError(str(error), ExitCode.UNREACHABLE) from error
 
 

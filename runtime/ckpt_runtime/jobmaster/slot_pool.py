@@ -19,6 +19,7 @@ from ckpt_runtime.jobmaster.slot_loss_notifier import SlotLossNotifier, describe
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider, SlotStages
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, SlotTimes, Worker
 from ckpt_runtime.network.agent_messages import (
+    LAST_WRITES_S,
     AdoptWorker,
     AgentHeartbeat,
     AgentMessage,
@@ -39,6 +40,7 @@ from ckpt_runtime.network.listeners import MalformedMessageError
 logger = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 10.0
+_RELEASED_WORKER_S = LAST_WRITES_S + 10.0
 WORKER_START_TIMEOUT_S = 120.0
 """A worker process that has not registered by then hangs, and is killed; its end starts the next one."""
 
@@ -179,18 +181,28 @@ class SlotPool:
                 self._stages.cancel(stage_id)
 
     def release(self, slot: Slot) -> None:
-        """Gives a slot back. Its worker ran a job's code, so the next job gets a fresh process."""
+        """Gives a slot back. Its worker ran a job's code, so the next job gets a fresh process.
+
+        The worker ends by itself, behind its last requests to the storage; it is killed only if it does not.
+        """
         slot.owner = None
         slot.idle_since = self._clock()
         if not slot.lost and slot.worker is not None and slot.worker.used:
-            self.replace_worker(slot)
+            self._replace_worker(slot, kill_in_s=_RELEASED_WORKER_S)
         self._notify()
 
     def replace_worker(self, slot: Slot) -> None:
         """Kills the slot's worker and makes the spare the active one."""
+        self._replace_worker(slot, kill_in_s=0)
+
+    def _replace_worker(self, slot: Slot, kill_in_s: float) -> None:
         worker = self._promote_spare(slot)
         if worker is not None:
-            slot.agent.send(KillWorker(worker.worker_id))
+            kill = KillWorker(worker.worker_id)
+            if kill_in_s:
+                self._loop.call_later(kill_in_s, slot.agent.send, kill)
+            else:
+                slot.agent.send(kill)
         self._start_workers(slot)
 
     # --- for the control endpoint

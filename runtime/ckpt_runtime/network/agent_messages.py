@@ -66,6 +66,10 @@ class AdoptWorker(Message, frozen=True):
     directory: str
 
 
+LAST_WRITES_S = 30.0
+"""How long a worker waits for its last requests to the storage when its connection to the driver has been closed."""
+
+
 class KillWorker(Message, frozen=True):
     """End a process at once; its exit is reported as always."""
 

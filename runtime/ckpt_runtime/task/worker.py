@@ -15,7 +15,8 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_all
 from typing import Protocol
 
 from ckpt_runtime.checkpoint.executions import TaskState
@@ -29,7 +30,7 @@ from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNot
 from ckpt_runtime.failure_report import log_failure, report_of, summary_of
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterWorker
+from ckpt_runtime.network.agent_messages import LAST_WRITES_S, ProcessIdentity, RegisterWorker
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
@@ -117,6 +118,8 @@ class TaskWorker:
         self._shared_handles = SharedHandles()
         self._writing: dict[tuple[Subtask, int], NewFiles] = {}
         self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
+        self._unfinished: set[Future[None]] = set()
+        """Snapshots that are being written, or wait for a thread."""
         self._closing = threading.Event()
         process, address = parent_watch.identity, self._transport.address
         connection.send(RegisterWorker(slot, worker_id, address, process, parent_watch.directory))
@@ -128,10 +131,17 @@ class TaskWorker:
             self._handle(self._connection.receive(TO_WORKER))
 
     def close(self) -> None:
+        """Waits for snapshots that are being written: each deletes its files again, since nobody waits for it now.
+
+        A process that ended before would leave what its last requests still bring to an object store.
+        """
         self._closing.set()
-        if self._job is not None:
-            self._job.cancel(timeout_s=1)
+        job, self._job = self._job, None
+        if job is not None:
+            job.cancel(timeout_s=1)
+        self._give_up_snapshots()
         self._snapshots.shutdown(wait=False, cancel_futures=True)
+        wait_for_all(set(self._unfinished), LAST_WRITES_S)
         self._transport.close()
         self._connection.close()
         self._shared_handles.close()
@@ -205,6 +215,7 @@ class TaskWorker:
     def _cancel(self, command: CancelDeployment) -> None:
         # First: what its tasks report on their way down is covered by the one answer below.
         job, self._job = self._job, None
+        self._give_up_snapshots()
         ended = True
         if job is not None:
             timeout_ms = Configuration(job.deployment.graph.configuration).get(
@@ -212,6 +223,10 @@ class TaskWorker:
             )
             ended = job.cancel(timeout_ms / 1000 if timeout_ms else threading.TIMEOUT_MAX)
         self._report(Canceled(command.deployment, ended))
+
+    def _give_up_snapshots(self) -> None:
+        for files in list(self._writing.values()):
+            files.give_up()
 
     def _trigger(self, command: TriggerCheckpoint) -> None:
         barrier = CheckpointBarrier(command.checkpoint_id, command.timestamp, command.options)
@@ -263,7 +278,9 @@ class TaskWorker:
         return job.deployment.deployment, subtask.vertex_id, subtask.index
 
     def write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
-        self._snapshots.submit(self._write_and_tell, subtask, snapshot)
+        writing = self._snapshots.submit(self._write_and_tell, subtask, snapshot)
+        self._unfinished.add(writing)
+        writing.add_done_callback(self._unfinished.discard)
 
     def _write_and_tell(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         """The subtask may have waited with its end, which the driver has to hear of behind the acknowledgement."""
@@ -311,6 +328,8 @@ class TaskWorker:
             self._decline_failed(subtask, barrier.checkpoint_id, error)
 
     def _decline_failed(self, subtask: Subtask, checkpoint_id: int, error: Exception) -> None:
+        if self._sender(subtask) is None:
+            return
         with about(vertex_id=subtask.vertex_id, subtask=subtask.index, checkpoint_id=checkpoint_id):
             log_failure(logger, logging.WARNING, f"checkpoint {checkpoint_id} of {subtask.name} failed", error)
         reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
@@ -374,13 +393,16 @@ def _metrics(measures: SnapshotMeasures, written: WrittenSnapshot, async_ms: int
 def describe_error(error: BaseException) -> TaskFailure:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
-    That storage is away is no proof that trying again meets the same error: it counts as recoverable. A consequence has
-    no trace: where a thread was when it learned of another worker's end says nothing.
+    That storage is away, or a local disk is full, is no proof that trying again meets the same error: it counts as
+    recoverable. So does a plan that another error prevents, such as one of a source that is asked for its schema: the
+    driver has made the same plan before. A consequence has no trace: where a thread was when it learned of another
+    worker's end says nothing.
     """
     report = report_of(error)
     consequence = issubclass(type(error), ChannelLostError)
     trace = f"{report.exception}: {report.message}" if consequence else report.stack_trace
-    recoverable = not issubclass(type(error), _HOPELESS)
+    caused = issubclass(type(error), PlanError) and error.__cause__ is not None
+    recoverable = caused or not issubclass(type(error), _HOPELESS)
     return TaskFailure(FailureInfo(report.exception, report.message, trace), recoverable, consequence)
 
 

@@ -145,7 +145,9 @@ class SimulatedHost:
         return self.call_later(choices.delay("slots are late", 0, 60) if spare else 0, acquired)
 
     def release_slot(self, slot: Slot) -> None:
+        """No request is on its way for longer than its job lives."""
         slot.owner = None
+        self._world.land_all()
 
     def replace_worker(self, slot: Slot) -> None:
         raise AssertionError("simulated subtasks end when they are told to")

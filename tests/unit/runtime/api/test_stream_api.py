@@ -174,6 +174,25 @@ def test_a_watermark_between_a_deduplication_and_a_join_is_refused() -> None:
         session.compile()
 
 
+@pytest.mark.parametrize(
+    ("kind", "view"),
+    [
+        (pa.string_view(), "string_view"),
+        (pa.list_(pa.binary_view()), "binary_view"),
+        (pa.list_view(pa.int8()), "list_view"),
+        (pa.struct([("a", pa.map_(pa.string(), pa.string_view()))]), "string_view"),
+    ],
+)
+def test_views_are_refused_where_the_plan_gets_them(kind: pa.DataType, view: str) -> None:
+    reader = StreamSession().readStream.format("replay").option("path", "/in")
+    refusal = f"column 'v': type {view} is not supported; use {view.removesuffix('_view')}$"
+    with pytest.raises(PlanError, match=refusal):
+        reader.schema(pa.schema([("v", kind)])).load()
+    numbers = StreamSession().readStream.format("numbers").load()
+    with pytest.raises(PlanError, match=refusal):
+        numbers.mapInArrow(lambda batches: batches, pa.schema([("v", kind)]))
+
+
 def test_a_registered_data_source_is_found_by_name() -> None:
     session = StreamSession()
     session.dataSource.register(MySource)

@@ -593,6 +593,22 @@ class TestRelease:
 
         run(test)
 
+    def test_a_worker_that_does_not_end_behind_its_last_writes_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ckpt_runtime.jobmaster.slot_pool._RELEASED_WORKER_S", 0.05)
+
+        async def test(world: World) -> None:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            used = slot.worker
+            assert used is not None
+            used.used = True
+            world.pool.release(slot)
+            assert world.agents["0-0"].of(KillWorker) == []
+            async with asyncio.timeout(30):
+                while world.agents["0-0"].of(KillWorker) != [KillWorker(used.worker_id)]:
+                    await asyncio.sleep(0.005)
+
+        run(test)
+
     def test_an_unused_worker_stays(self) -> None:
         async def test(world: World) -> None:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
