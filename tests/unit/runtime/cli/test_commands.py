@@ -247,7 +247,8 @@ def test_patch_checkpoint_config(ckpt: Ckpt, gateway: FakeGateway, capsys: pytes
     assert "15 min 0 s" in capsys.readouterr().out
     assert ckpt(
         *command, "--interval", "10s", "--min-pause", "0", "--max-concurrent", "2",
-        "--tolerable-failed-checkpoints", "3", "--aligned-timeout", "1500ms", "--unaligned", "--max-inflight-data", "64 mb",
+        "--tolerable-failed-checkpoints", "3", "--aligned-timeout", "1500ms", "--unaligned",
+        "--max-inflight-data", "64 mb",
     ) == 0  # fmt: skip
     assert gateway.jobs[JOB].overrides == CheckpointOverrides(
         interval_ms=10_000, timeout_ms=900_000, min_pause_ms=0, max_concurrent=2, tolerable_failed_checkpoints=3,
