@@ -112,8 +112,9 @@ def test_a_killed_agent_costs_its_slot_alone_and_another_one_is_launched(job: Se
     job.running()
     job.cluster.wait_until(lambda: len(job.cluster.spare_pids()) == 2, "two spares")
     job.cluster.wait_for_checkpoints(job.job_id, 1)
-    (killed, other), (spare, _) = job.cluster.provider.agent_pids(), job.cluster.spare_pids()
-    _, worker = job.cluster.worker_pids()
+    killed, other = job.cluster.provider.agent_pids()
+    (spare,) = set(job.cluster.spare_pids()) & set(children(killed))
+    (worker,) = set(job.cluster.worker_pids()) & set(children(other))
     staying = {spare, parent(spare)}
 
     def leaving() -> list[int]:
