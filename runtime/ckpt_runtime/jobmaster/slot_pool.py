@@ -149,8 +149,9 @@ class SlotPool:
 
         It belongs to that worker alone until the slot is bound again or given back.
         """
+        own = set(slots)
         others = [
-            (slot.host, slot.core) for slot in self._slots.values() if slot.owner is not None and slot not in slots
+            (slot.host, slot.core) for slot in self._slots.values() if slot.owner is not None and slot not in own
         ]
         cores = choose_cores([(slot.host, slot.cpus) for slot in slots], others)
         for slot, core in zip(slots, cores, strict=True):
