@@ -150,9 +150,7 @@ class SlotPool:
         It belongs to that worker alone until the slot is bound again or given back.
         """
         own = set(slots)
-        others = [
-            (slot.host, slot.core) for slot in self._slots.values() if slot.owner is not None and slot not in own
-        ]
+        others = [(slot.host, slot.core) for slot in self._slots.values() if slot.owner is not None and slot not in own]
         cores = choose_cores([(slot.host, slot.cpus) for slot in slots], others)
         for slot, core in zip(slots, cores, strict=True):
             slot.core = core
@@ -439,7 +437,8 @@ class SlotPool:
         machine = slot.agent.registration.process.machine
         # Pids mean the same process only where machine is equal; elsewhere the agent could not hold it.
         orphan = next((worker for worker in self._orphans.values() if worker.machine == machine), None)
-        if orphan is not None:
+        # No spare is adopted while a slot is on its way, whose worker a job waits for.
+        if orphan is not None and (slot.worker is None or not self._launching):
             self._adopt(slot, orphan)
             return
         pause = slot.spare_due - self._clock()

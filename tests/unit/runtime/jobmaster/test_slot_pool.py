@@ -820,6 +820,28 @@ class TestAdoption:
 
         run(test, machine="m")
 
+    def test_a_slot_that_is_on_its_way_adopts_before_another_one_gets_a_spare(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 2, [])
+            await settle()
+            spares = {slot.spare.worker_id for slot in held if slot.spare is not None}
+            for slot in held:
+                assert slot.worker is not None
+                slot.worker.used = True
+            world.automatic = False
+            for slot_id in ("0", "1"):
+                world.lose(world.agents[slot_id])
+            request = asyncio.create_task(world.pool.acquire(owner, 2, held))
+            await settle()
+            world.automatic = True
+            for slot_id in ("2", "3"):
+                world.agent(slot_id)
+                await settle()
+            assert {slot.worker.worker_id for slot in await request if slot.worker is not None} == spares
+
+        run(test, machine="m")
+
     def test_messages_of_an_adopted_worker_reach_the_owner(self) -> None:
         async def test(world: World) -> None:
             owner = Owner()
