@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from airflow_provider_ckpt.conditions import progress
-from airflow_provider_ckpt.conditions.base import POLL, Absence
+from airflow_provider_ckpt.conditions.base import POLL, MissingPolicy
 from airflow_provider_ckpt.shared_answers import SharedAnswers
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCkptClient, run_steps
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-SELDOM_SECONDS = 300.0
+FALLBACK_POLL_SECONDS = 300.0
 """Between two looks of a wait that hears of everything: a stream that loses an event must not hang a task."""
-SELDOM_FOR = 128
+WAITS_PER_FALLBACK_POLL = 128
 """So many waits are looked for as often; twice as many half as often, so that what they ask has a limit."""
 ANY_JOB: Final = "*"
 """In the place of a job's id: of those who wait for what happens at whichever job."""
@@ -55,7 +55,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 5.0
 class Interest(Protocol):
     """What a wait is for, such as a condition."""
 
-    absence: Absence
+    absence: MissingPolicy
 
     def concerns(self, event: StreamedEvent) -> bool:
         """Whether an event is a reason for another look."""
@@ -137,7 +137,7 @@ class EventHub:
         if job_id not in self._members:
             self._members[job_id] = set()
             # At some moment of a period: jobs that are joined together must not all be looked at together.
-            self._begun[job_id] = _now() - random.uniform(0, SELDOM_SECONDS)
+            self._begun[job_id] = _now() - random.uniform(0, FALLBACK_POLL_SECONDS)
         self._members[job_id].add(member)
         self.waiting += 1
         return member
@@ -316,8 +316,8 @@ def until_all_look(passed: float, waiting: int) -> float:
 
     The more wait, the longer it is. The moments of a longer one are also a shorter one's.
     """
-    period = SELDOM_SECONDS
-    while period < SELDOM_SECONDS * waiting / SELDOM_FOR:
+    period = FALLBACK_POLL_SECONDS
+    while period < FALLBACK_POLL_SECONDS * waiting / WAITS_PER_FALLBACK_POLL:
         period *= 2
     left = period - passed % period
     return left if left > GAP_SECONDS else left + period

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_provider_ckpt.conditions.base import Absence
+from airflow_provider_ckpt.conditions.base import MissingPolicy
 from airflow_provider_ckpt.conditions.job_log import moment
 from airflow_provider_ckpt.exceptions import CkptJobAmbiguous, CkptJobNotFound
 from ckpt_runtime.client import requests
@@ -57,7 +57,7 @@ def resolve(job: str, *, ended: bool, pause: float) -> Steps[JobLine]:
     :raises CkptJobAmbiguous: naming the candidates.
     """
     lines: Sequence[JobLine] = ()
-    for look in range(Absence.LIMIT):
+    for look in range(MissingPolicy.LIMIT):
         if look:
             yield Pause(pause)
         lines = yield requests.list_jobs()

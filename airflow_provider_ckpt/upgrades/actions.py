@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Have a program kept. Answers: Accepted, Gone."""
+    """Have a program kept. Answers: Accepted, JobMissing."""
 
     program: str
     owner: str
@@ -27,7 +27,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """See a job. ``closely``: with its program and whether its checkpoints can be retained. Answers: Seen, Gone."""
+    """Look at a job. ``closely`` adds its program and whether its checkpoints can be retained.
+
+    Answers: Seen, JobMissing.
+    """
 
     job: str
     closely: bool = False
@@ -35,7 +38,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """How a snapshot fits a program. Answers: Fits, Refused, Gone.
+    """How a snapshot fits a program. Answers: Fits, Refused, JobMissing.
 
     ``is_passing``: it is the latest of a job that runs, and a later one may have taken its place.
     """
@@ -49,7 +52,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop a job with a savepoint. Answers: Accepted, Refused, Gone."""
+    """Stop a job with a savepoint. Answers: Accepted, Refused, JobMissing."""
 
     job: str
     trigger: str
@@ -67,7 +70,7 @@ class LookAtStop:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a job; with ``retain`` its checkpoints stay. Answers: Accepted, Refused (it has ended), Gone."""
+    """End a job; with ``retain`` its checkpoints stay. Answers: Accepted, Refused (it has ended), JobMissing."""
 
     job: str
     retain: bool
@@ -75,7 +78,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Start a job of a program with all that another job has, under the options. Answers: Accepted, Refused, Gone."""
+    """Start a job of a program with the settings of another job, overridden by the options.
+
+    Answers: Accepted, Refused, JobMissing.
+    """
 
     program: str
     job: str
@@ -85,16 +91,16 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Burn:
+class Retire:
     """Have no job started with this id any more, by a late request either.
 
-    Answers: Accepted, Refused (a job of the id lives), Gone (the server cannot do that).
+    Answers: Accepted, Refused (a job of the id lives), JobMissing (the server cannot do that).
     """
 
     job: str
 
 
-Action: TypeAlias = Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run | Burn
+Action: TypeAlias = Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run | Retire
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class JobMissing:
     """What the action names is unknown to the job manager, said several times."""
 
     what: str
@@ -157,7 +163,7 @@ class Seen:
 class StopSeen:
     """A stop. ``path`` once it has succeeded, ``failure`` once it has not; ``known`` is false for a forgotten one."""
 
-    job: Seen | Gone
+    job: Seen | JobMissing
     known: bool = True
     path: str | None = None
     failure: str = ""
@@ -171,4 +177,4 @@ class Decided:
     by: str = ""
 
 
-Answer: TypeAlias = Accepted | Refused | Gone | Fits | Seen | StopSeen | Decided
+Answer: TypeAlias = Accepted | Refused | JobMissing | Fits | Seen | StopSeen | Decided

@@ -46,10 +46,10 @@ class Step(StrEnum):
     GATE = "GATE"
     CANCEL_NEW = "CANCEL_NEW"
     CANCELLING_NEW = "CANCELLING_NEW"
-    BURN_NEW = "BURN_NEW"
+    RETIRE_NEW = "RETIRE_NEW"
     ROLL_BACK = "ROLL_BACK"
     GATE_OLD = "GATE_OLD"
-    BURN_RESTARTED = "BURN_RESTARTED"
+    RETIRE_RESTARTED = "RETIRE_RESTARTED"
     RELEASE = "RELEASE"
     ENDED = "ENDED"
 
@@ -65,7 +65,7 @@ class Outcome(StrEnum):
     STRANDED = "STRANDED"
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class DesiredUpgrade(Struct, frozen=True, kw_only=True):
     """What was asked for. Times in milliseconds.
 
     ``program`` is the new version's, ``options`` are those of its run, by the names of ``RunOptions``. ``fallback_age``
@@ -95,7 +95,7 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     ``retainable``: its checkpoints can outlive it. ``stops`` counts forgotten stops. ``why`` says why it went this way.
     """
 
-    wish: Wish
+    desired: DesiredUpgrade
     series: str
     new_job: str
     restarted_job: str
@@ -118,7 +118,7 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     @property
     def old_job(self) -> str:
         """The job that is replaced, suspended or resumed."""
-        return self.wish.job
+        return self.desired.job
 
     def to_json(self) -> dict[str, Any]:
         """For the journal, and for the next task: what JSON has, no tuples."""

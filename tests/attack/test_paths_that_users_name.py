@@ -28,10 +28,10 @@ class SilentFileSystem(AbstractFileSystem):
     """Storage that never answers anything, as an address behind a firewall that drops packets."""
 
     protocol = "silent"
-    let_go = threading.Event()
+    release = threading.Event()
 
     def _silence(self, *arguments: Any, **options: Any) -> Any:
-        self.let_go.wait(TIMEOUT_S)
+        self.release.wait(TIMEOUT_S)
         raise TimeoutError
 
     info = exists = isdir = ls = makedirs = cat_file = pipe_file = rm_file = _silence
@@ -42,7 +42,7 @@ def session() -> Iterator[MiniCluster]:
     fsspec.register_implementation("silent", SilentFileSystem, clobber=True)
     with MiniCluster(rest=True, configuration={"jobmanager.storage.timeout": f"{STORAGE_TIMEOUT_S} s"}) as started:
         yield started
-        SilentFileSystem.let_go.set()
+        SilentFileSystem.release.set()
 
 
 @pytest.fixture(scope="module")
@@ -134,5 +134,5 @@ def test_storage_that_never_answers_stops_nobody_else(
     session.wait_for_checkpoints(job.job_id, 3)
     with httpx.Client(base_url=session.rest_url, timeout=TIMEOUT_S) as other:
         assert other.get("/overview").status_code == 200
-    SilentFileSystem.let_go.set()
+    SilentFileSystem.release.set()
     session.wait_until(lambda: restore(client, pipeline_id, "/nowhere").status_code == 400, "storage to answer")

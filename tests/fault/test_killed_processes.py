@@ -120,8 +120,8 @@ def test_a_killed_agent_costs_its_slot_alone_and_another_one_is_launched(job: Se
     def leaving() -> list[int]:
         return [pid for pid in (killed, *children(killed)) if pid not in staying]
 
-    # Keepers of workers that the tests before have killed may take a moment to end.
-    what = "an agent, its template, its worker and the worker's keeper alone"
+    # Supervisors of workers that the tests before have killed may take a moment to end.
+    what = "an agent, its template, its worker and the worker's supervisor alone"
     job.cluster.wait_until(lambda: len(leaving()) == 4, what)
     before = leaving()
     _kill(killed)

@@ -161,7 +161,7 @@ class Job:
         return done
 
     def end(self, status: str) -> None:
-        self.retention.let_go(status)
+        self.retention.release(status)
         self.retention.delete_unused_shared_files()
         self.host.run()
         self.retention.delete_unused_shared_files()

@@ -47,7 +47,6 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
-from ckpt_runtime.network.control_doors import Door, MalformedMessageError, Message, encode
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
     TO_WORKER,
@@ -70,6 +69,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerHeartbeat,
     WorkerMessage,
 )
+from ckpt_runtime.network.listeners import Door, MalformedMessageError, Message, encode
 from ckpt_runtime.scheduler.deployment import (
     Deployment,
     InputChannelDescriptor,

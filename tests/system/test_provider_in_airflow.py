@@ -245,15 +245,6 @@ def test_the_delivered_dags_work_on_a_job_that_is_named(
     assert (event["job"], event["job_id"], event["kind"]) == (name, job.job_id, "SAVEPOINT")
     assert event["size"] > 0
 
-    job.hold("processor")
-    rule = {"min_progress": 1, "within": "1 h", "max_timeout": "8 min"}
-    rescue = airflow.trigger_dag("ckpt_rescue", known | rule)
-    until(lambda: timeout_ms(job) == 480_000, "the extension")
-    job.release("processor")
-    assert airflow.wait_run(rescue, 120) == "success", airflow.failure_report(rescue)
-    assert airflow.api.xcom(rescue, "rescue", "what") == "COMPLETED"
-    assert timeout_ms(job) == 300_000
-
 
 @pytest.mark.row("air.7")
 def test_the_pages_in_airflow_are_for_those_who_may_read_the_connection(

@@ -72,7 +72,8 @@ class CompletedCheckpoint:
     ``states`` or in ``finished`` (its operators had finished, FLIP-147). It is in both when it had finished and the
     barrier overtook data in its channels; its state is that in-flight data alone then, without operators. ``edges`` are
     those of the job, in its order; none in snapshots from before there was in-flight data. ``written_by`` is the
-    release that wrote the snapshot; None for one from before that was recorded.
+    release that wrote the snapshot; None for one from before that was recorded. ``written_to`` is the directory that
+    the metadata names, for a snapshot that was read: another one than ``directory`` after a move or a copy.
     """
 
     id: int
@@ -86,6 +87,7 @@ class CompletedCheckpoint:
     finished: frozenset[SubtaskKey] = frozenset()
     edges: tuple[EdgeDescriptor, ...] = ()
     written_by: str | None = VERSION
+    written_to: str | None = field(default=None, compare=False)
 
     @property
     def format(self) -> SavepointFormat:
@@ -168,6 +170,7 @@ class CompletedCheckpoint:
             finished=frozenset(found.finished),
             edges=found.edges,
             written_by=found.written_by,
+            written_to=found.directory,
         )
 
 

@@ -114,7 +114,7 @@ class CheckpointCoordinator:
         self._schedule = schedule = CheckpointSchedule(configuration, first_delay_ms, view, emit)
         self._retention = retention = Retention(job_id, configuration, recovered, stats, emit)
         self._failures = failures = CheckpointFailures(
-            configuration.tolerable_failures, pending, view, schedule, retention, stats, emit
+            configuration.tolerable_failed_checkpoints, pending, view, schedule, retention, stats, emit
         )
         self._triggering = Triggering(configuration, ids, pending, view, schedule, retention, failures, emit)
         self._completion = Completion(job_id, pending, schedule, retention, failures, stats, emit)
@@ -299,7 +299,7 @@ class CheckpointCoordinator:
         if self._state in _ENDING:
             return  # the job ended while the settings were being persisted
         self._configuration = self._with_retention(event.configuration.effective())
-        self._failures.configure(self._configuration.tolerable_failures)
+        self._failures.configure(self._configuration.tolerable_failed_checkpoints)
         self._retention.configure(self._configuration)
         self._triggering.configure(self._configuration, now)
 
@@ -367,7 +367,7 @@ class CheckpointCoordinator:
             return
         # A suspended job goes on in another driver, from these very checkpoints.
         if self._job_status != SUSPENDED:
-            self._retention.let_go(self._job_status)
+            self._retention.release(self._job_status)
         if self._retention.cleaning == 0:
             self._retention.delete_unused_shared_files()
             self._state = CoordinatorState.CLOSED

@@ -36,6 +36,7 @@ from ckpt_runtime.cli.leftover_commands import leftovers
 from ckpt_runtime.cli.plan_command import plan
 from ckpt_runtime.cli.rescale_command import rescale
 from ckpt_runtime.cli.run_command import run
+from ckpt_runtime.version import VERSION
 
 app = typer.Typer(
     name="ckpt",
@@ -46,6 +47,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ckpt {VERSION}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -72,6 +79,9 @@ def connection(
         str | None,
         typer.Option("--cluster-id", envvar=CLUSTER_ID_VARIABLE, help="Its high-availability.cluster-id there."),
     ] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end.")
+    ] = False,
 ) -> None:
     """Checkpointed streaming jobs on Spark."""
     if url and ha_dir and _typed(ctx, "url") != _typed(ctx, "ha_dir"):  # what is typed wins over the environment

@@ -17,7 +17,7 @@ from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.client.waiting import Steps, patiently, watch
+from ckpt_runtime.client.waiting import Steps, retry, watch
 
 WATCH_INTERVAL_S = 1.0
 
@@ -98,8 +98,8 @@ def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
     with cli.output.progress() as show:
 
         def look(patience_s: float) -> Steps[JobDetails | None]:
-            details = yield from patiently(requests.job_details(job), patience_s)
-            statistics = yield from patiently(requests.checkpoint_statistics(job), patience_s)
+            details = yield from retry(requests.job_details(job), patience_s)
+            statistics = yield from retry(requests.checkpoint_statistics(job), patience_s)
             show(_progress_text(details, statistics, live=cli.output.decorated))
             return details if details.state in TERMINAL_STATES else None
 

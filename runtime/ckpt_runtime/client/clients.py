@@ -88,8 +88,8 @@ class _Methods:
     run_drill = _Method(requests.run_drill)
     plan_pipeline = _Method(requests.plan_pipeline)
     run_pipeline = _Method(requests.run_pipeline)
-    burn_job_id = _Method(requests.burn_job_id)
-    burnt_job_ids = _Method(requests.burnt_job_ids)
+    retire_job_id = _Method(requests.retire_job_id)
+    retired_job_ids = _Method(requests.retired_job_ids)
     list_jobs = _Method(requests.list_jobs)
     job_details = _Method(requests.job_details)
     job_status = _Method(requests.job_status)
@@ -202,7 +202,7 @@ class _Client(_Methods, Generic[Http, Transport]):
             raise
 
     def _patient(self, call: Call[T], patience_s: float | None) -> Steps[T]:
-        return waiting.patiently(call, self.patience_s if patience_s is None else patience_s, self._on_away)
+        return waiting.retry(call, self.patience_s if patience_s is None else patience_s, self._on_away)
 
 
 class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):

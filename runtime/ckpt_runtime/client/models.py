@@ -76,7 +76,7 @@ class Pipeline(Struct, frozen=True):
         return tuple(entry.name for entry in self.entries)
 
 
-class BurntJobId(Struct, frozen=True):
+class RetiredJobId(Struct, frozen=True):
     """An id that no job is started with any more."""
 
     id: str

@@ -27,7 +27,6 @@ from ckpt_runtime.client.checkpoint_models import (
 from ckpt_runtime.client.models import (
     Backpressure,
     Bounds,
-    BurntJobId,
     ClusterOverview,
     ConfigChange,
     ExceptionHistory,
@@ -39,6 +38,7 @@ from ckpt_runtime.client.models import (
     OperationStatus,
     Pipeline,
     PlanPreview,
+    RetiredJobId,
     RunOptions,
     SubtaskTimes,
     Vertex,
@@ -76,8 +76,8 @@ class Call(Generic[T_co]):
     feature: str | None = None
 
 
-_BURNT = "/burnt-job-ids"
-_BURNING = "burnt job ids"
+_RETIRED = "/retired-job-ids"
+_RETIRING = "retired job ids"
 _HOLDS = "holds of uploaded programs"
 _RESCALE = "live rescale, changes of a running job's resource requirements"
 _CATALOGUE = "the savepoint catalogue"
@@ -164,17 +164,17 @@ def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id:
     return _start(pipeline_id, "run", options or RunOptions(), job_id)
 
 
-def burn_job_id(job_id: str) -> Call[None]:
+def retire_job_id(job_id: str) -> Call[None]:
     """Have no job started with this id any more, by a request that is still on its way either. Again is fine.
 
     A conflict while a job of this id has not ended. Flink has nothing of the kind.
     """
-    return Call("PUT", f"{_BURNT}/{_segment(job_id)}", _nothing, feature=_BURNING)
+    return Call("PUT", f"{_RETIRED}/{_segment(job_id)}", _nothing, feature=_RETIRING)
 
 
-def burnt_job_ids() -> Call[tuple[BurntJobId, ...]]:
+def retired_job_ids() -> Call[tuple[RetiredJobId, ...]]:
     """List the ids that no job is started with any more."""
-    return Call("GET", _BURNT, reader(tuple[BurntJobId, ...], "job-ids"), feature=_BURNING)
+    return Call("GET", _RETIRED, reader(tuple[RetiredJobId, ...], "job-ids"), feature=_RETIRING)
 
 
 def run_drill(pipeline_id: str, options: RunOptions, *, job_id: str | None = None) -> Call[str]:

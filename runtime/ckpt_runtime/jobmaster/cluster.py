@@ -106,7 +106,7 @@ class Cluster:
         await self.dispatcher.stop()
         await self.slots.stop()
         if self._leadership is not None:
-            await self._leadership.release(ended=self.dispatcher.told_to_end)
+            await self._leadership.release(ended=self.dispatcher.shutdown_requested)
         await self._endpoint.stop()
         await asyncio.to_thread(drop_templates)
         self._pools.shutdown()

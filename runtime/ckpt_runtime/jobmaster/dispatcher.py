@@ -43,6 +43,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
+    KnownSavepoints,
     OperationKind,
     OperationStatus,
     RunRequest,
@@ -124,7 +125,7 @@ class Dispatcher:
         allow_list = configuration.get(JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST)
         self._configuration_updates = ConfigurationUpdates(self._planner, allow_list)
         self._closing = False
-        self.told_to_end = False
+        self.shutdown_requested = False
         """Whether somebody has asked the leader for the end of the whole cluster."""
 
     async def stop(self) -> None:
@@ -149,7 +150,7 @@ class Dispatcher:
         self._leader_elsewhere = None
         self._submitter.store = store
         await self._holds.take_over(store.programs)
-        await self._submissions.take_over(store.burnt)
+        await self._submissions.take_over(store.retired)
         jobs = await self._known.find(store)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
@@ -192,9 +193,9 @@ class Dispatcher:
         )
 
     async def dashboard_config(self) -> DashboardConfig:
-        from ckpt_runtime.version import REVISION, VERSION
+        from ckpt_runtime.version import FLINK_VERSION, REVISION
 
-        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, VERSION, REVISION)
+        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, FLINK_VERSION, REVISION)
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         return self._configuration.displayed()
@@ -205,7 +206,7 @@ class Dispatcher:
 
     async def shutdown_cluster(self) -> None:
         self._closing = True
-        self.told_to_end = self._leads
+        self.shutdown_requested = self._leads
         # Later, so that this very request is still answered.
         asyncio.get_running_loop().call_later(0.1, self._on_shutdown)
 
@@ -248,20 +249,20 @@ class Dispatcher:
         if self._closing:
             raise NotReady("the session is shutting down")
         job_id = request.job_id or uuid.uuid4().hex
-        self._submissions.check_unburnt(job_id)
+        self._submissions.check_not_retired(job_id)
         known = self._submissions.known(job_id)
         # The other job may have changed since, or be forgotten.
         request = self._complete(request) if known is None else completed_like(request, known)
         await self._submissions.once(job_id, with_recovery_options(request), self._submit)
         return job_id
 
-    async def burn_job_id(self, job_id: str) -> None:
+    async def retire_job_id(self, job_id: str) -> None:
         self._check_leads()
-        await self._submissions.burn(job_id, self._lives, wall_clock_ms(), self._pools.own)
+        await self._submissions.retire(job_id, self._lives, wall_clock_ms(), self._pools.own)
 
-    async def burnt_job_ids(self) -> Mapping[str, int]:
+    async def retired_job_ids(self) -> Mapping[str, int]:
         self._check_leads()
-        return self._submissions.burnt()
+        return self._submissions.retired()
 
     def _lives(self, job_id: str) -> bool:
         try:
@@ -412,6 +413,7 @@ class Dispatcher:
         job = self._living_job(job_id)
         check_target(directory)
         job.check_no_drill(NO_SAVEPOINT)
+        self._catalogue.expect_in(directory)
         taken_by = job.taken_by(self._submitter.cluster, requester)
         return self._operations.start(operation, job_id, trigger_id, lambda: take(job, taken_by))
 
@@ -451,6 +453,17 @@ class Dispatcher:
     async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
         self._check_leads()
         return await self._catalogue.list(self._savepoint_directory(directory, job), job)
+
+    async def known_savepoints(self, job: str | None) -> KnownSavepoints:
+        self._check_leads()
+        option = CheckpointingOptions.SAVEPOINT_DIRECTORY
+        directories = [self._configuration.get(option)]
+        for known in self._known:
+            statistics = known.checkpoint_statistics()
+            taken = [item for item in (*statistics.history, statistics.latest_savepoint) if item and item.is_savepoint]
+            directories.append(known.configuration.get(option))
+            directories += [(item.external_path or "").rpartition("/")[0] for item in taken]
+        return await self._catalogue.known([directory for directory in directories if directory], job)
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
         self._check_leads()

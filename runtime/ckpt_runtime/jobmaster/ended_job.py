@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
     CheckpointStats,
@@ -92,7 +91,7 @@ class EndedJob:
         self._failure = result.failure
         self.request = result.request
         self._restart_strategy = result.restart_strategy
-        self._checkpoint_config = _checkpoint_config_of(result.checkpoint_config)
+        self._checkpoint_config = checked(result.checkpoint_config, EffectiveCheckpointConfig)
         self._counts = result.checkpoint_counts
         self._restarts = result.restarts
         self._latest_completed = _checkpoint_of(result.latest_checkpoints.get("completed"))
@@ -206,23 +205,3 @@ def _stored(checkpoint: CheckpointStats | None) -> dict[str, Any] | None:
 
 def _checkpoint_of(document: Mapping[str, Any] | None) -> CheckpointStats | None:
     return None if document is None else checked({**document, "vertices": {}}, CheckpointStats)
-
-
-_EARLIER_NAMES = {"tolerable_failed_checkpoints": "tolerable_failures", "unaligned": "unaligned_enabled"}
-
-
-def _checkpoint_config_of(document: dict[str, Any]) -> EffectiveCheckpointConfig:
-    """Drivers of earlier versions stored the settings beside the rest, and the retention as two flags."""
-    if "settings" not in document:
-        with malformed():
-            retention = (
-                CheckpointRetention.RETAIN_ON_CANCELLATION
-                if not document["delete_on_cancellation"]
-                else CheckpointRetention.DELETE_ON_CANCELLATION
-                if document["externalized"]
-                else CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
-            )
-            settings = {_EARLIER_NAMES.get(name, name): value for name, value in document.items()}
-            overrides = [_EARLIER_NAMES.get(name, name) for name in document.get("overrides", ())]
-            document = {**document, "settings": {**settings, "retention": retention}, "overrides": overrides}
-    return checked(document, EffectiveCheckpointConfig)

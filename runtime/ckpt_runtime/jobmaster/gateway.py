@@ -25,6 +25,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
+    KnownSavepoints,
     OperationKind,
     OperationStatus,
     RunRequest,
@@ -103,15 +104,15 @@ class DispatcherGateway(Protocol):
         """
         ...
 
-    async def burn_job_id(self, job_id: str) -> None:
+    async def retire_job_id(self, job_id: str) -> None:
         """From now on no job is started with this id, by a request that is still on its way either; again is fine.
 
         Raises ``Conflict`` while a job of this id has not ended.
         """
         ...
 
-    async def burnt_job_ids(self) -> Mapping[str, int]:
-        """The burnt ids, with since when in milliseconds since the epoch."""
+    async def retired_job_ids(self) -> Mapping[str, int]:
+        """The retired ids, with since when in milliseconds since the epoch."""
         ...
 
     async def list_jobs(self) -> tuple[JobOverview, ...]:
@@ -236,6 +237,10 @@ class DispatcherGateway(Protocol):
         Without a directory it is the configured one. Raises :class:`InvalidRequest`, as do the next two, and
         :class:`Conflict` for what is damaged.
         """
+        ...
+
+    async def known_savepoints(self, job: str | None) -> KnownSavepoints:
+        """The savepoints below every directory that the session or one of its jobs has for them, or was given."""
         ...
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:

@@ -108,7 +108,7 @@ class SnapshotInUse(Conflict):
         super().__init__(f"{path} cannot be {wish} while job {job_id} is {state}: {reason}")
 
 
-class NoSnapshot(Conflict):
+class SnapshotNotFound(Conflict):
     """What is to be disposed of is a directory of something else."""
 
     def __init__(self, path: str) -> None:

@@ -85,7 +85,7 @@ from ckpt_runtime.scheduler.replacement import (
 from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 from ckpt_runtime.snapshots.catalogue import TakenBy, record_savepoint
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -263,7 +263,7 @@ class JobMaster:
                 raise InvalidRequest("checkpoint configuration", answer.message, "values that fit together")
             case ChangeOutcome.NOT_STORED:
                 raise NotReady(answer.message)
-        reach("patch-applied")
+        crash_point("patch-applied")
         return self.checkpoint_config()
 
     # --- its configuration (FLIP-530)
@@ -329,7 +329,7 @@ class JobMaster:
                 raise Conflict(answer.message)  # of a rescale
             case ChangeOutcome.NOT_STORED:
                 raise NotReady(answer.message)
-        reach("configuration-applied")
+        crash_point("configuration-applied")
 
     # --- its parallelism
 

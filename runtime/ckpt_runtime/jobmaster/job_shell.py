@@ -56,7 +56,7 @@ from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.structured_log import about
@@ -204,9 +204,9 @@ class JobShell:
                 # A checkpoint has just been stored, so storage answers: deletions that failed need not wait for their
                 # pause.
                 self.storage.retry_deletions()
-                reach("notify-before")
+                crash_point("notify-before")
                 self._tasks.complete(checkpoint_id, tasks)
-                reach("notify-after")
+                crash_point("notify-after")
             case checkpoint_out.NotifyAborted(checkpoint_id, _, latest_completed, tasks):
                 self._tasks.abort(checkpoint_id, latest_completed, tasks)
             case checkpoint_out.ScheduleTimer(timer, generation, at_rel_ms):
@@ -315,7 +315,7 @@ class JobShell:
             restored=order.restored,
             sinks=sink_lineages(order.graph, submission.seed, order.lineage, submission.ended_jobs, order.savepoint_id),
         )
-        reach("deploy-before")
+        crash_point("deploy-before")
         self._tasks.deploy(slots, deployments)
         self.view.deployed(slots)
 
@@ -452,7 +452,7 @@ class JobShell:
     def _record_attempt(self, attempt: int) -> None:
         def record() -> JobInput:
             self._record.begin_attempt(attempt)
-            reach("attempt-recorded")
+            crash_point("attempt-recorded")
             return core.AttemptRecorded(attempt)
 
         def failed(error: Exception) -> JobInput:
@@ -500,9 +500,9 @@ class JobShell:
         )
 
         def store() -> JobInput:
-            reach("end-before")
+            crash_point("end-before")
             self._record.end(result)
-            reach("end-stored")
+            crash_point("end-stored")
             return core.ResultStored()
 
         def failed(error: Exception) -> JobInput:

@@ -41,7 +41,7 @@ from ckpt_runtime.jobmaster.restart_strategy_factory import with_implicit_strate
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
-from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.snapshots.snapshot import open_in_place
 from ckpt_runtime.storage.claims import SESSION_PREFIX
 from ckpt_runtime.storage.errors import StorageError, StorageTimeoutError, storage_failed
 from ckpt_runtime.storage.filesystem import resolve
@@ -200,4 +200,4 @@ def _refusal(what: str, error: StorageError) -> GatewayError:
 
 def _open(path: str) -> CompletedCheckpoint:
     """By its own place: claims are found there, whatever links lead to it."""
-    return open_snapshot(snapshot_directory(resolve(path)).real()).metadata
+    return open_in_place(snapshot_directory(resolve(path)).real()).metadata

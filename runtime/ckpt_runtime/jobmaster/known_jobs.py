@@ -23,10 +23,10 @@ from ckpt_runtime.jobmaster.gateway_errors import JobNameTaken, JobNotFound, Not
 from ckpt_runtime.jobmaster.gateway_values import NOT_YET, JobOverview
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
+from ckpt_runtime.jobmaster.orphaned_jobs import OrphanedJobs
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.stored_submissions import forget_result
-from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -54,7 +54,7 @@ class KnownJobs:
         self._submissions = submissions
         self._store: HaStore | None = None
         self._jobs: dict[str, JobMaster | EndedJob] = {}
-        self._stranded = StrandedJobs(self._look_again, self._take_over_job)
+        self._stranded = OrphanedJobs(self._look_again, self._take_over_job)
         self._cleaning: list[JobMaster] = []
         self.create = partial(JobMaster, slots=slots, pools=pools, events=events)
         """Makes the master of a submission; it is not known before :meth:`add`."""

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
-from ckpt_runtime.jobmaster.loss_notices import LossNotices, describe_exit
 from ckpt_runtime.jobmaster.slot_allocation import Supply, allocate, choose_cores, shortage
+from ckpt_runtime.jobmaster.slot_loss_notifier import SlotLossNotifier, describe_exit
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotProvider, SlotsUnavailableError, SlotTimes, Worker
 from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
@@ -30,13 +30,13 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FollowAgent,
     Following,
     WorkerHeartbeat,
     WorkerMessage,
 )
+from ckpt_runtime.network.listeners import MalformedMessageError
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class SlotPool:
         self._loop = asyncio.get_running_loop()
         self._arrangement: asyncio.Handle | None = None
         self._all_ended = asyncio.Event()
-        self._losses = LossNotices(self._loop)
+        self._losses = SlotLossNotifier(self._loop)
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.jobmaster.gateway_errors import NoSnapshot, SnapshotInUse
+from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse, SnapshotNotFound
 from ckpt_runtime.jobmaster.snapshot_claims import (
     JobClaims,
     OwnedElsewhereError,
@@ -76,7 +76,7 @@ class SnapshotReferences:
         """From here on, until :meth:`end_disposal` of what it returns, no job may start from the snapshot.
 
         ``cluster`` is this one as claims name it. Raises :class:`SnapshotInUse` naming a job that refers to it,
-        :class:`NoSnapshot` for a directory that is none, and :class:`StorageError` for an unusable path.
+        :class:`SnapshotNotFound` for a directory that is none, and :class:`StorageError` for an unusable path.
         """
         check = partial(self._check_stored, path, cluster, self._ended())
         await asyncio.get_running_loop().run_in_executor(self._pool, check)
@@ -146,7 +146,7 @@ class SnapshotReferences:
         place, claim = place_of_snapshot(directory), claim_of(directory)
         something = has_metadata(directory) or read_entry(directory) is not None or claim is not None
         if not something and is_directory(directory):
-            raise NoSnapshot(path)
+            raise SnapshotNotFound(path)
         try:
             check_not_written(place, cluster)
         except OwnedElsewhereError as error:

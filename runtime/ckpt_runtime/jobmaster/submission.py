@@ -30,7 +30,8 @@ class JobHistory:
 
     ``overrides`` is the stored text (FLIP-571). Ids from ``first_checkpoint_id`` on are the job's own, and those below
     ``next_checkpoint_id`` may have been used, as may attempts below ``next_attempt``. ``savepoint_id`` is that of the
-    last savepoint, 0 without one. ``disposals`` are deletions that are not known to be done, by checkpoint id.
+    last savepoint, 0 without one. ``disposals`` are deletions that are not known to be done, by checkpoint id, and
+    ``savepoints`` the directories of savepoints that are not known to be complete.
     ``failures`` are the exception history.
     """
 
@@ -41,6 +42,7 @@ class JobHistory:
     next_attempt: int = 0
     savepoint_id: int = 0
     disposals: Mapping[int, SnapshotDisposal] = field(default_factory=dict)
+    savepoints: Mapping[int, str] = field(default_factory=dict)
     failures: tuple[ExceptionEntry, ...] = ()
 
 

@@ -10,7 +10,6 @@ import msgspec
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.jobmaster.slots import Slot, Worker
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     DeploymentMessage,
@@ -21,6 +20,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerHeartbeat,
 )
+from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.scheduler.deployment import Deployment
 
 

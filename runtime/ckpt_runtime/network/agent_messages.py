@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.network.control_doors import Door, Message
+from ckpt_runtime.network.listeners import Door, Message
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 Pid = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]

@@ -13,7 +13,7 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.schema import DocumentError, NonNegative
 from ckpt_runtime.network.agent_messages import ProcessIdentity
-from ckpt_runtime.network.control_doors import Door, Message
+from ckpt_runtime.network.listeners import Door, Message
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
 

@@ -67,7 +67,7 @@ CHANGES: Final[Mapping[str, Read | None]] = {
     "release_pipeline": None,
     "mark_savepoint": None,
     "run_pipeline": None,
-    "burn_job_id": None,
+    "retire_job_id": None,
     "dispose_savepoint": None,
     "change_job_config": _configuration,
     "cancel_job": _status,

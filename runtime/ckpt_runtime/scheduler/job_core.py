@@ -460,7 +460,7 @@ class JobCore:
         self._fenced = True
         if self.coordinator.state is not CoordinatorState.CLOSED:
             self._to_coordinator(checkpoint_on.Shutdown(JobStatus.SUSPENDED.value, fenced=True))
-        abandoned = self._changes.let_go()
+        abandoned = self._changes.release()
         if had_ended:
             self._outputs += abandoned
             self._take_back_the_end()

@@ -94,7 +94,7 @@ class SlotAgent:
                 assert self._connection is not None
                 self._connection.send(AgentHeartbeat())
             case ShutdownAgent():
-                self._let_go(command.keep)
+                self._release(command.keep)
                 return False
         return True
 
@@ -147,7 +147,7 @@ class SlotAgent:
         except OSError:
             logger.debug("slot %s: the driver is gone, cannot report worker %s", self._slot, worker_id)
 
-    def _let_go(self, worker_ids: Collection[str]) -> None:
+    def _release(self, worker_ids: Collection[str]) -> None:
         """They wait for the agent of another slot."""
         for worker_id in worker_ids:
             worker = self._workers.pop(worker_id, None)
@@ -156,7 +156,7 @@ class SlotAgent:
                 directory = self._directories.pop(worker_id, None)
                 if isinstance(directory, HeldDirectory):
                     directory.leave()
-                worker.let_go()
+                worker.release()
 
     def _kill_all(self) -> None:
         workers = list(self._workers.values())

@@ -236,7 +236,7 @@ def change(place: Location, claim: Claim) -> None:
     replace(claim_file(place), _encoded(place, claim))
 
 
-def let_go(place: Location, claim: Claim) -> None:
+def declare_owner_dead(place: Location, claim: Claim) -> None:
     """Says that the owner of this claim is dead: whoever claims next succeeds it, and it has nothing to say any more.
 
     Raises :class:`ClaimedError` when the claim is another one by now.

@@ -27,7 +27,7 @@ from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
-from ckpt_runtime.state.backend import BackendParameters, Keepsakes, KeyedStateBackend
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, SharedHandles
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
@@ -58,10 +58,10 @@ class DeployedJob:
         plan: CompiledPlan,
         transport: DataTransport,
         host: SubtaskHost,
-        keepsakes: Keepsakes | None = None,
+        shared_handles: SharedHandles | None = None,
     ) -> None:
         self.deployment = deployment
-        self._keepsakes = keepsakes
+        self._shared_handles = shared_handles
         self.subtasks: dict[SubtaskKey, Subtask] = {}
         self._plan = plan
         self._transport = transport
@@ -260,7 +260,7 @@ class DeployedJob:
                     # The worker's agent removes the temporary directory of a worker that has ended, a killed one too.
                     partial(tempfile.mkdtemp, prefix="ckpt-state-"),
                     self.deployment.graph.configuration,
-                    self._keepsakes,
+                    self._shared_handles,
                 ),
                 () if state is None else state.keyed,
                 self.deployment.snapshot_directory,

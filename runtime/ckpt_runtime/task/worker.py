@@ -57,7 +57,7 @@ from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
-from ckpt_runtime.state.backend import Keepsakes
+from ckpt_runtime.state.backend import SharedHandles
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.structured_log import about, log_of_process
@@ -87,8 +87,8 @@ _HOPELESS = (
 )
 
 
-class AgentTether(Protocol):
-    """How the process is bound to its slot agent; see ``spark/tether.py``."""
+class AgentWatch(Protocol):
+    """How the process is bound to its slot agent; see ``spark/parent_watch.py``."""
 
     @property
     def identity(self) -> ProcessIdentity: ...
@@ -106,21 +106,21 @@ class TaskWorker:
     """One worker process's life: :meth:`run` serves the driver until the connection ends."""
 
     def __init__(
-        self, connection: ControlConnection, secret: str, tether: AgentTether, *, slot: str, worker_id: str
+        self, connection: ControlConnection, secret: str, parent_watch: AgentWatch, *, slot: str, worker_id: str
     ) -> None:
         self._connection = connection
-        self._tether = tether
+        self._parent_watch = parent_watch
         self._transport = DataTransport(connection.local_host, secret)
         self._job: DeployedJob | None = None
         self._plan: tuple[str, CompiledPlan] | None = None
         self._programs: dict[str, str] = {}
-        self._keepsakes = Keepsakes()
+        self._shared_handles = SharedHandles()
         self._writing: dict[tuple[Subtask, int], NewFiles] = {}
         self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
         self._closing = threading.Event()
         self._cores = _allowed_cores()
-        process, address = tether.identity, self._transport.address
-        connection.send(RegisterWorker(slot, worker_id, address, process, tether.directory))
+        process, address = parent_watch.identity, self._transport.address
+        connection.send(RegisterWorker(slot, worker_id, address, process, parent_watch.directory))
 
     def run(self) -> None:
         """Raises ConnectionError when the driver is gone, MalformedMessageError when it cannot be understood."""
@@ -135,7 +135,7 @@ class TaskWorker:
         self._snapshots.shutdown(wait=False, cancel_futures=True)
         self._transport.close()
         self._connection.close()
-        self._keepsakes.close()
+        self._shared_handles.close()
         for directory in self._programs.values():
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -143,7 +143,7 @@ class TaskWorker:
         match command:
             case DeploySubtasks():
                 # From now on it ends with its agent: only a worker that never worked may be adopted by another.
-                self._tether.begin_work()
+                self._parent_watch.begin_work()
                 self._deploy(command)
             case CancelDeployment():
                 self._cancel(command)
@@ -156,7 +156,7 @@ class TaskWorker:
                     command, lambda subtask: subtask.notify_aborted(command.checkpoint_id, command.latest_completed)
                 )
             case FollowAgent():
-                self._tether.adopted_by(command.agent)
+                self._parent_watch.adopted_by(command.agent)
                 self._connection.send(Following())
 
     def _deploy(self, command: DeploySubtasks) -> None:
@@ -168,7 +168,7 @@ class TaskWorker:
             _bind(self._cores if deployment.pin_cpu is None else {deployment.pin_cpu})
             directory = self._unpack(deployment.program.directory, command.archive)
             plan = self._plan_of(deployment, directory)
-            self._job = DeployedJob(deployment, plan, self._transport, self, self._keepsakes)
+            self._job = DeployedJob(deployment, plan, self._transport, self, self._shared_handles)
             self._job.start()
         # An entry point may call sys.exit(), which must not end the worker.
         except (Exception, SystemExit) as error:

@@ -34,9 +34,10 @@ from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
 from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.deployed_job import DeployedJob
 from ckpt_runtime.task.output import ResultPartition
-from ckpt_runtime.task.snapshot_writer import write_snapshot
+from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import SubtaskSnapshot
 from ckpt_runtime.task.task_thread import TaskThread
@@ -295,27 +296,46 @@ class SimulatedWorker:
         if steps and self.alive and self.world.choices.chaos:
             self.world.asynchronously("snapshot", self._write_and_tell, subtask, snapshot, steps - 1, owner=self)
             return
-        try:
-            self._write_snapshot(subtask, snapshot)
-        finally:
-            job, key = self.job, (subtask.vertex_id, subtask.index)
-            if job is not None and job.subtasks.get(key) is subtask:
-                job.mail(key, lambda task: task.snapshot_written(snapshot.barrier.checkpoint_id))
-
-    def _write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         job = self.job
-        current = job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
-        if job is None or not current or subtask.state is not TaskState.RUNNING:
+        if job is None or not self._is_awaited(subtask):
             snapshot.release()
+            self._tell_written(subtask, snapshot)
             return
-        barrier, measures = snapshot.barrier, snapshot.measures
-        if not self.alive and barrier.options.properties.is_savepoint:
-            return  # what a dead worker leaves in a user's directory is nobody's to delete
+        # Nobody stops what has begun, whatever becomes of the job until its requests are served.
+        slow = self.world.chance("an upload is slow", 0.1)
+        self._upload(job.inline_threshold, subtask, snapshot, 60 if slow else 0)
+
+    def _upload(self, threshold: int, subtask: Subtask, snapshot: SubtaskSnapshot, steps: int) -> None:
+        """``steps`` are how often it is put off."""
+        if steps and self.alive and self.world.choices.chaos:
+            self.world.asynchronously("snapshot", self._upload, threshold, subtask, snapshot, steps - 1, owner=self)
+            return
+        barrier = snapshot.barrier
+        if not self.alive and not self.world.cleans_up(resolve(barrier.options.directory).path):
+            return  # what a dead worker left there would be nobody's to delete
         try:
-            written = write_snapshot(snapshot, job.inline_threshold, subtask.checkpoints.persisted)
+            written = write_snapshot(snapshot, threshold, subtask.checkpoints.persisted)
         except StorageError as error:
             self.decline(subtask, barrier.checkpoint_id, "IO_EXCEPTION", str(error))
-            return
+        else:
+            if self._is_awaited(subtask):
+                self._send_acknowledgement(subtask, snapshot, written)
+            elif self.alive:
+                self.world.seen["snapshots given up"] += 1
+                written.files.discard()
+        self._tell_written(subtask, snapshot)
+
+    def _tell_written(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
+        job, key = self.job, (subtask.vertex_id, subtask.index)
+        if job is not None and job.subtasks.get(key) is subtask:
+            job.mail(key, lambda task: task.snapshot_written(snapshot.barrier.checkpoint_id))
+
+    def _is_awaited(self, subtask: Subtask) -> bool:
+        job, key = self.job, (subtask.vertex_id, subtask.index)
+        return job is not None and job.subtasks.get(key) is subtask and subtask.state is TaskState.RUNNING
+
+    def _send_acknowledgement(self, subtask: Subtask, snapshot: SubtaskSnapshot, written: WrittenSnapshot) -> None:
+        barrier, measures = snapshot.barrier, snapshot.measures
         metrics = CheckpointMetrics(
             checkpointed_size=written.written_bytes,
             processed_data=measures.processed_bytes,

@@ -57,7 +57,7 @@ WALL_MS = 1_700_000_000_000
 CHAOS_STEPS = 1_000
 OUTAGE = 0.0006
 """How likely it is in each step that storage goes away as a whole."""
-CALM = CheckpointOverrides(interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
+CALM = CheckpointOverrides(interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failed_checkpoints=1_000)
 FAIR_ROUNDS = 1_000
 """Rounds in which everything gets its turn; a job whose faults have ended needs less than two hundred."""
 

@@ -95,7 +95,7 @@ class UpgradeCluster:
         self.jobs: dict[str, Job] = {}
         self.forgotten: dict[str, Job] = {}
         self.runs: dict[str, act.Run] = {}
-        self.burnt: set[str] = set()
+        self.retired: set[str] = set()
         self.refused = 0
         self.operations: dict[str, Operation] = {}
         self.programs = {OLD, NEW}
@@ -248,21 +248,21 @@ class UpgradeCluster:
                 return self._stop_seen(job_id, trigger)
             case act.Cancel(job_id, retain):
                 return self._cancel(job_id, retain=retain)
-            case act.Burn(job_id):
-                return self._burn(job_id)
+            case act.Retire(job_id):
+                return self._retire(job_id)
         return self._run(action)
 
-    def _burn(self, job_id: str) -> act.Answer:
+    def _retire(self, job_id: str) -> act.Answer:
         job = self.jobs.get(job_id)
         if job is not None and not job.has_ended:
             return act.Refused(f"job {job_id} has not ended")
-        self.burnt.add(job_id)
+        self.retired.add(job_id)
         return act.Accepted()
 
     def _hold(self, program: str, owner: str) -> act.Answer:
         runs = any(job.program == program and not job.has_ended for job in self.jobs.values())
         if program not in self.programs and not runs:
-            return act.Gone(program)
+            return act.JobMissing(program)
         self.programs.add(program)
         self.holds[program].add(owner)
         return act.Accepted()
@@ -274,7 +274,7 @@ class UpgradeCluster:
 
     def _stop_seen(self, job_id: str, trigger: str) -> act.Answer:
         found, job = self.operations.get(trigger), self._seen(job_id)
-        assert isinstance(job, act.Seen | act.Gone)
+        assert isinstance(job, act.Seen | act.JobMissing)
         if found is None:
             return act.StopSeen(job, known=False)
         return act.StopSeen(job, path=found.path if self.jobs[job_id].has_ended else None, failure=found.failure)
@@ -282,7 +282,7 @@ class UpgradeCluster:
     def _seen(self, job_id: str) -> act.Answer:
         job = self.jobs.get(job_id)
         if job is None:
-            return act.Gone(job_id)
+            return act.JobMissing(job_id)
         newest = max(job.snapshots, key=lambda taken: taken.number, default=None)
         return act.Seen(
             state=job.state,
@@ -299,7 +299,7 @@ class UpgradeCluster:
 
     def _preview(self, program: str, path: str | None) -> act.Answer:
         if program not in self.programs:
-            return act.Gone(program)
+            return act.JobMissing(program)
         found = self.snapshot(path)
         if path is not None and (found is None or found.deleted):
             return act.Refused(f"{path} cannot be opened")
@@ -327,7 +327,7 @@ class UpgradeCluster:
     def _cancel(self, job_id: str, *, retain: bool) -> act.Answer:
         job = self.jobs.get(job_id)
         if job is None:
-            return act.Gone(job_id)
+            return act.JobMissing(job_id)
         job.retains = job.retains or retain
         if job.state in ("FINISHED", "FAILED"):
             return act.Refused(f"it is {job.state}")
@@ -338,13 +338,13 @@ class UpgradeCluster:
         return act.Accepted()
 
     def _run(self, run: act.Run) -> act.Answer:
-        if run.job in self.burnt:
-            return act.Refused(f"the job id {run.job} is burnt")
+        if run.job in self.retired:
+            return act.Refused(f"the job id {run.job} is retired")
         known = self.runs.get(run.job)
         if known is not None:
             return act.Accepted() if known == run else act.Refused("that id belongs to another request")
         if run.program not in self.programs:
-            return act.Gone(run.program)
+            return act.JobMissing(run.program)
         if run.program == NEW and self.chances.new == "refused":
             return act.Refused("its plan is wrong")
         if run.program == OLD and self.chances.old_cannot_return:

@@ -26,7 +26,7 @@ JOB = {"job": "orders"}
 
 
 def test_what_is_delivered() -> None:
-    known = {"ckpt_lifecycle", "ckpt_patch", "ckpt_rescue", "ckpt_savepoint_now", "ckpt_scheduled_savepoints"}
+    known = {"ckpt_lifecycle", "ckpt_patch", "ckpt_savepoint_now", "ckpt_scheduled_savepoints"}
     assert known <= set(delivered.names()) == set(dir(delivered))
     with pytest.raises(AttributeError, match="has no DAG 'ckpt_nope', only ckpt_"):
         _ = delivered.ckpt_nope
@@ -97,7 +97,6 @@ def test_a_file_that_installs_one_imports_nothing_heavy(name: str, imports: dict
         ("ckpt_savepoint_now", JOB | {"copy_to": "/backup"}),
         ("ckpt_scheduled_savepoints", {"jobs": ["orders", "returns"]}),
         ("ckpt_scheduled_savepoints", {}),
-        ("ckpt_rescue", JOB | {"min_progress": 90.5}),
     ],
 )
 def test_what_a_person_fills_in_is_accepted(dag_id: str, given: dict[str, Any]) -> None:
@@ -116,8 +115,7 @@ def test_what_a_person_fills_in_is_accepted(dag_id: str, given: dict[str, Any]) 
         ("ckpt_savepoint_now", JOB | {"format": "zip"}),
         ("ckpt_scheduled_savepoints", {"keep": 0}),
         ("ckpt_scheduled_savepoints", {"jobs": [""]}),
-        ("ckpt_rescue", JOB | {"min_progress": 101}),
-        ("ckpt_rescue", JOB | {"extension": "5 fortnights"}),
+        ("ckpt_patch", JOB | {"interval": "5 fortnights"}),
     ],
 )
 def test_what_no_task_could_use_is_refused_by_the_form(dag_id: str, given: dict[str, Any]) -> None:

@@ -244,13 +244,15 @@ def test_cancelled_waits_leave_nothing_behind(job_manager: JobManager) -> None:
     run_at_hubs(wait())
 
 
-@pytest.mark.parametrize(("waiting", "periods"), [(1, 1), (hub.SELDOM_FOR, 1), (hub.SELDOM_FOR + 1, 2), (500, 4)])
+@pytest.mark.parametrize(
+    ("waiting", "periods"), [(1, 1), (hub.WAITS_PER_FALLBACK_POLL, 1), (hub.WAITS_PER_FALLBACK_POLL + 1, 2), (500, 4)]
+)
 def test_without_events_waits_at_a_job_look_together_and_many_of_them_less_often(waiting: int, periods: int) -> None:
     """Whenever they ask how long to wait, and so that a growing number goes on looking together."""
     for asked in range(1, 4000, 17):
         left = hub.until_all_look(float(asked), waiting)
-        assert hub.GAP_SECONDS < left <= periods * hub.SELDOM_SECONDS + hub.GAP_SECONDS
-        assert (asked + left) % (periods * hub.SELDOM_SECONDS) == pytest.approx(0)
+        assert hub.GAP_SECONDS < left <= periods * hub.FALLBACK_POLL_SECONDS + hub.GAP_SECONDS
+        assert (asked + left) % (periods * hub.FALLBACK_POLL_SECONDS) == pytest.approx(0)
 
 
 def test_many_waits_say_the_same_again_less_often(

@@ -17,7 +17,7 @@ from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, Upgra
 from airflow_provider_ckpt.triggers.upgrade import CkptUpgradeTrigger
 from airflow_provider_ckpt.upgrades.actions import Accepted, Fits, Newest, Seen
 from airflow_provider_ckpt.upgrades.machine import advance, begin
-from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, JobManager, Task
 
@@ -79,7 +79,7 @@ def seen(**changes: Any) -> Seen:
 
 
 def paused() -> Upgrade:
-    record = begin(Wish(goal=Goal.UPGRADE, job=JOB, program="p", pauses=True), "series")
+    record = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", pauses=True), "series")
     ended = seen(state="FINISHED", has_ended=True, newest=Newest("/s", 1, is_stop=True))
     for answer in (Accepted(), seen(), Accepted(), Fits(), ended, Fits(diff=("changed: state x",))):
         record = advance(record, answer, 0)
@@ -88,8 +88,8 @@ def paused() -> Upgrade:
 
 
 def test_last_state_is_refused_where_nothing_would_be_retained() -> None:
-    wish = Wish(goal=Goal.UPGRADE, job=JOB, program="p", mode=Mode.LAST_STATE)
-    record = advance(begin(wish, "series"), Accepted(), 0)
+    desired = DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", mode=Mode.LAST_STATE)
+    record = advance(begin(desired, "series"), Accepted(), 0)
     record = advance(record, seen(retainable=False), 0)
     assert record.outcome is Outcome.REFUSED
     assert "externalized-checkpoint-retention" in record.why
@@ -102,7 +102,7 @@ def test_a_paused_upgrade_is_needed_to_finish_one(job_manager: JobManager) -> No
     for given in (None, {}, {"upgrade": None}, "text"):
         with pytest.raises(CkptArgumentInvalid, match="upgrade: .* what a paused one gives"):
             finish(given).execute(Task().context())
-    begun = begin(Wish(goal=Goal.UPGRADE, job=JOB, program="p"), "s").to_json()
+    begun = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p"), "s").to_json()
     with pytest.raises(CkptArgumentInvalid, match="it must be one that is PAUSED"):
         finish(begun).execute(Task().context())
     assert job_manager.received == []

@@ -44,7 +44,6 @@ from ckpt_runtime.network.agent_messages import (
 )
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
 from ckpt_runtime.network.connections import LENGTH_BYTES, ControlConnection, framed, message_length
-from ckpt_runtime.network.control_doors import Door, Message
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     AcknowledgeCheckpoint,
@@ -56,6 +55,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from ckpt_runtime.network.listeners import Door, Message
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus

@@ -24,11 +24,11 @@ class Hang:
     """Calls that do not come back before they are let go."""
 
     def __init__(self) -> None:
-        self.let_go = threading.Event()
+        self.release = threading.Event()
         self.came_back = threading.Semaphore(0)
 
     def __call__(self) -> str:
-        self.let_go.wait(LONG_S)
+        self.release.wait(LONG_S)
         self.came_back.release()
         return "late"
 
@@ -37,7 +37,7 @@ class Hang:
 def hang() -> Iterator[Hang]:
     hang = Hang()
     yield hang
-    hang.let_go.set()
+    hang.release.set()
 
 
 def pool(threads: int = 1, deadline_s: float = SHORT_S, max_hanging: int = 2, **limits: Any) -> BoundedPool:
@@ -85,7 +85,7 @@ def test_beyond_the_limit_nothing_is_begun_until_a_call_comes_back(hang: Hang) -
     with pytest.raises(PoolExhaustedError, match=r"2 storage calls have not come back.*at most 2"):
         calls.submit(begun.set).result(LONG_S)
     assert not begun.is_set()
-    hang.let_go.set()
+    hang.release.set()
     for _ in range(2):
         assert hang.came_back.acquire(timeout=LONG_S)
     deadline = threading.Event()
@@ -113,7 +113,7 @@ def test_too_many_that_wait_are_refused(hang: Hang) -> None:
     waiting = [calls.submit(lambda: "served") for _ in range(2)]
     with pytest.raises(PoolExhaustedError, match="2 storage calls wait already; at most 2"):
         calls.submit(int).result(LONG_S)
-    hang.let_go.set()
+    hang.release.set()
     assert [call.result(LONG_S) for call in (first, *waiting)] == ["late", "served", "served"]
 
 
@@ -145,7 +145,7 @@ def test_after_the_end_what_waits_is_cancelled_and_nothing_is_begun(hang: Hang) 
         waiting.result(LONG_S)
     with pytest.raises(PoolExhaustedError, match="ends"):
         calls.submit(int).result(LONG_S)
-    hang.let_go.set()
+    hang.release.set()
     assert first.result(LONG_S) == "late"
 
 

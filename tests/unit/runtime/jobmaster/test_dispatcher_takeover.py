@@ -22,7 +22,7 @@ from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.stored_submissions import store_job
-from ckpt_runtime.jobmaster.submissions import JobIdBurnt, JobLives
+from ckpt_runtime.jobmaster.submissions import JobIdRetired, JobStillRunning
 from ckpt_runtime.scheduler.job_effects import JobEnded
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
@@ -130,42 +130,42 @@ def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> 
 
 
 @pytest.mark.row("air.4")
-def test_a_job_that_was_stored_after_its_id_was_burnt_is_not_run(tmp_path: Path) -> None:
+def test_a_job_stored_after_its_id_was_retired_is_not_run(tmp_path: Path) -> None:
     """The write of a driver that leads no more came too late for its successor to see."""
 
     async def test(session: Session) -> None:
         dispatcher = session.dispatcher
-        session.store(1).burnt.burn(JOB, 7)
+        session.store(1).retired.retire(JOB, 7)
         job = await session.crashed_job()
         job.suspend(fenced=True)
         await dispatcher.take_over(session.store(2))
         assert await dispatcher.list_jobs() == ()
-        assert await dispatcher.burnt_job_ids() == {JOB: 7}
+        assert await dispatcher.retired_job_ids() == {JOB: 7}
         assert session.store(2).jobs.list_ids() == []
-        with pytest.raises(JobIdBurnt):
+        with pytest.raises(JobIdRetired):
             await dispatcher.run_pipeline(REQUEST)
 
     run(tmp_path, test)
 
 
 @pytest.mark.row("air.4")
-def test_the_id_of_a_job_can_be_burnt_when_it_has_ended(tmp_path: Path) -> None:
+def test_the_id_of_an_ended_job_can_be_retired(tmp_path: Path) -> None:
     async def test(session: Session) -> None:
         job = await session.crashed_job()
         job.suspend(fenced=True)
         dispatcher = session.dispatcher
         with pytest.raises(NotReady):
-            await dispatcher.burn_job_id(JOB)
+            await dispatcher.retire_job_id(JOB)
         await dispatcher.take_over(session.store(2))
-        with pytest.raises(JobLives):
-            await dispatcher.burn_job_id(JOB)
+        with pytest.raises(JobStillRunning):
+            await dispatcher.retire_job_id(JOB)
         await dispatcher.cancel_job(JOB)
         while await dispatcher.job_status(JOB) is not JobStatus.CANCELED:
             await asyncio.sleep(0.001)
-        await dispatcher.burn_job_id(JOB)
-        with pytest.raises(JobIdBurnt):
+        await dispatcher.retire_job_id(JOB)
+        with pytest.raises(JobIdRetired):
             await dispatcher.run_pipeline(REQUEST)
-        assert session.store(2).burnt.read().keys() == {JOB}
+        assert session.store(2).retired.read().keys() == {JOB}
 
     run(tmp_path, test)
 

@@ -25,7 +25,6 @@ from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.network.agent_messages import KillWorker, ProcessIdentity, RegisterWorker
-from ckpt_runtime.network.control_doors import encode
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     Canceled,
@@ -40,6 +39,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from ckpt_runtime.network.listeners import encode
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.snapshot_metadata import read_metadata

@@ -853,7 +853,7 @@ class TestResults:
                 **{name: getattr(settings, name) for name in ("interval_ms", "timeout_ms", "min_pause_ms")},
                 **{name: getattr(settings, name) for name in ("aligned_timeout_ms", "max_inflight_data_bytes")},
                 "max_concurrent": settings.max_concurrent,
-                "tolerable_failed_checkpoints": settings.tolerable_failures,
+                "tolerable_failed_checkpoints": settings.tolerable_failed_checkpoints,
                 "unaligned": settings.unaligned_enabled,
                 "externalized": True,
                 "delete_on_cancellation": not retained,

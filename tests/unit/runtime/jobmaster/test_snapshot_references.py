@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway_errors import NoSnapshot, SnapshotInUse
+from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse, SnapshotNotFound
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
 from ckpt_runtime.storage.claims import Claim, Claimant, acquire, read_claim
@@ -91,7 +91,7 @@ def test_other_snapshots_may_go_and_what_cannot_be_looked_at_hinders_nobody(tmp_
 
 @pytest.mark.row("203.12")
 def test_a_directory_that_is_no_snapshot_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoSnapshot, match="cannot be disposed of: it holds no checkpoint or savepoint"):
+    with pytest.raises(SnapshotNotFound, match="cannot be disposed of: it holds no checkpoint or savepoint"):
         dispose(str(tmp_path))
     assert dispose(str(tmp_path / "gone")), "which its deletion will say"
 

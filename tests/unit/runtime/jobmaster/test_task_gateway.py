@@ -15,7 +15,6 @@ from ckpt_runtime.jobmaster.slots import Slot, Worker
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent, RegisterWorker
 from ckpt_runtime.network.connections import message_length
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     CancelDeployment,
@@ -27,6 +26,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerHeartbeat,
 )
+from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.scheduler.deployment import Program
 
 GRAPH = JobGraph("job", (JobVertex("s", (OperatorNode("s", "s", "source"),), 2),), ())

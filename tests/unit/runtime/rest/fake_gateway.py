@@ -41,7 +41,7 @@ from ckpt_runtime.jobmaster.configuration_updates import changed_options, judge,
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState, SavepointList
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
-from ckpt_runtime.jobmaster.submissions import JobLives
+from ckpt_runtime.jobmaster.submissions import JobStillRunning
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import (
@@ -125,7 +125,7 @@ class FakeGateway:
         self.operations: dict[str, Operation] = {}
         self.disposed: list[str] = []
         self.requesters: list[str | None] = []
-        self.burnt: dict[str, int] = {}
+        self.retired: dict[str, int] = {}
         self.catalogue: list[CataloguedSavepoint] = []
         self.shut_down = False
         self.savepoint_failure: FailureCause | None = None
@@ -244,14 +244,14 @@ class FakeGateway:
             holds = {name: since for name, since in known.holds.items() if name != owner}
             self.pipelines[pipeline_id] = replace(known, holds=holds)
 
-    async def burn_job_id(self, job_id: str) -> None:
+    async def retire_job_id(self, job_id: str) -> None:
         job = self.jobs.get(job_id)
         if job is not None and not job.status.is_globally_terminal:
-            raise JobLives(job_id)
-        self.burnt.setdefault(job_id, self.now)
+            raise JobStillRunning(job_id)
+        self.retired.setdefault(job_id, self.now)
 
-    async def burnt_job_ids(self) -> Mapping[str, int]:
-        return self.burnt
+    async def retired_job_ids(self) -> Mapping[str, int]:
+        return self.retired
 
     async def plan_pipeline(self, request: g.RunRequest) -> PlanPreview:
         """As if all kept state fitted but that of one operator, whose snapshot has "refused" in its name."""
@@ -555,6 +555,10 @@ class FakeGateway:
         self._check()
         found = [item for item in self.catalogue if job is None or item.is_of(job)]
         return SavepointList(directory or "file:///data/savepoints", tuple(found))
+
+    async def known_savepoints(self, job: str | None) -> g.KnownSavepoints:
+        found = await self.list_savepoints(None, job)
+        return g.KnownSavepoints((found.directory,), found.savepoints, {"s3://away/savepoints": "it does not answer"})
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
         for found in (await self.list_savepoints(directory, job)).savepoints:

@@ -29,8 +29,9 @@ READS = {
         "default_savepoint_directory",
         "operation_status",
         "list_savepoints",
+        "known_savepoints",
         "latest_savepoint",
-        "burnt_job_ids",
+        "retired_job_ids",
     ),
 }
 

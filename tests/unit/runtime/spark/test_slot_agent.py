@@ -32,7 +32,7 @@ from ckpt_runtime.network.agent_messages import (
     WorkerExited,
 )
 from ckpt_runtime.network.authentication import AuthenticationError
-from ckpt_runtime.network.control_doors import MalformedMessageError
+from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.spark import processes, slot_agent, worker_processes
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 from ckpt_runtime.spark.worker_processes import Spawner, own_identity

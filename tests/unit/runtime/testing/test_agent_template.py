@@ -95,7 +95,7 @@ def test_agents_of_one_template_are_processes_with_a_template_each(monkeypatch: 
             assert b"hidden" not in Path(f"/proc/{pid}/environ").read_bytes()
 
     assert started(2, test) == []
-    MiniCluster.wait_until(lambda: not living(seen), "the keepers to end behind the workers", TIMEOUT_S)
+    MiniCluster.wait_until(lambda: not living(seen), "the supervisors to end behind the workers", TIMEOUT_S)
 
 
 def test_agents_that_are_killed_end_their_slots() -> None:

@@ -14,23 +14,23 @@ def standing(record: Upgrade) -> str:
     """What is true of the remote side at this step."""
     old, new, step = record.old_job, record.new_job, record.step
     if step in _BEFORE:
-        return f"job {old} goes on as it was" if record.wish.goal is not Goal.RESUME else f"job {old} is suspended"
+        return f"job {old} goes on as it was" if record.desired.goal is not Goal.RESUME else f"job {old} is suspended"
     if step in _ENDING:
         return f"job {old} is being ended, or has ended"
     if step in (Step.CHECK, Step.PAUSED, Step.START):
         return f"job {old} has ended, and nothing runs; {record.snapshot} is what to go on from"
     if step in (Step.GATE, Step.CANCEL_NEW, Step.CANCELLING_NEW):
         return f"job {new} was started in the place of {old}, from {record.snapshot}"
-    if step is Step.BURN_NEW:
+    if step is Step.RETIRE_NEW:
         return f"job {old} has ended, and {new}, which was to take its place, is not to be started any more"
-    if step in (Step.ROLL_BACK, Step.GATE_OLD, Step.BURN_RESTARTED):
+    if step in (Step.ROLL_BACK, Step.GATE_OLD, Step.RETIRE_RESTARTED):
         return f"the old version is started again as job {record.restarted_job}, from {record.snapshot}"
     return f"it has ended: {ending(record)}"
 
 
 def ending(record: Upgrade) -> str:
     """One sentence, with what a person needs to go on."""
-    old, why, goal = record.old_job, record.why, record.wish.goal.lower()
+    old, why, goal = record.old_job, record.why, record.desired.goal.lower()
     match record.outcome:
         case Outcome.UPGRADED:
             return f"job {record.new_job} runs in the place of {old}" + (f" ({why})" if why else "")
@@ -62,9 +62,9 @@ def result_of(record: Upgrade) -> dict[str, Any]:
         "old_job_id": record.old_job,
         "name": record.name,
         "savepoint_path": record.snapshot,
-        "mode": record.wish.mode.value,
+        "mode": record.desired.mode.value,
         "fell_back": record.falls_back,
-        "pipeline_id": record.wish.program or record.old_program,
+        "pipeline_id": record.desired.program or record.old_program,
         "old_pipeline_id": record.old_program,
         "diff": list(record.diff),
         "why": record.why,

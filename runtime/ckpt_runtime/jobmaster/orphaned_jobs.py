@@ -15,7 +15,7 @@ _MAX_PAUSE_S = 60.0
 _FACTOR = 1.5
 
 
-class StrandedJobs:
+class OrphanedJobs:
     """Why each job is left alone. A job that may be found later is looked for until it is, or is proven damaged."""
 
     def __init__(self, look: Callable[[FoundJob], FoundJob], recovered: Callable[[FoundJob], None]) -> None:

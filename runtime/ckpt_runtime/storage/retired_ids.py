@@ -18,7 +18,7 @@ class _Document(Struct, frozen=True):
     ids: dict[str, int] = field(default_factory=dict)
 
 
-class BurntIdStore:
+class RetiredIdStore:
     """Those of one cluster, with since when in milliseconds since the epoch. Blocking; raises StorageError."""
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
@@ -26,18 +26,18 @@ class BurntIdStore:
         self._document = FencedDocument(directory, _Document, fence, epoch)
 
     def adopt(self) -> Mapping[str, int]:
-        """All of them; an earlier leader can burn nothing any more."""
+        """All of them; an earlier leader can retire nothing any more."""
         return self._document.adopt().ids
 
     def read(self) -> Mapping[str, int]:
         """All of them."""
         return self._document.read().ids
 
-    def burn(self, job_id: str, now_ms: int) -> None:
+    def retire(self, job_id: str, now_ms: int) -> None:
         """The same again is fine. Forgets what is older than :data:`KEPT_MS`."""
 
-        def burnt(present: _Document) -> _Document:
+        def retired(present: _Document) -> _Document:
             kept = {known: since for known, since in present.ids.items() if now_ms - since < KEPT_MS}
             return _Document({job_id: now_ms, **kept})
 
-        self._document.change(burnt)
+        self._document.change(retired)

@@ -1,7 +1,8 @@
 """The actions of an upgrade as requests of the client, and their answers. Pure: requests go out as steps.
 
-That something is unknown is believed when it is said several times in a row, see
-:class:`airflow_provider_ckpt.conditions.base.Absence`. Errors that pass, and those of the connection, are the caller's.
+A job counts as missing only after several answers in a row that say so, see
+:class:`airflow_provider_ckpt.conditions.base.MissingPolicy`. The caller handles transient errors and those of the
+connection.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
 from airflow_provider_ckpt.advice import on_failure
-from airflow_provider_ckpt.conditions.base import Absence
+from airflow_provider_ckpt.conditions.base import MissingPolicy
 from airflow_provider_ckpt.conditions.job import is_starting
 from airflow_provider_ckpt.conditions.job_log import root_cause
 from airflow_provider_ckpt.upgrades import actions as act
@@ -31,7 +32,7 @@ _TROUBLED = ("FAILED", "RESTARTING", "FAILING")
 
 def perform(action: act.Action, pause: float) -> Steps[act.Answer]:
     """Carry an action out; ``pause`` seconds lie between two looks at what seems to be missing."""
-    for look in range(Absence.LIMIT):
+    for look in range(MissingPolicy.LIMIT):
         if look:
             yield Pause(pause)
         try:
@@ -41,8 +42,8 @@ def perform(action: act.Action, pause: float) -> Steps[act.Answer]:
         except (BadRequest, Conflict) as error:
             return act.Refused(str(error))
         except NotServed as error:
-            return act.Gone(str(error))
-    return act.Accepted() if isinstance(action, act.Release) else act.Gone(missing)
+            return act.JobMissing(str(error))
+    return act.Accepted() if isinstance(action, act.Release) else act.JobMissing(missing)
 
 
 def _performed(action: act.Action) -> Requests[act.Answer]:
@@ -62,11 +63,11 @@ def _performed(action: act.Action) -> Requests[act.Answer]:
             yield requests.cancel_and_retain(job) if retains else requests.cancel_job(job)
         case act.Run(program, job, like_job, options, snapshot):
             yield requests.run_pipeline(program, _options(options, like_job, snapshot), job_id=job)
-        case act.Burn(job):
+        case act.Retire(job):
             try:
-                yield requests.burn_job_id(job)
+                yield requests.retire_job_id(job)
             except BadRequest as error:  # it will not be done, ever
-                return act.Gone(str(error))
+                return act.JobMissing(str(error))
         case _:
             return (yield from watched(action))
     return act.Accepted()

@@ -30,7 +30,7 @@ class _Held:
     notices: list[tuple[Tell, str]] = field(default_factory=list)
 
 
-class LossNotices:
+class SlotLossNotifier:
     """Keys name what is lost: a worker, or a stage. Runs on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""A worker's tether, with a pipe for its first agent and small processes for the next ones."""
+"""A worker's parent_watch, with a pipe for its first agent and small processes for the next ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from ckpt_runtime.client.process_id import started
 from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.spark import processes
-from ckpt_runtime.spark.tether import Tether
+from ckpt_runtime.spark.parent_watch import ParentWatch
 
 TIMEOUT_S = 60
 FOREVER_S = 1000.0
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process desc
 
 
 class Worker:
-    """A tether in this process. ``ended`` is set where a worker would end."""
+    """A parent_watch in this process. ``ended`` is set where a worker would end."""
 
     def __init__(self, lease_s: float) -> None:
         self.ended = threading.Event()
         pipe, self.agent_end = os.pipe()
-        self.tether = Tether(pipe, self._end, lease_s)
-        self.tether.start()
+        self.parent_watch = ParentWatch(pipe, self._end, lease_s)
+        self.parent_watch.start()
 
     def _end(self) -> None:
         self.ended.set()
@@ -40,8 +40,8 @@ class Worker:
 
     def until_orphaned(self) -> None:
         for _ in range(TIMEOUT_S * 1000):
-            with self.tether._lock:
-                if self.tether._agent is None:
+            with self.parent_watch._lock:
+                if self.parent_watch._agent is None:
                     return
             threading.Event().wait(0.001)
         raise AssertionError("it never noticed")
@@ -59,12 +59,12 @@ def agent() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def adopt(worker: Worker, agent: subprocess.Popen[bytes]) -> None:
-    worker.tether.adopted_by(ProcessIdentity("", agent.pid, started(agent.pid)))
+    worker.parent_watch.adopted_by(ProcessIdentity("", agent.pid, started(agent.pid)))
 
 
 def test_one_that_has_worked_ends_with_its_agent() -> None:
     worker = Worker(FOREVER_S)
-    worker.tether.begin_work()
+    worker.parent_watch.begin_work()
     worker.lose_agent()
     assert worker.has_ended()
 
@@ -81,7 +81,7 @@ def test_an_orphan_refuses_to_work() -> None:
     worker.lose_agent()
     worker.until_orphaned()
     assert not worker.ended.is_set()
-    worker.tether.begin_work()
+    worker.parent_watch.begin_work()
     assert worker.ended.is_set()
 
 
@@ -90,7 +90,7 @@ def test_an_orphan_works_for_the_agent_that_adopts_it_and_ends_with_it(agent: su
     worker.lose_agent()
     worker.until_orphaned()
     adopt(worker, agent)
-    worker.tether.begin_work()
+    worker.parent_watch.begin_work()
     assert not worker.ended.is_set()
     agent.kill()
     assert worker.has_ended()
@@ -109,7 +109,7 @@ def test_an_adopted_one_that_never_worked_is_an_orphan_again(agent: subprocess.P
 def test_the_end_of_a_former_agent_that_hung_means_nothing(agent: subprocess.Popen[bytes]) -> None:
     worker = Worker(FOREVER_S)
     adopt(worker, agent)
-    worker.tether.begin_work()
+    worker.parent_watch.begin_work()
     worker.lose_agent()
     assert not worker.ended.wait(0.05)
     agent.kill()
@@ -121,7 +121,7 @@ def test_an_adopting_agent_that_is_gone_already_ends_it(agent: subprocess.Popen[
     began = started(agent.pid)
     agent.kill()
     agent.wait()
-    worker.tether.adopted_by(ProcessIdentity("", agent.pid, began))
+    worker.parent_watch.adopted_by(ProcessIdentity("", agent.pid, began))
     assert worker.ended.is_set()
 
 

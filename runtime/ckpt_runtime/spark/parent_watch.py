@@ -23,7 +23,7 @@ ORPHAN_LEASE_S = 30.0
 """How long a worker waits for its next agent: Spark takes seconds to start another slot."""
 
 
-class Tether:
+class ParentWatch:
     """``pipe`` is the reading end that the agent holds open; ``end`` ends this process and does not return.
 
     ``directory`` has the process's temporary files, which its agent removes behind it.

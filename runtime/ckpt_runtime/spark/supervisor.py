@@ -1,9 +1,9 @@
-"""The keeper of one worker: its parent, which ends whatever the worker's user code has started and left behind.
+"""The supervisor of one worker: its parent, which ends whatever the worker's user code has started and left behind.
 
 It is forked from the template, forks the worker, and adopts every process below the worker whose own parent ends
 (``PR_SET_CHILD_SUBREAPER``): also one that has put itself into a session of its own. When the worker has ended, however
-that came, the keeper kills the whole descent, removes the worker's directory, and ends as the worker did. It does not
-depend on template or agent. Linux only, like the template.
+that came, the supervisor kills all descendants, removes the worker's directory, and ends as the worker did. It does
+not depend on the template or the agent. Linux only, like the template.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ckpt_runtime.spark import processes
 
 _PR_SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""What a terminal or Spark sends to whole process groups; the worker ends of it, and the keeper has work to do then."""
+"""Signals that a terminal or Spark sends to whole process groups. The supervisor has to outlive the worker."""
 
 
 def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], directory: str) -> NoReturn:
     """Tells the worker's pid by ``begun``; never calls it if it cannot fork."""
     code = 1
     try:
-        processes.set_name(processes.KEEPER)
+        processes.set_name(processes.SUPERVISOR)
         # Before the fork: whatever the worker starts at once is adopted as well.
         control(_PR_SET_CHILD_SUBREAPER, 1)
-        keeper = os.getpid()
+        supervisor = os.getpid()
         pid = os.fork()
         if pid == 0:
-            end_with(keeper)
+            end_with(supervisor)
             become_worker()
         begun(pid)
         for number in _IGNORED:
@@ -42,7 +42,7 @@ def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], di
         code = _wait_for(pid)
         end_descent()
         shutil.rmtree(directory, ignore_errors=True)
-        # By the same signal, so that whoever waits for the keeper is told what ended the worker.
+        # By the same signal, so that whoever waits for the supervisor is told what ended the worker.
         if code < 0:
             _end_by_signal(-code)
     finally:

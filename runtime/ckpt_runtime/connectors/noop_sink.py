@@ -8,7 +8,7 @@ from ckpt_runtime.graph.specs import SinkSpec
 from ckpt_runtime.operators.operator import Operator
 
 
-class BlackholeSink(Operator):
+class NoopSink(Operator):
     """The operator behind format ``noop``. Keeps no state."""
 
     requires_final_checkpoint = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from airflow_provider_ckpt.upgrades.actions import Answer, Fits, Gone, Refused, Seen
+from airflow_provider_ckpt.upgrades.actions import Answer, Fits, JobMissing, Refused, Seen
 from airflow_provider_ckpt.upgrades.record import Goal, Mode, Upgrade
 
 _RETENTION = "execution.checkpointing.externalized-checkpoint-retention"
@@ -12,7 +12,7 @@ _RETENTION = "execution.checkpointing.externalized-checkpoint-retention"
 
 def objection(record: Upgrade, job: Seen) -> str:
     """Why nothing is begun with this job; empty when there is no reason. The record has what was seen of it."""
-    found = _of_resuming(record, job) if record.wish.goal is Goal.RESUME else _of_ending(record, job)
+    found = _of_resuming(record, job) if record.desired.goal is Goal.RESUME else _of_ending(record, job)
     return next(found, "")
 
 
@@ -29,23 +29,23 @@ def _of_resuming(record: Upgrade, job: Seen) -> Iterator[str]:
 
 
 def _of_ending(record: Upgrade, job: Seen) -> Iterator[str]:
-    named, wish = f"job {record.old_job}", record.wish
+    named, desired = f"job {record.old_job}", record.desired
     if record.old_program is None:
         yield f"the server does not say which program {named} runs, and nothing could be rolled back to"
     if job.state == "FINISHED":
         yield f"{named} is FINISHED" + (": it was stopped, and can be resumed" if _was_stopped(job) else "")
-    if job.has_ended and wish.goal is Goal.SUSPEND:
+    if job.has_ended and desired.goal is Goal.SUSPEND:
         yield f"{named} is {job.state} already"
-    if job.has_ended and record.snapshot is None and wish.mode is not Mode.STATELESS:
+    if job.has_ended and record.snapshot is None and desired.mode is not Mode.STATELESS:
         yield f"{named} is {job.state} and has left no snapshot (see {_RETENTION})"
-    if wish.mode is Mode.LAST_STATE and not job.has_ended and not job.retainable:
+    if desired.mode is Mode.LAST_STATE and not job.has_ended and not job.retainable:
         yield (
             f"the checkpoints of {named} would be deleted with it ({_RETENTION}), and the server cannot cancel a job "
             "and retain them"
         )
-    if wish.mode is Mode.LAST_STATE and record.snapshot is None:
+    if desired.mode is Mode.LAST_STATE and record.snapshot is None:
         yield f"{named} has no completed checkpoint to start from"
-    if wish.mode is Mode.SAVEPOINT and job.has_ended and wish.fallback_age is None:
+    if desired.mode is Mode.SAVEPOINT and job.has_ended and desired.fallback_age is None:
         yield f"{named} is {job.state} and takes no savepoint any more; the mode LAST_STATE, or a fallback, would do"
 
 
@@ -58,8 +58,8 @@ def misfit(record: Upgrade, answer: Answer) -> str:
     match answer:
         case Refused(reason):
             return reason
-        case Gone(what):
+        case JobMissing(what):
             return what
-        case Fits(refusals) if refusals and record.wish.mode is not Mode.STATELESS:
+        case Fits(refusals) if refusals and record.desired.mode is not Mode.STATELESS:
             return f"the state of {record.snapshot} does not fit the new version: {'; '.join(refusals)}"
     return ""

@@ -23,7 +23,7 @@ TIMEOUT_S = 60
 SCRIPT = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from ckpt_runtime.spark.keeper import keep
+from ckpt_runtime.spark.supervisor import keep
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite that runs under nohup hands on that it is ignored
 directory, ending = sys.argv[1:]
@@ -53,12 +53,12 @@ def work():
     time.sleep(600)
 
 told, telling = os.pipe()
-keeper = os.fork()
-if keeper == 0:
+supervisor = os.fork()
+if supervisor == 0:
     keep(work, lambda worker: os.write(telling, str(worker).encode()), directory)
 os.close(telling)
-print(json.dumps([keeper, int(os.read(told, 100))]), flush=True)
-_, status = os.waitpid(keeper, 0)
+print(json.dumps([supervisor, int(os.read(told, 100))]), flush=True)
+_, status = os.waitpid(supervisor, 0)
 print(os.waitstatus_to_exitcode(status), flush=True)
 """
 
@@ -71,7 +71,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Kept:
-    """A keeper with its worker, and what the worker has started."""
+    """A supervisor with its worker, and what the worker has started."""
 
     def __init__(self, directory: Path, ending: str) -> None:
         self.directory = directory / "work"
@@ -81,12 +81,12 @@ class Kept:
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.output = self.process.stdout
-        self.keeper, self.worker = json.loads(self.output.readline())
+        self.supervisor, self.worker = json.loads(self.output.readline())
         until((directory / "children.ready").exists)
         self.left = [int(line) for line in (directory / "children").read_text().split()]
 
     def ended(self) -> int:
-        """The exit code that the keeper hands on."""
+        """The exit code that the supervisor hands on."""
         code = int(self.output.readline())
         self.output.close()
         assert self.process.wait(TIMEOUT_S) == 0
@@ -107,18 +107,18 @@ def test_everything_that_a_worker_has_started_ends_with_it(tmp_path: Path, endin
     assert not kept.directory.exists()
 
 
-def test_a_keeper_outlives_what_ends_its_process_group(tmp_path: Path) -> None:
+def test_a_supervisor_outlives_signals_to_its_process_group(tmp_path: Path) -> None:
     kept = Kept(tmp_path, "wait")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        os.kill(kept.keeper, number)
+        os.kill(kept.supervisor, number)
     os.kill(kept.worker, signal.SIGHUP)
     assert kept.ended() == -signal.SIGHUP
     assert living(kept.left) == []
 
 
-def test_a_worker_whose_keeper_is_killed_ends_too(tmp_path: Path) -> None:
+def test_a_worker_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
     kept = Kept(tmp_path, "wait")
-    os.kill(kept.keeper, signal.SIGKILL)
+    os.kill(kept.supervisor, signal.SIGKILL)
     assert kept.ended() == -signal.SIGKILL
     until(lambda: not living([kept.worker]))
     left = living(kept.left)
