@@ -203,7 +203,7 @@ class Vertex(Struct, frozen=True):
 class JobDetails(Struct, frozen=True):
     """``/jobs/:jobid``. ``timestamps_ms`` says when each state was entered last, 0 for never.
 
-    ``now_ms`` is the server's time.
+    ``status_reason`` says why a job that waits for slots does not get them. ``now_ms`` is the server's time.
     """
 
     job_id: str = field(name="jid")
@@ -217,6 +217,7 @@ class JobDetails(Struct, frozen=True):
     plan: dict[str, Any]
     drill: bool = field(name="restore-drill", default=False)
     now_ms: int = field(name="now", default=0)
+    status_reason: str | None = field(name="status-reason", default=None)
 
 
 class JobConfig(Struct, frozen=True, rename="kebab"):

@@ -131,23 +131,3 @@ def _subtask(
     finished = restored is not None and vertex_id in restored.finished_vertices
     in_flight = () if restored is None else restored.in_flight.get(key, ())
     return SubtaskDescriptor(vertex_id, index, tuple(inputs), tuple(outputs), state, finished, in_flight)
-
-
-def place(workers: Sequence[tuple[str, Address, Sequence[int]]], *, pin: bool) -> list[SlotPlacement]:
-    """Placements of the workers, given as (host, data address, cores of the host).
-
-    A worker gets a core of its own when its host has no more workers than cores; otherwise binding would make workers
-    queue for one core while another is free.
-    """
-    on_host: dict[str, int] = {}
-    for host, _, _ in workers:
-        on_host[host] = on_host.get(host, 0) + 1
-    placed: dict[str, int] = {}
-    placements = []
-    for host, address, cores in workers:
-        cpu: int | None = None
-        if pin and len(cores) >= on_host[host]:
-            cpu = cores[placed.get(host, 0)]
-            placed[host] = placed.get(host, 0) + 1
-        placements.append(SlotPlacement(address, cpu))
-    return placements

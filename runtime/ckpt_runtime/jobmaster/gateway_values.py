@@ -61,7 +61,7 @@ class OperationKind(StrEnum):
 class ClusterOverview:
     """``jobs_by_status`` counts living and kept jobs; states without jobs may be left out.
 
-    Slots that Spark could start count as well: there are none before the first job.
+    Slots that Spark's present executors could run count as well: there are none before the first job.
     """
 
     slots_total: int
@@ -189,13 +189,17 @@ class VertexDetails:
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """``overview`` plus when each state was entered last, the vertices in topological order and the plan."""
+    """``overview`` plus when each state was entered last, the vertices in topological order and the plan.
+
+    ``status_reason`` says why a job that waits for slots does not get them.
+    """
 
     overview: JobOverview
     state_timestamps_ms: Mapping[JobStatus, int]
     vertices: tuple[VertexDetails, ...]
     graph: JobGraph
     max_parallelism: int = NOT_YET
+    status_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ def job_health(
             found.append((HealthVerdict.DEGRADED, f"{vertex} cannot send for {backpressure:.0%} of the time"))
     elif status not in (JobStatus.FINISHED, JobStatus.CANCELED):
         failed = status in (JobStatus.FAILED, JobStatus.FAILING)
-        found.append((HealthVerdict.UNHEALTHY if failed else HealthVerdict.DEGRADED, f"it is {status.value}"))
+        why = f": {details.status_reason}" if details.status_reason else ""
+        found.append((HealthVerdict.UNHEALTHY if failed else HealthVerdict.DEGRADED, f"it is {status.value}{why}"))
     worst = max((verdict for verdict, _ in found), key=list(HealthVerdict).index, default=HealthVerdict.HEALTHY)
     return JobHealth(
         worst,

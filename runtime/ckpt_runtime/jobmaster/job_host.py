@@ -70,7 +70,8 @@ class JobHost(Protocol):
 
     def replace_worker(self, slot: Slot) -> None: ...
 
-    def slots_in_use(self, host: str) -> int: ...
+    def bind_slots(self, slots: list[Slot]) -> list[int | None]:
+        """As ``SlotPool.bind``."""
 
 
 _deployments = itertools.count(1)
@@ -121,8 +122,8 @@ class LoopHost:
     def replace_worker(self, slot: Slot) -> None:
         self._slots.replace_worker(slot)
 
-    def slots_in_use(self, host: str) -> int:
-        return self._slots.in_use(host)
+    def bind_slots(self, slots: list[Slot]) -> list[int | None]:
+        return self._slots.bind(slots)
 
 
 class _SlotRequest:

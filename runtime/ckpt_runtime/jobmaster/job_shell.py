@@ -21,7 +21,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStat
 from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOptions
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
 from ckpt_runtime.jobmaster.consequences import Consequences
-from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
+from ckpt_runtime.jobmaster.deployment_planner import SlotPlacement, plan_deployments
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
@@ -303,15 +303,14 @@ class JobShell:
                 self._task_failed(execution, cause)
             return
         submission = self._submission
-        # Pinned, two workers of one core would wait for each other while other cores are free.
-        crowded = any(self._host.slots_in_use(slot.host) > len(slot.cpus) for slot in slots)
-        pin = order.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO and not crowded
-        workers = [(slot.host, slot.worker.data_address, slot.cpus) for slot in slots if slot.worker is not None]
+        pinned = order.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO
+        cores = self._host.bind_slots(slots) if pinned else [None] * len(slots)
+        addresses = [slot.worker.data_address for slot in slots if slot.worker is not None]
         deployments = plan_deployments(
             submission.job_id,
             order.graph,
             Program(submission.program_id, submission.entry, submission.arguments),
-            place(workers, pin=pin),
+            [SlotPlacement(address, core) for address, core in zip(addresses, cores, strict=True)],
             deployment=self._host.next_deployment(),
             attempt=order.attempt,
             restored=order.restored,
@@ -358,6 +357,9 @@ class JobShell:
     def slot_lost(self, slot: Slot, reason: str) -> None:
         self.worker_lost(slot, reason)
         self._slots.lost(slot, reason)
+
+    def slots_awaited(self, reason: str) -> None:
+        self.view.waits_for_slots = reason
 
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
         """Raises MalformedMessageError when the message names a subtask that was not deployed to the slot."""

@@ -30,7 +30,6 @@ class RegisterAgent(Message, frozen=True):
     """A slot agent offers its slot."""
 
     slot: str
-    stage: NonNegative
     host: str
     cpus: tuple[NonNegative, ...]
     process: ProcessIdentity

@@ -101,8 +101,8 @@ def start_session(
 ) -> SessionInfo:
     """Launches the session and waits until it leads. Beside ``log_file`` lie its other files, all private.
 
-    ``master`` is a Spark master URL; ``local`` becomes ``local[slots]``, since a barrier stage needs that many free
-    task slots at once (they may outnumber the cores). On a standalone master ``slots`` is how many the application may
+    ``master`` is a Spark master URL; ``local`` becomes ``local[slots]``, so that there are that many
+    task slots (they may outnumber the cores). On a standalone master ``slots`` is how many the application may
     take, by way of ``spark.cores.max``; None leaves all to it. Other masters have settings of their own for that.
 
     The token travels in the environment, and all options in files: everybody can read a command line. Raises

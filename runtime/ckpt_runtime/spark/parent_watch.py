@@ -20,7 +20,7 @@ from ckpt_runtime.spark.worker_processes import own_identity
 logger = logging.getLogger(__name__)
 
 ORPHAN_LEASE_S = 30.0
-"""How long a worker waits for its next agent: a new barrier stage takes seconds."""
+"""How long a worker waits for its next agent: Spark takes seconds to start another slot."""
 
 
 class ParentWatch:

@@ -56,14 +56,15 @@ logger = logging.getLogger(__name__)
 
 SPARK_SETTINGS = {
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
-    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "20",
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": str((1 << 31) - 1),
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.task.maxFailures": "1",
     # An agent of a failed stage that hangs holds up the next one.
     "spark.python.task.killTimeout": "500ms",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What every session asks of Spark: it never runs a stage again by itself, and gives up on one that has no room."""
+"""What every session asks of Spark: it never runs a stage again by itself, and never gives up on one that has no room:
+how long a job waits for slots is for the slot pool to say."""
 
 _DAEMON = "spark.python.daemon.module"
 _TOKEN_SOURCES = f"{TOKEN_VARIABLE}, rest.token-file or rest.token"

@@ -121,6 +121,7 @@ class TaskWorker:
         self._unfinished: set[Future[None]] = set()
         """Snapshots that are being written, or wait for a thread."""
         self._closing = threading.Event()
+        self._cores = _allowed_cores()
         process, address = parent_watch.identity, self._transport.address
         connection.send(RegisterWorker(slot, worker_id, address, process, parent_watch.directory))
 
@@ -174,7 +175,7 @@ class TaskWorker:
         job = {"job_id": deployment.job_id, "job_name": deployment.graph.name, "attempt": deployment.attempt}
         log_of_process(**job)
         try:
-            _pin(deployment.pin_cpu)
+            _bind(self._cores if deployment.pin_cpu is None else {deployment.pin_cpu})
             directory = self._unpack(deployment.program.directory, command.archive)
             plan = self._plan_of(deployment, directory)
             self._job = DeployedJob(deployment, plan, self._transport, self, self._shared_handles)
@@ -432,12 +433,16 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
     )
 
 
-def _pin(cpu: int | None) -> None:
-    """Binds the process to a core; threads started later inherit it. None leaves it alone."""
-    if cpu is not None and hasattr(os, "sched_setaffinity"):
+def _allowed_cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _bind(cores: set[int]) -> None:
+    """Binds the process to cores, where the system can; threads started later inherit it."""
+    if cores and cores != _allowed_cores():
         # Each thread has an affinity of its own, and many run already.
         for thread in os.listdir("/proc/self/task"):
             try:
-                os.sched_setaffinity(int(thread), {cpu})
+                os.sched_setaffinity(int(thread), cores)
             except OSError:
-                logger.debug("thread %s cannot be bound to core %d", thread, cpu)
+                logger.debug("thread %s cannot be bound to cores %s", thread, sorted(cores))

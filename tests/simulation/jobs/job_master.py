@@ -152,8 +152,8 @@ class SimulatedHost:
     def replace_worker(self, slot: Slot) -> None:
         raise AssertionError("simulated subtasks end when they are told to")
 
-    def slots_in_use(self, host: str) -> int:
-        return 1
+    def bind_slots(self, slots: list[Slot]) -> list[int | None]:
+        return [None] * len(slots)
 
     @property
     def next_timer(self) -> float | None:

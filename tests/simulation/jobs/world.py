@@ -367,7 +367,7 @@ class World:
         """That many slots, each with a live worker."""
         for index in range(count):
             if index == len(self.slots):
-                registration = RegisterAgent(f"slot-{index}", 0, "worker", (), ProcessIdentity("", 1, 0))
+                registration = RegisterAgent(f"slot-{index}", "worker", (), ProcessIdentity("", 1, 0))
                 self.slots.append(Slot(cast(Any, SimulatedAgent(registration))))
                 self.workers.append(self._new_worker(index))
             slot = self.slots[index]

@@ -91,6 +91,7 @@ def job_details(details: JobDetails, now_ms: int) -> Json:
         "plan": plan(job.job_id, details.graph),
         "pending-operators": job.pending_operators,
         "restore-drill": job.drill,
+        "status-reason": details.status_reason,
     }
 
 

@@ -28,8 +28,7 @@ from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
-from ckpt_runtime.jobmaster.slot_stages import StageEnded
-from ckpt_runtime.jobmaster.slots import SlotTimes
+from ckpt_runtime.jobmaster.slots import SlotEnded, SlotTimes
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
@@ -127,7 +126,6 @@ class FakeWorker:
     """
 
     peer: FakePeer
-    index: int
     behaviour: Callable[[FakeWorker, WorkerCommand], bool]
     deployments: list[Deployment] = field(default_factory=list)
 
@@ -135,6 +133,11 @@ class FakeWorker:
     def deployment(self) -> Deployment:
         """The newest."""
         return self.deployments[-1]
+
+    @property
+    def index(self) -> int:
+        """Of its subtasks; that of its slot before the first deployment, which gets slots in their order."""
+        return self.deployment.subtasks[0].subtask_index if self.deployments else int(self.peer.registration.slot)
 
     @property
     def number(self) -> int:
@@ -191,26 +194,28 @@ class FakeWorker:
 
 
 class FakeSlots:
-    """A ``SlotProvider``: each stage's agents and workers are tasks of this loop."""
+    """A ``SlotProvider`` whose agents and workers are tasks of this loop."""
 
     def __init__(self, behaviour: Callable[[FakeWorker, WorkerCommand], bool]) -> None:
         self.behaviour = behaviour
         self.workers: list[FakeWorker] = []
         self.agents: list[FakePeer] = []
-        self.launched: list[int] = []
+        self.launched: list[str] = []
         self.launch_error: Exception | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
+    def launch(self, slot_id: str, control_port: int, secret: str, ended: SlotEnded) -> None:
         if self.launch_error is not None:
             raise self.launch_error
-        self.launched.append(slots)
-        for index in range(slots):
-            self.spawn(self._agent(stage_id, index, control_port, secret))
+        self.launched.append(slot_id)
+        self.spawn(self._agent(slot_id, control_port, secret))
 
-    capacity = 0
+    capacity = None
 
-    def cancel(self, stage_id: int) -> None:
+    def watch_capacity(self, changed: Callable[[], None]) -> None:
+        return
+
+    def cancel(self, slot_id: str) -> None:
         return
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -218,26 +223,23 @@ class FakeSlots:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _agent(self, stage: int, index: int, port: int, secret: str) -> None:
-        slot = f"{stage}-{index}"
-        agent = await FakePeer.dial(port, secret, RegisterAgent(slot, stage, "127.0.0.1", (0, 1), NOWHERE))
+    async def _agent(self, slot: str, port: int, secret: str) -> None:
+        agent = await FakePeer.dial(port, secret, RegisterAgent(slot, "127.0.0.1", (0, 1), NOWHERE))
         self.agents.append(agent)
         own: dict[str, FakeWorker] = {}
         try:
             while True:
                 message = await agent.receive()
                 if isinstance(message, SpawnWorker):
-                    self.spawn(self._worker(own, index, slot, message.worker, port, secret))
+                    self.spawn(self._worker(own, slot, message.worker, port, secret))
                 elif isinstance(message, KillWorker) and message.worker in own:
                     own[message.worker].peer.close()
         except (OSError, EOFError):
             return
 
-    async def _worker(
-        self, own: dict[str, FakeWorker], index: int, slot: str, worker_id: str, port: int, secret: str
-    ) -> None:
+    async def _worker(self, own: dict[str, FakeWorker], slot: str, worker_id: str, port: int, secret: str) -> None:
         registration = RegisterWorker(slot, worker_id, ("127.0.0.1", 9), NOWHERE, "")
-        worker = FakeWorker(await FakePeer.dial(port, secret, registration), index, self.behaviour)
+        worker = FakeWorker(await FakePeer.dial(port, secret, registration), self.behaviour)
         own[worker_id] = worker
         self.workers.append(worker)
         await worker.run()

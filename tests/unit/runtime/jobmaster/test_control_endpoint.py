@@ -27,7 +27,7 @@ from ckpt_runtime.network.connections import MAX_MESSAGE_BYTES, ControlConnectio
 from ckpt_runtime.network.control_messages import WorkerHeartbeat, WorkerMessage
 from ckpt_runtime.network.listeners import encode
 
-AGENT = RegisterAgent("0-0", 0, "h", (), ProcessIdentity("", 1, 0))
+AGENT = RegisterAgent("0-0", "h", (), ProcessIdentity("", 1, 0))
 WORKER = RegisterWorker("0-0", "w", ("h", 1), ProcessIdentity("", 1, 0), "")
 TIMEOUT_S = 60
 

@@ -14,7 +14,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
-from ckpt_runtime.jobmaster.deployment_planner import RestoredState, SlotPlacement, place, plan_deployments
+from ckpt_runtime.jobmaster.deployment_planner import RestoredState, SlotPlacement, plan_deployments
 from ckpt_runtime.scheduler.deployment import Deployment, Program
 
 PROGRAM = Program("p", "m:pipeline", ("--x",))
@@ -129,17 +129,3 @@ def test_restored_state_reaches_its_subtask_and_finished_vertices_are_marked() -
     assert all(deployment.snapshot_owned for deployment in plan(graph(a=1, b=2)))
     assert [by_key[key].finished for key in (("a", 0), ("b", 0), ("b", 1))] == [True, False, False]
     assert all((d.restored_checkpoint_id, d.snapshot_directory) == (9, "file:///chk-9") for d in deployments)
-
-
-class TestPlacement:
-    def test_workers_get_a_core_each_when_there_are_enough(self) -> None:
-        placed = place([("h", ("h", 1), [4, 5]), ("h", ("h", 2), [4, 5])], pin=True)
-        assert placed == [SlotPlacement(("h", 1), 4), SlotPlacement(("h", 2), 5)]
-
-    def test_too_many_workers_for_a_host_are_all_unbound_there(self) -> None:
-        placed = place([("h", ("h", 1), [4]), ("g", ("g", 2), [0, 1]), ("h", ("h", 3), [4])], pin=True)
-        assert [p.pin_cpu for p in placed] == [None, 0, None]
-
-    def test_nobody_is_bound_unless_asked_or_where_cores_are_unknown(self) -> None:
-        assert place([("h", ("h", 1), [0])], pin=False)[0].pin_cpu is None
-        assert place([("h", ("h", 1), [])], pin=True)[0].pin_cpu is None

@@ -67,6 +67,12 @@ class Job:
         return job_health(self.details, self.tracker.snapshot(), self.settings, self.pressures, self.restarts, NOW)
 
 
+def test_a_job_that_waits_for_slots_says_why() -> None:
+    job = Job(JobStatus.CREATED)
+    job.details = replace(job.details, status_reason="needs 20 slots, the cluster has 8")
+    assert job.health().reasons == ("it is CREATED: needs 20 slots, the cluster has 8",)
+
+
 def test_a_job_that_makes_its_checkpoints_is_healthy() -> None:
     found = Job().completed().completed(400).pressed(0.1, 0.2).health()
     assert (found.verdict, found.reasons) == (HealthVerdict.HEALTHY, ())

@@ -67,7 +67,7 @@ def test_a_job_gets_slots_is_deployed_and_runs(tmp_path: Path) -> None:
         job = world.start_job()
         assert job.status is JobStatus.CREATED
         await world.running(job)
-        assert world.slots.launched == [2]
+        assert world.slots.launched == ["0", "1"]
         first, second = world.active()
         assert (first.subtasks, second.subtasks) == ([("s", 0), ("k", 0)], [("s", 1), ("k", 1)])
         assert [len(worker.peer.of(DeploySubtasks)) for worker in (first, second)] == [1, 1]
@@ -103,7 +103,7 @@ def test_a_job_that_ends_while_it_waits_for_slots_asks_for_none_any_more(tmp_pat
         await world.until(lambda: job.status is JobStatus.RESTARTING)
         job.cancel()
         await world.status(job, JobStatus.CANCELED)
-        await world.until(lambda: not world.slot_pool._waiting_requests)
+        await world.until(lambda: not world.slot_pool._requests)
         assert all(slot.owner is None for slot in world.slot_pool.all())
         world.slots.launch = launch  # type: ignore[method-assign]
 
@@ -138,7 +138,7 @@ def test_slots_that_are_lost_while_state_is_restored_are_not_deployed_to(tmp_pat
         await world.running(job)
         (entry,) = job.exception_history(10).entries
         assert entry.failure.exception == "SlotLostException"
-        assert world.slots.launched == [2, 2]
+        assert world.slots.launched == ["0", "1", "2", "3"]
 
     run(tmp_path, test)
 

@@ -120,7 +120,7 @@ def test_a_new_driver_goes_on_at_the_parallelism_that_was_stored(tmp_path: Path)
         await world.running(job)
         latest = await checkpoint(job)
         assert [slot.owner is not None for slot in world.slot_pool.all()] == [True] * 3
-        assert world.slots.launched == [2, 1]
+        assert world.slots.launched == ["0", "1", "2"]
         await crash(job)
 
         recovered = await taken_over(world, driver(tmp_path, 2))

@@ -58,7 +58,7 @@ class Wire:
 
 def slot(index: int) -> tuple[Slot, Wire]:
     wire = Wire()
-    agent = AgentPeer(Wire(), RegisterAgent(f"0-{index}", 0, "h", (), NOWHERE))  # type: ignore[arg-type]
+    agent = AgentPeer(Wire(), RegisterAgent(f"0-{index}", "h", (), NOWHERE))  # type: ignore[arg-type]
     return Slot(agent, worker(wire, f"w{index}")), wire
 
 

@@ -176,7 +176,7 @@ def test_agents_talk_to_the_driver(sound: str) -> None:
             reading = threading.Thread(target=lambda link=connection, got=received: got.append(link.receive(TO_AGENT)))
             reading.start()
             listener.agent = None
-            connection.send(RegisterAgent(f"slot-{number}", 1, "127.0.0.1", (), ProcessIdentity("", 1, 1)))
+            connection.send(RegisterAgent(f"slot-{number}", "127.0.0.1", (), ProcessIdentity("", 1, 1)))
             wait_until(lambda: listener.agent is not None, "the registration")
             loops[0].call_soon_threadsafe(listener.send, Ping())
             reading.join(10)
