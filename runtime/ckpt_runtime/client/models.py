@@ -127,7 +127,10 @@ class PlanPreview(Struct, frozen=True):
 
 
 class JobLine(Struct, frozen=True):
-    """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included."""
+    """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included.
+
+    ``lineage`` and ``incarnation`` are None of Flink, and of a job that could not be recovered.
+    """
 
     job_id: str = field(name="jid")
     name: str
@@ -138,6 +141,8 @@ class JobLine(Struct, frozen=True):
     last_modification_ms: int = field(name="last-modification")
     tasks: dict[str, int]
     drill: bool = field(name="restore-drill", default=False)
+    lineage: str | None = None
+    incarnation: int | None = None
 
 
 class IoMetrics(Struct, frozen=True, rename="kebab"):
@@ -207,6 +212,8 @@ class JobDetails(Struct, frozen=True):
     plan: dict[str, Any]
     drill: bool = field(name="restore-drill", default=False)
     now_ms: int = field(name="now", default=0)
+    lineage: str | None = None
+    incarnation: int | None = None
 
 
 class JobConfig(Struct, frozen=True, rename="kebab"):
