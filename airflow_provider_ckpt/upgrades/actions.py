@@ -10,6 +10,21 @@ from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Have the lineage of a job held for this upgrade, so that nobody else ends or starts a job of it.
+
+    Before each step: it is prolonged then, and a step is taken only while it holds. ``own_jobs`` are the jobs that the
+    upgrade itself may have started. Answers: Accepted, Lost, Gone.
+    """
+
+    job: str
+    owner: str
+    own_jobs: tuple[str, ...]
+    snapshot: str | None
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
     """Have a program kept. Answers: Accepted, Gone."""
 
@@ -19,18 +34,24 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give up the holds of these programs. Answer: Accepted."""
+    """Give up the holds of these programs, and the lineage of the job. Answer: Accepted."""
 
     programs: tuple[str, ...]
     owner: str
+    job: str
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """See a job. ``closely``: with its program and whether its checkpoints can be retained. Answers: Seen, Gone."""
+    """See a job. Answers: Seen, Gone.
+
+    ``closely``: with its program, and whether its checkpoints can be retained. ``judged``: with whether it is well.
+    """
 
     job: str
     closely: bool = False
+    judged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +76,7 @@ class Stop:
     trigger: str
     directory: str | None
     format: str
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +93,7 @@ class Cancel:
 
     job: str
     retain: bool
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +105,7 @@ class Run:
     like_job: str
     options: dict[str, Any]
     snapshot: str | None
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +118,7 @@ class Burn:
     job: str
 
 
-Action: TypeAlias = Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run | Burn
+Action: TypeAlias = Claim | Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run | Burn
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +129,13 @@ class Accepted:
 @dataclass(frozen=True, slots=True)
 class Refused:
     """It was not done, for a reason that stays."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Somebody else has the lineage, or has started another job of it."""
 
     reason: str
 
@@ -137,7 +168,8 @@ class Newest:
 class Seen:
     """A job. ``ready``: all tasks run, and no stop is in progress. ``restored`` is the snapshot that it began with.
 
-    ``completed`` counts its checkpoints. ``cause`` says why it failed. The rest is seen closely: what it runs, and
+    ``completed`` counts its checkpoints since its last restart, and ``ailment`` says why it is not well, when it is
+    judged. ``cause`` says why it failed. The rest is seen closely: what it runs, and
     whether its checkpoints outlive it when it is cancelled.
     """
 
@@ -148,6 +180,7 @@ class Seen:
     newest: Newest | None = None
     restored: str | None = None
     cause: str = ""
+    ailment: str = ""
     name: str = ""
     program: str | None = None
     retainable: bool = True
@@ -171,4 +204,4 @@ class Decided:
     by: str = ""
 
 
-Answer: TypeAlias = Accepted | Refused | Gone | Fits | Seen | StopSeen | Decided
+Answer: TypeAlias = Accepted | Refused | Lost | Gone | Fits | Seen | StopSeen | Decided

@@ -52,7 +52,7 @@ def ids_of_each_try() -> Iterator[None]:
 
     def start(record: Upgrade) -> Any:
         run = original(record)
-        return type(run)(run.program, uuid.uuid4().hex, run.like_job, run.options, run.snapshot)
+        return type(run)(run.program, uuid.uuid4().hex, run.like_job, run.options, run.snapshot, run.claim)
 
     with patch.dict(machine._ACTIONS, {Step.START: start}):
         yield
@@ -75,7 +75,7 @@ def the_old_one_returns_at_once() -> Iterator[None]:
 
 
 def nothing_is_retained() -> Iterator[None]:
-    with patch.dict(machine._ACTIONS, {Step.CANCEL: lambda record: Cancel(record.old_job, retain=False)}):
+    with patch.dict(machine._ACTIONS, {Step.CANCEL: lambda record: Cancel(record.old_job, False, record.claim)}):
         yield
 
 
@@ -132,19 +132,6 @@ def nobody_burns_the_new_ones_id() -> Iterator[None]:
         yield
 
 
-def nobody_burns_the_old_ones_id() -> Iterator[None]:
-    """A person is told that nothing runs, and then it does."""
-
-    def wrong(turn: Any) -> Upgrade:
-        return machine._Turn.burn_restarted(replace_answer(turn))
-
-    with (
-        patch.dict(machine._ACTIONS, {Step.BURN_RESTARTED: lambda record: Look(record.restarted_job)}),
-        _turn(Step.BURN_RESTARTED, wrong),
-    ):
-        yield
-
-
 def replace_answer(turn: Any) -> Any:
     """As if what is not there now could be taken for burnt."""
     lives = isinstance(turn.answer, Seen) and not turn.answer.has_ended
@@ -159,7 +146,6 @@ def a_refusal_to_burn_is_not_heard() -> Iterator[None]:
 
 BUGS = [
     nobody_burns_the_new_ones_id,
-    nobody_burns_the_old_ones_id,
     a_refusal_to_burn_is_not_heard,
     ids_of_each_try,
     the_new_one_starts_at_once,

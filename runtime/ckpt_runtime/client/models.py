@@ -145,6 +145,17 @@ class JobLine(Struct, frozen=True):
     incarnation: int | None = None
 
 
+class UpgradeInProgress(Struct, frozen=True, rename="kebab"):
+    """Who is replacing, suspending or resuming a job; the requests of others are refused until ``until_ms``."""
+
+    owner: str
+    job_id: str
+    since_ms: int = field(name="since")
+    until_ms: int = field(name="until")
+    requester: str | None = None
+    snapshot: str | None = None
+
+
 class IoMetrics(Struct, frozen=True, rename="kebab"):
     """Counters of a vertex or subtask since its present attempt started; ``complete`` once all have reported."""
 
@@ -214,6 +225,7 @@ class JobDetails(Struct, frozen=True):
     now_ms: int = field(name="now", default=0)
     lineage: str | None = None
     incarnation: int | None = None
+    upgrade: UpgradeInProgress | None = None
 
 
 class JobConfig(Struct, frozen=True, rename="kebab"):
@@ -371,7 +383,8 @@ def read_backpressure(document: Any) -> Backpressure:
 class RunOptions:
     """How to start a job of an uploaded pipeline; ``claim_mode`` is NO_CLAIM or CLAIM.
 
-    ``like_job``: what is not given here is as of that job, which may have ended. Flink does not have it.
+    ``like_job``: what is not given here is as of that job, which may have ended. ``fork``: the job writes elsewhere
+    than the one whose snapshot it starts from, and may run beside it. Flink has neither.
     """
 
     entry_point: str | None = None
@@ -382,3 +395,4 @@ class RunOptions:
     allow_non_restored_state: bool = False
     claim_mode: str = "NO_CLAIM"
     like_job: str | None = None
+    fork: bool = False

@@ -25,6 +25,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 
 Json = dict[str, Any]
 
@@ -93,6 +94,19 @@ def job_details(details: JobDetails, now_ms: int) -> Json:
         "pending-operators": job.pending_operators,
         "restore-drill": job.drill,
         **_lineage(job),
+        "upgrade": None if details.upgrade is None else upgrade(details.upgrade),
+    }
+
+
+def upgrade(held: HeldUpgrade) -> Json:
+    """Shows an upgrade in progress."""
+    return {
+        "owner": held.owner,
+        "requester": held.requester,
+        "job-id": held.job_id,
+        "since": held.since_ms,
+        "until": held.until_ms,
+        "snapshot": held.snapshot,
     }
 
 
