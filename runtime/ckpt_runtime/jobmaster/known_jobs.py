@@ -19,7 +19,7 @@ from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, NotReady
+from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobNotFound, NotReady
 from ckpt_runtime.jobmaster.gateway_values import NOT_YET, JobOverview
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
@@ -99,9 +99,13 @@ class KnownJobs:
         return [job for job in (job.overview() for job in self) if job.name == name and not job.drill]
 
     def check_recovered(self, job_id: str) -> None:
-        """Raises NotReady for a job that may go on once its storage is back."""
+        """Raises Conflict for a job that may go on once its storage is back."""
         if job_id in self._stranded and job_id not in self._jobs:
-            self.get(job_id)
+            reason = self._stranded.reason(job_id)
+            raise Conflict(
+                f"Job {job_id} of the same lineage cannot be recovered now, and may go on later: {reason}. If it "
+                "is never to go on, start this one with fork"
+            )
 
     def latest_snapshots(self, lineage: str) -> list[str]:
         """What its latest job has completed last, if that is still there."""

@@ -57,7 +57,7 @@ class LineageNotHeld(Conflict):
 
     def __init__(self, owner: str) -> None:
         super().__init__(
-            f"{owner} does not hold the lineage: it has ended, its time is over, or somebody has released it"
+            f"{owner} does not hold the lineage: it has ended, is out of time, or was released by somebody"
         )
 
 

@@ -104,7 +104,7 @@ async def _condition(
         int | None,
         Header(
             alias=INCARNATION_HEADER,
-            description="refused unless the job, or the latest of the lineage that a new one joins, is this incarnation",
+            description="refused unless the job, or the latest one of the lineage that a new one joins, is this",
             ge=1,
         ),
     ] = None,

@@ -66,9 +66,8 @@ def run(seed: int) -> list[Upgrade]:
         if not going:
             return [rival.record for rival in rivals]
         chance.choice(going).turn()
-        if chance.random() < 0.1:  # a person finds it dead, who is wrong
-            if cluster.holder is not None and chance.random() < 0.1:
-                cluster.over.add(cluster.holder)
-                cluster.holder = None
+        if cluster.holder is not None and chance.random() < 0.01:  # a person takes it for dead
+            cluster.over.add(cluster.holder)
+            cluster.holder = None
         cluster.pass_time(chance.choice((0, 0, 500)))
     raise Broken(f"they do not come to an end: {[rival.record for rival in rivals]}")
