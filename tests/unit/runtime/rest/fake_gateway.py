@@ -308,7 +308,15 @@ class FakeGateway:
         end = job.timestamps[job.status] if job.status.is_terminal else g.NOT_YET
         tasks = {state: PARALLELISM * len(VERTICES)}
         return g.JobOverview(
-            job.job_id, job.graph.name, job.status, START_MS, end, self.now, tasks, drill=job.request.drill
+            job.job_id,
+            job.graph.name,
+            job.status,
+            START_MS,
+            end,
+            self.now,
+            tasks,
+            drill=job.request.drill,
+            lineage=g.LineagePlace(job.job_id),
         )
 
     async def list_jobs(self) -> tuple[g.JobOverview, ...]:
