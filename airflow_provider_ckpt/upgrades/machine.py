@@ -389,7 +389,7 @@ class _Turn:
             if not job.has_ended and not self.is_due:
                 return self.record
             ailment = f", and it is not well: {job.ailment}" if job.ailment else ""
-            in_a_row = f"{job.completed} of {wish.checkpoints} checkpoints since it was last started"
+            in_a_row = f"{job.completed} of {wish.checkpoints} checkpoints in time, in a row without a restart"
             late = f"it is {job.state} and has completed {in_a_row}{ailment}"
             why = f"it is {job.state}{job.cause}" if job.has_ended else late
         elif wish.goal is Goal.RESUME:
