@@ -245,6 +245,11 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
         self.if_not_found = if_not_found
 
     @property
+    def requester(self) -> str:
+        """Who asks, for the savepoint catalogue and for those who have to wait for an upgrade."""
+        return f"airflow: {self.dag_id}/{self.task_id}"
+
+    @property
     def job_id(self) -> XComArg:
         """The id of the job that this task has found, for arguments of other tasks."""
         return XComArg(self, "job_id")

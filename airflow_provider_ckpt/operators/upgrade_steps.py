@@ -134,7 +134,7 @@ class CkptStepsOperator(CkptJobOperator):
         with self.connected(deadline) as client:
 
             def carry_out(action: Action) -> Answer:
-                return client.run(perform(action, self.pause()), patience_s=client.patience_s)
+                return client.run(perform(action, self.pause(), self.requester), patience_s=client.patience_s)
 
             record = drive(record, carry_out, keep, wall_clock_ms)
         if record.step in WATCHES:

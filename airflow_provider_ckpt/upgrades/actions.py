@@ -10,6 +10,21 @@ from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Have the lineage of a job held for this upgrade, so that nobody else ends or starts a job of it.
+
+    Before each step: it is prolonged then, and a step is taken only while it holds. ``own_jobs`` are the jobs that the
+    upgrade itself may have started. Answers: Accepted, Lost, JobMissing.
+    """
+
+    job: str
+    owner: str
+    own_jobs: tuple[str, ...]
+    snapshot: str | None
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
     """Have a program kept. Answers: Accepted, JobMissing."""
 
@@ -19,21 +34,24 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give up the holds of these programs. Answer: Accepted."""
+    """Give up the holds of these programs, and the lineage of the job. Answer: Accepted."""
 
     programs: tuple[str, ...]
     owner: str
+    job: str
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look at a job. ``closely`` adds its program and whether its checkpoints can be retained.
+    """Look at a job. Answers: Seen, JobMissing.
 
-    Answers: Seen, JobMissing.
+    ``closely`` adds its program and whether its checkpoints can be retained; ``judged`` adds its health.
     """
 
     job: str
     closely: bool = False
+    judged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,7 @@ class Stop:
     trigger: str
     directory: str | None
     format: str
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +93,7 @@ class Cancel:
 
     job: str
     retain: bool
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +108,7 @@ class Run:
     like_job: str
     options: dict[str, Any]
     snapshot: str | None
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +121,7 @@ class Retire:
     job: str
 
 
-Action: TypeAlias = Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run | Retire
+Action: TypeAlias = Claim | Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run | Retire
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +132,13 @@ class Accepted:
 @dataclass(frozen=True, slots=True)
 class Refused:
     """It was not done, for a reason that stays."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Somebody else has the lineage, or has started another job of it."""
 
     reason: str
 
@@ -143,7 +171,8 @@ class Newest:
 class Seen:
     """A job. ``ready``: all tasks run, and no stop is in progress. ``restored`` is the snapshot that it began with.
 
-    ``completed`` counts its checkpoints. ``cause`` says why it failed. The rest is seen closely: what it runs, and
+    ``completed`` counts its checkpoints since its last restart, and ``ailment`` says why it is not well, when it is
+    judged. ``cause`` says why it failed. The rest is seen closely: what it runs, and
     whether its checkpoints outlive it when it is cancelled.
     """
 
@@ -154,6 +183,7 @@ class Seen:
     newest: Newest | None = None
     restored: str | None = None
     cause: str = ""
+    ailment: str = ""
     name: str = ""
     program: str | None = None
     retainable: bool = True
@@ -177,4 +207,4 @@ class Decided:
     by: str = ""
 
 
-Answer: TypeAlias = Accepted | Refused | JobMissing | Fits | Seen | StopSeen | Decided
+Answer: TypeAlias = Accepted | Refused | Lost | JobMissing | Fits | Seen | StopSeen | Decided

@@ -8,6 +8,7 @@ connection.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from airflow_provider_ckpt.advice import on_failure
@@ -18,7 +19,15 @@ from airflow_provider_ckpt.upgrades import actions as act
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.errors import BadRequest, Conflict, NotFound, NotServed
-from ckpt_runtime.client.models import RETAINS, TERMINAL_STATES, JobDetails, PlanPreview, RestorePreview, RunOptions
+from ckpt_runtime.client.models import (
+    RETAINS,
+    TERMINAL_STATES,
+    JobDetails,
+    JobHealth,
+    PlanPreview,
+    RestorePreview,
+    RunOptions,
+)
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.stack_traces import telling_line
 from ckpt_runtime.client.waiting import Pause, Steps
@@ -27,42 +36,54 @@ T = TypeVar("T")
 Requests = Generator[Call[Any], Any, T]
 
 _MOST_LINES = 40
+_HIGH_BACKPRESSURE = 0.5
+"""From so much on the job manager calls a job DEGRADED for it."""
 _TROUBLED = ("FAILED", "RESTARTING", "FAILING")
 
 
-def perform(action: act.Action, pause: float) -> Steps[act.Answer]:
+def perform(action: act.Action, pause: float, requester: str | None = None) -> Steps[act.Answer]:
     """Carry an action out; ``pause`` seconds lie between two looks at what seems to be missing."""
     for look in range(MissingPolicy.LIMIT):
         if look:
             yield Pause(pause)
         try:
-            return (yield from _performed(action))
+            return (yield from _performed(action, requester))
         except NotFound as error:
             missing = str(error)
+        except NotServed as error:  # a session of an earlier release has no lineages
+            return act.Accepted() if isinstance(action, act.Claim) else act.JobMissing(str(error))
         except (BadRequest, Conflict) as error:
-            return act.Refused(str(error))
-        except NotServed as error:
-            return act.JobMissing(str(error))
+            return act.Lost(str(error)) if isinstance(action, act.Claim) else act.Refused(str(error))
     return act.Accepted() if isinstance(action, act.Release) else act.JobMissing(missing)
 
 
-def _performed(action: act.Action) -> Requests[act.Answer]:
+def _performed(action: act.Action, requester: str | None) -> Requests[act.Answer]:
     match action:
+        case act.Claim(job, owner, own_jobs, snapshot, duration_ms):
+            claim = requests.hold_lineage(
+                job, owner, duration_ms, own_jobs=own_jobs, snapshot=snapshot, requester=requester
+            )
+            yield claim
         case act.Hold(program, owner):
             yield requests.hold_pipeline(program, owner)
-        case act.Release(programs, owner):
+        case act.Release(programs, owner, job, claim):
             for program in programs:
                 yield requests.release_pipeline(program, owner)
+            with suppress(NotServed):
+                yield requests.release_lineage(job, claim)
         case act.Preview():
             return (yield from _preview(action))
-        case act.Stop(job, trigger, directory, form):
+        case act.Stop(job, trigger, directory, form, claim):
             native: requests.Format = "CANONICAL" if form == "CANONICAL" else "NATIVE"
-            yield requests.stop_with_savepoint(job, directory, savepoint_format=native, trigger_id=trigger)
-        case act.Cancel(job, retain):
+            yield requests.stop_with_savepoint(
+                job, directory, savepoint_format=native, trigger_id=trigger, requester=requester, owner=claim
+            )
+        case act.Cancel(job, retain, claim):
             retains = retain and (yield from _can_retain())
-            yield requests.cancel_and_retain(job) if retains else requests.cancel_job(job)
-        case act.Run(program, job, like_job, options, snapshot):
-            yield requests.run_pipeline(program, _options(options, like_job, snapshot), job_id=job)
+            cancels = requests.cancel_and_retain if retains else requests.cancel_job
+            yield cancels(job, owner=claim)
+        case act.Run(program, job, like_job, options, snapshot, claim):
+            yield requests.run_pipeline(program, _options(options, like_job, snapshot), job_id=job, owner=claim)
         case act.Retire(job):
             try:
                 yield requests.retire_job_id(job)
@@ -131,8 +152,8 @@ def watched(action: act.Action) -> Requests[act.Answer]:
     match action:
         case act.LookAtStop(job, trigger):
             return (yield from _stop_seen(job, trigger))
-        case act.Look(job, closely):
-            return (yield from _seen(job, closely=closely))
+        case act.Look(job, closely, judged):
+            return (yield from _seen(job, closely=closely, judged=judged))
     raise TypeError(f"{action} is no look")
 
 
@@ -150,13 +171,16 @@ def _stop_seen(job: str, trigger: str) -> Requests[act.Answer]:
     return act.StopSeen(seen, path=status.location)
 
 
-def _seen(job_id: str, *, closely: bool = False) -> Requests[act.Seen]:
+def _seen(job_id: str, *, closely: bool = False, judged: bool = False) -> Requests[act.Seen]:
     job: JobDetails = yield requests.job_details(job_id)
     statistics = yield from _statistics(job_id)
     history = () if statistics is None else statistics.history
     stops = any(item.kind == "SYNC_SAVEPOINT" and item.status == "IN_PROGRESS" for item in history)
     restored = None if statistics is None else statistics.latest_restored
     cause = (yield from root_cause(job_id)).clause if job.state in _TROUBLED else ""
+    completed, ailment = 0 if statistics is None else statistics.counts.completed, ""
+    if judged and statistics is not None:
+        completed, ailment = yield from _judged(job, statistics)
     program, retainable = None, True
     if closely:
         program = (yield requests.job_config(job_id)).pipeline_id
@@ -166,14 +190,32 @@ def _seen(job_id: str, *, closely: bool = False) -> Requests[act.Seen]:
         state=job.state,
         ready=job.state == "RUNNING" and not is_starting(job) and not stops,
         has_ended=job.state in TERMINAL_STATES,
-        completed=0 if statistics is None else statistics.counts.completed,
+        completed=completed,
         newest=None if statistics is None else _newest(statistics),
         restored=None if restored is None else restored.external_path,
         cause=cause,
+        ailment=ailment,
         name=job.name,
         program=program,
         retainable=retainable,
     )
+
+
+def _judged(job: JobDetails, statistics: CheckpointStatistics) -> Requests[tuple[int, str]]:
+    """How many checkpoints it has completed since it was last started, and why it is not well.
+
+    Of a job that has restarted the history alone says which checkpoints came after that. A job that reads what has
+    piled up while it was away is back-pressured, and well.
+    """
+    since = job.timestamps_ms.get("RUNNING", 0)
+    in_a_row = sum(item.triggered_at_ms >= since for item in statistics.completed)
+    try:
+        health: JobHealth = yield requests.job_health(job.job_id)
+    except NotServed:
+        return in_a_row, ""
+    others = len(health.reasons) - (health.backpressure.ratio >= _HIGH_BACKPRESSURE)
+    ailment = "; ".join(health.reasons) if health.verdict == "UNHEALTHY" or others > 0 else ""
+    return in_a_row if health.restarts else statistics.counts.completed, ailment
 
 
 def _statistics(job_id: str) -> Requests[CheckpointStatistics | None]:

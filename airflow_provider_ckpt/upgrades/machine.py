@@ -5,6 +5,8 @@ Whoever drives it performs the action, writes the new record down, and only then
 never written down is performed again. Everything that keeps two versions from running is here:
 
 * The new version is started only after the old job was seen to have ended, and the old one again only after the new.
+* Nothing is done without the lineage of the job, which the job manager grants to one upgrade at a time. An upgrade
+  that loses it ends, and leaves alone what somebody else has begun.
 * Before another one is started in the place of a job that was asked for, or a person is told that nothing runs, that
   job's id is retired: a request that was sent for it, and arrives late, is refused.
 * What the next version starts from is fixed before anything is started, and is the same for a rollback.
@@ -29,12 +31,14 @@ from airflow_provider_ckpt.upgrades.actions import (
     Action,
     Answer,
     Cancel,
+    Claim,
     Decided,
     Fits,
     Hold,
     JobMissing,
     Look,
     LookAtStop,
+    Lost,
     Newest,
     Preview,
     Refused,
@@ -50,6 +54,8 @@ from airflow_provider_ckpt.upgrades.validation import misfit, objection
 
 _NAMESPACE = uuid.UUID("7a0f2f0e-6f3c-5c0e-9c55-27d94f1f1f0b")
 _CHECK = ". Check the id, and the connection"
+_CLAIM_MS, _PAUSED_CLAIM_MS = 24 * 3_600_000, 7 * 24 * 3_600_000
+"""For so long an upgrade keeps its lineage from others although nothing is heard of it."""
 MAX_STOPS = 3
 """So often a stop is asked for, when the job manager has forgotten it and the job goes on."""
 WATCHES = frozenset({Step.READY, Step.STOPPING, Step.CANCELLING, Step.GATE, Step.CANCELLING_NEW, Step.GATE_OLD})
@@ -82,6 +88,13 @@ def action_of(record: Upgrade) -> Action | None:
     return None if action is None else action(record)
 
 
+def claim_of(record: Upgrade) -> Claim:
+    """What makes sure, before each step, that nobody else ends or starts a job of the lineage."""
+    duration = _PAUSED_CLAIM_MS if record.step is Step.PAUSED else _CLAIM_MS
+    own_jobs = (record.new_job, record.restarted_job)
+    return Claim(record.old_job, record.claim, own_jobs, record.snapshot, duration)
+
+
 def _preview(record: Upgrade) -> Preview:
     desired, passing = record.desired, record.step is Step.PREVIEW
     snapshot = None if desired.mode is Mode.STATELESS else record.snapshot
@@ -90,10 +103,9 @@ def _preview(record: Upgrade) -> Preview:
 
 def _start(record: Upgrade) -> Run:
     desired = record.desired
-    if desired.goal is Goal.RESUME:
-        return Run(_known(record.old_program), record.new_job, record.old_job, desired.options, record.snapshot)
+    program = record.old_program if desired.goal is Goal.RESUME else desired.program
     snapshot = None if desired.mode is Mode.STATELESS else record.snapshot
-    return Run(_known(desired.program), record.new_job, record.old_job, desired.options, snapshot)
+    return Run(_known(program), record.new_job, record.old_job, desired.options, snapshot, record.claim)
 
 
 def _known(program: str | None) -> str:
@@ -106,6 +118,15 @@ def _trigger(record: Upgrade) -> str:
 
 
 def _held(record: Upgrade) -> tuple[str, ...]:
+    """A suspended job's program stays held, and so do the programs when a person has to go on.
+
+    The hold of a suspended job is whose the suspension is: who has lost the lineage leaves it alone.
+    """
+    suspended = record.outcome is Outcome.REFUSED and record.desired.goal is Goal.RESUME
+    if suspended or (record.lost and record.desired.goal is not Goal.UPGRADE):
+        return ()
+    if record.outcome in (Outcome.SUSPENDED, Outcome.STRANDED):
+        return ()
     return tuple(sorted({program for program in (record.desired.program, record.old_program) if program is not None}))
 
 
@@ -115,22 +136,24 @@ _ACTIONS: Mapping[Step, Callable[[Upgrade], Action]] = {
     Step.PIN_OLD: lambda record: Hold(_known(record.old_program), record.owner),
     Step.PREVIEW: _preview,
     Step.READY: lambda record: Look(record.old_job),
-    Step.STOP: lambda record: Stop(record.old_job, _trigger(record), record.desired.directory, record.desired.format),
+    Step.STOP: lambda record: Stop(
+        record.old_job, _trigger(record), record.desired.directory, record.desired.format, record.claim
+    ),
     Step.STOPPING: lambda record: LookAtStop(record.old_job, _trigger(record)),
-    Step.CANCEL: lambda record: Cancel(record.old_job, retain=True),
+    Step.CANCEL: lambda record: Cancel(record.old_job, True, record.claim),
     Step.CANCELLING: lambda record: Look(record.old_job),
     Step.CHECK: _preview,
     Step.START: _start,
-    Step.GATE: lambda record: Look(record.new_job),
-    Step.CANCEL_NEW: lambda record: Cancel(record.new_job, retain=False),
+    Step.GATE: lambda record: Look(record.new_job, judged=True),
+    Step.CANCEL_NEW: lambda record: Cancel(record.new_job, False, record.claim),
     Step.CANCELLING_NEW: lambda record: Look(record.new_job),
     Step.RETIRE_NEW: lambda record: Retire(record.new_job),
     Step.ROLL_BACK: lambda record: Run(
-        _known(record.old_program), record.restarted_job, record.old_job, {}, record.snapshot
+        _known(record.old_program), record.restarted_job, record.old_job, {}, record.snapshot, record.claim
     ),
     Step.GATE_OLD: lambda record: Look(record.restarted_job),
     Step.RETIRE_RESTARTED: lambda record: Retire(record.restarted_job),
-    Step.RELEASE: lambda record: Release(_held(record), record.owner),
+    Step.RELEASE: lambda record: Release(_held(record), record.owner, record.old_job, record.claim),
 }
 
 
@@ -139,7 +162,10 @@ _ACTIONS: Mapping[Step, Callable[[Upgrade], Action]] = {
 
 def advance(record: Upgrade, answer: Answer, now_ms: int) -> Upgrade:
     """The record after the answer; the same one when a step that watches has to go on watching."""
-    changed = _AFTER[record.step](_Turn(record, answer, now_ms))
+    if isinstance(answer, Lost):
+        changed = _refuse(replace(record, lost=True), answer.reason)
+    else:
+        changed = _AFTER[record.step](_Turn(record, answer, now_ms))
     return record if changed == record else replace(changed, revision=record.revision + 1)
 
 
@@ -148,10 +174,7 @@ def _to(record: Upgrade, step: Step, deadline: int | None = None, **changes: Any
 
 
 def _end(record: Upgrade, outcome: Outcome, why: str = "") -> Upgrade:
-    """A suspended job's program stays held, and so do the programs when a person has to go on."""
-    still_suspended = outcome is Outcome.REFUSED and record.desired.goal is Goal.RESUME
-    kept = still_suspended or outcome in (Outcome.SUSPENDED, Outcome.STRANDED)
-    return _to(record, Step.ENDED if kept else Step.RELEASE, outcome=outcome, why=why or record.why)
+    return _to(record, Step.RELEASE, outcome=outcome, why=why or record.why)
 
 
 def _refuse(record: Upgrade, why: str) -> Upgrade:
@@ -302,6 +325,8 @@ class _Turn:
         """The old job has ended, and of a savepoint that it took for us nothing is known."""
         newest, record = job.newest, self.record
         stopped = newest is not None and newest.is_stop
+        if job.state == "CANCELED" or (stopped and record.step is Step.READY and not record.stops):
+            return _refuse(record, f"{self._old} was {'stopped' if stopped else 'cancelled'} by somebody else")
         if job.state == "FINISHED" and not stopped:
             return _refuse(record, f"{self._old} has finished by itself")
         if newest is not None and newest.path is None:
@@ -357,12 +382,15 @@ class _Turn:
     def gate(self) -> Upgrade:
         job, desired = self.answer, self.record.desired
         if isinstance(job, Seen):
-            healthy = job.ready and job.state == "RUNNING" and job.completed >= desired.checkpoints
+            well = job.ready and job.state == "RUNNING" and not job.ailment
+            healthy = well and job.completed >= desired.checkpoints
             if healthy or job.state == "FINISHED":
                 return _end(self.record, Outcome.RESUMED if desired.goal is Goal.RESUME else Outcome.UPGRADED)
             if not job.has_ended and not self.is_due:
                 return self.record
-            late = f"it is {job.state} and has completed {job.completed} of {desired.checkpoints} checkpoints in time"
+            ailment = f", and it is not well: {job.ailment}" if job.ailment else ""
+            in_a_row = f"{job.completed} of {desired.checkpoints} checkpoints in time, in a row without a restart"
+            late = f"it is {job.state} and has completed {in_a_row}{ailment}"
             why = f"it is {job.state}{job.cause}" if job.has_ended else late
         elif desired.goal is Goal.RESUME:
             unknown = (

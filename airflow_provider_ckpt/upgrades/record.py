@@ -93,6 +93,7 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     ``series`` is what ids are made of, and ``new_job`` and ``restarted_job`` are those of the jobs that it may start.
     ``owner`` holds the programs. ``origin`` is what the old job began with, ``snapshot`` what is gone on from.
     ``retainable``: its checkpoints can outlive it. ``stops`` counts forgotten stops. ``why`` says why it went this way.
+    ``lost``: somebody else has the lineage.
     """
 
     desired: DesiredUpgrade
@@ -114,6 +115,12 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     why: str = ""
     outcome: Outcome | None = None
     approved_by: str = ""
+    lost: bool = False
+
+    @property
+    def claim(self) -> str:
+        """The token that holds the lineage: another one for each record, and the same for each try of it."""
+        return f"{self.desired.goal.lower()}-{self.new_job}"
 
     @property
     def old_job(self) -> str:

@@ -49,7 +49,7 @@ def test_a_savepoint_restored_beside_its_job_commits_what_was_pending_once(job: 
     job.has_rows()
     savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints")
     beside = SequenceJob(job.cluster, job.directory)
-    beside.start(rows=30_000, rate=0, savepoint=savepoint)
+    beside.start(rows=30_000, rate=0, savepoint=savepoint, fork=True)
     beside.finished()
     job.canceled()
     job.cluster.wait_until(lambda: hidden(job.out) == [], "the sinks to give up their files")

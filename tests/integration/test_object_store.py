@@ -389,7 +389,7 @@ def test_a_claimed_savepoint_in_an_object_store(
     assert "claim" in keys(place)
     rival = SequenceJob(cluster, job.directory / "rival")
     with pytest.raises(SnapshotInUse, match=job_id):
-        rival.start(savepoint=place, configuration=claiming)
+        rival.start(savepoint=place, configuration=claiming, fork=True)
     job.running()
     assert {path for method, path, _ in store.log[before:] if method == "GET"} >= files.keys()
     # It stands upon files of the savepoint, unless RocksDB has already merged all of them with newer ones.

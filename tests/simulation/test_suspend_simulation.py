@@ -71,7 +71,7 @@ def ids_of_each_try() -> Iterator[None]:
 
     def start(record: Upgrade) -> Any:
         run = original(record)
-        return Run(run.program, uuid.uuid4().hex, run.like_job, run.options, run.snapshot)
+        return Run(run.program, uuid.uuid4().hex, run.like_job, run.options, run.snapshot, run.claim)
 
     with patch.dict(machine._ACTIONS, {Step.START: start}):
         yield
@@ -79,18 +79,17 @@ def ids_of_each_try() -> Iterator[None]:
 
 def a_suspended_program_is_let_go() -> Iterator[None]:
     """Another driver does not have it any more."""
-    original = machine._end
+    original = machine._held
 
-    def end(record: Upgrade, outcome: Outcome, why: str = "") -> Upgrade:
-        changed = original(record, outcome, why)
-        return replace(changed, step=Step.RELEASE) if outcome is Outcome.SUSPENDED else changed
+    def held(record: Upgrade) -> tuple[str, ...]:
+        return original(replace(record, outcome=None) if record.outcome is Outcome.SUSPENDED else record)
 
-    with patch.object(machine, "_end", end):
+    with patch.object(machine, "_held", held):
         yield
 
 
 def nothing_is_retained() -> Iterator[None]:
-    with patch.dict(machine._ACTIONS, {Step.CANCEL: lambda record: Cancel(record.old_job, retain=False)}):
+    with patch.dict(machine._ACTIONS, {Step.CANCEL: lambda record: Cancel(record.old_job, False, record.claim)}):
         yield
 
 

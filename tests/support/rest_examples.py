@@ -238,6 +238,12 @@ CALLS = [
     *config_changes("PATCH", "applied at once", RUNNING, {INTERVAL: "5 s"}),
     *config_changes("PATCH", "removed", RUNNING, {INTERVAL: None}),
     *config_changes("PATCH", "one under an override, one for a restart", NEW, {INTERVAL: "5 s", BUFFER: "10 ms"}),
+    Call(
+        "PUT",
+        JOB + "/upgrade",
+        arguments={"json": {"owner": "upgrade-54c685fb3b425ccf81c55b3e8da1aa68", "duration": 3_600_000}},
+    ),
+    Call("DELETE", JOB + "/upgrade"),
     Call("GET", JOB + "/resource-requirements"),
     Call("PUT", JOB + "/resource-requirements", arguments={"json": bounds(2)}),
     Call("GET", JOB + "/jobmanager/config"),

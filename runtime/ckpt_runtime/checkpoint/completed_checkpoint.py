@@ -74,6 +74,7 @@ class CompletedCheckpoint:
     those of the job, in its order; none in snapshots from before there was in-flight data. ``written_by`` is the
     release that wrote the snapshot; None for one from before that was recorded. ``written_to`` is the directory that
     the metadata names, for a snapshot that was read: another one than ``directory`` after a move or a copy.
+    ``lineage`` is the job's, and None in snapshots of earlier releases.
     """
 
     id: int
@@ -88,6 +89,12 @@ class CompletedCheckpoint:
     edges: tuple[EdgeDescriptor, ...] = ()
     written_by: str | None = VERSION
     written_to: str | None = field(default=None, compare=False)
+    lineage: str | None = None
+
+    @property
+    def lineage_id(self) -> str:
+        """The id of the first of the jobs that, each from a snapshot of one before, led to the job of this one."""
+        return self.lineage or self.job_id
 
     @property
     def format(self) -> SavepointFormat:
@@ -137,6 +144,7 @@ class CompletedCheckpoint:
             "format": self.format.value,
             "id": self.id,
             "job_id": self.job_id,
+            "lineage": self.lineage,
             "timestamp": self.timestamp,
             "completion_timestamp": self.completion_timestamp,
             "directory": self.directory,
@@ -171,6 +179,7 @@ class CompletedCheckpoint:
             edges=found.edges,
             written_by=found.written_by,
             written_to=found.directory,
+            lineage=found.lineage,
         )
 
 
@@ -216,6 +225,7 @@ class _Document(Struct):
     finished: list[tuple[str, NonNegative]]
     edges: tuple[EdgeDescriptor, ...] = ()
     written_by: str | None = None
+    lineage: str | None = None
 
 
 class _Entry(Struct):

@@ -15,6 +15,7 @@ from ckpt_runtime.cli import (
     claim_command,
     job_commands,
     job_config_commands,
+    lineage_commands,
     program_commands,
     session_commands,
     snapshot_commands,
@@ -121,6 +122,9 @@ add_command(program, "list", program_commands.list_programs)
 add_command(program, "hold", program_commands.hold)
 add_command(program, "release", program_commands.release)
 app.add_typer(program, name="program")
+lineage = typer.Typer(help="Upgrades in progress.", rich_markup_mode=None)
+add_command(lineage, "release", lineage_commands.release)
+app.add_typer(lineage, name="lineage")
 # What follows the pipeline goes to the pipeline.
 add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
 add_command(app, "plan", plan, context_settings={"allow_interspersed_args": False})

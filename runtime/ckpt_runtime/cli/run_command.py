@@ -65,6 +65,9 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     drill: Annotated[
         bool, typer.Option("--drill", help="Restore drill of that snapshot: nothing outside the job is touched.")
     ] = False,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="The job writes elsewhere, and may run beside the one of that snapshot.")
+    ] = False,
 ) -> ExitCode:
     """Run a pipeline. Attached, it shows progress and ends as the job ends; Ctrl-C leaves the job running."""
     options = RunOptions(
@@ -75,6 +78,7 @@ def run(  # noqa: PLR0913 -- one parameter for each option
         savepoint_path=from_savepoint,
         allow_non_restored_state=allow_non_restored_state,
         claim_mode=claim_mode.name,
+        fork=fork,
     )
     if drill and from_savepoint is None:
         raise CommandError("--drill needs --from-savepoint: a restore drill restores something", ExitCode.USAGE)

@@ -88,6 +88,8 @@ class _Methods:
     run_drill = _Method(requests.run_drill)
     plan_pipeline = _Method(requests.plan_pipeline)
     run_pipeline = _Method(requests.run_pipeline)
+    hold_lineage = _Method(requests.hold_lineage)
+    release_lineage = _Method(requests.release_lineage)
     retire_job_id = _Method(requests.retire_job_id)
     retired_job_ids = _Method(requests.retired_job_ids)
     list_jobs = _Method(requests.list_jobs)

@@ -137,7 +137,10 @@ class PlanPreview(Struct, frozen=True):
 
 
 class JobLine(Struct, frozen=True):
-    """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included."""
+    """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included.
+
+    ``lineage`` and ``incarnation`` are None of Flink, and of a job that could not be recovered.
+    """
 
     job_id: str = field(name="jid")
     name: str
@@ -148,6 +151,19 @@ class JobLine(Struct, frozen=True):
     last_modification_ms: int = field(name="last-modification")
     tasks: dict[str, int]
     drill: bool = field(name="restore-drill", default=False)
+    lineage: str | None = None
+    incarnation: int | None = None
+
+
+class UpgradeInProgress(Struct, frozen=True, rename="kebab"):
+    """Who is replacing, suspending or resuming a job; the requests of others are refused until ``until_ms``."""
+
+    owner: str
+    job_id: str
+    since_ms: int = field(name="since")
+    until_ms: int = field(name="until")
+    requester: str | None = None
+    snapshot: str | None = None
 
 
 class IoMetrics(Struct, frozen=True, rename="kebab"):
@@ -218,6 +234,9 @@ class JobDetails(Struct, frozen=True):
     drill: bool = field(name="restore-drill", default=False)
     now_ms: int = field(name="now", default=0)
     status_reason: str | None = field(name="status-reason", default=None)
+    lineage: str | None = None
+    incarnation: int | None = None
+    upgrade: UpgradeInProgress | None = None
 
 
 class JobConfig(Struct, frozen=True, rename="kebab"):
@@ -375,7 +394,8 @@ def read_backpressure(document: Any) -> Backpressure:
 class RunOptions:
     """How to start a job of an uploaded pipeline; ``claim_mode`` is NO_CLAIM or CLAIM.
 
-    ``like_job``: what is not given here is as of that job, which may have ended. Flink does not have it.
+    ``like_job``: what is not given here is as of that job, which may have ended. ``fork``: the job writes elsewhere
+    than the one whose snapshot it starts from, and may run beside it. Flink has neither.
     """
 
     entry_point: str | None = None
@@ -386,3 +406,4 @@ class RunOptions:
     allow_non_restored_state: bool = False
     claim_mode: str = "NO_CLAIM"
     like_job: str | None = None
+    fork: bool = False

@@ -34,18 +34,21 @@ from ckpt_runtime.jobmaster.gateway_errors import (
     VertexNotFound,
 )
 from ckpt_runtime.jobmaster.gateway_values import (
+    ANY_JOB,
     CheckpointKind,
     ClusterOverview,
     DashboardConfig,
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
+    HoldRequest,
     JobConfigInfo,
     JobDetails,
     JobOverview,
     KnownSavepoints,
     OperationKind,
     OperationStatus,
+    Precondition,
     RunRequest,
     SavepointList,
     SlotOverview,
@@ -56,6 +59,7 @@ from ckpt_runtime.jobmaster.job_announcer import operation_ended
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_submitter import JobSubmitter
 from ckpt_runtime.jobmaster.known_jobs import KnownJobs
+from ckpt_runtime.jobmaster.lineages import Lineages
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.planning import Planner
 from ckpt_runtime.jobmaster.program_holds import ProgramHolds
@@ -77,6 +81,7 @@ from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
@@ -112,7 +117,10 @@ class Dispatcher:
         self._holds = ProgramHolds(programs, self._known.running_archive)
         self._planner = Planner(configuration, pools)
         self._catalogue = SavepointCatalogue(pools.paths)
-        self._references = SnapshotReferences(self._known.references, pools.paths, self._known.settled)
+        self._lineages = Lineages(self._known, pools.own)
+        self._references = SnapshotReferences(
+            lambda: [*self._known.references(), *self._lineages.pinned()], pools.paths, self._known.settled
+        )
         self._submitter = JobSubmitter(
             self._known,
             programs,
@@ -121,6 +129,7 @@ class Dispatcher:
             pools,
             self._planner,
             self._references,
+            self._lineages,
         )
         allow_list = configuration.get(JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST)
         self._configuration_updates = ConfigurationUpdates(self._planner, allow_list)
@@ -151,6 +160,7 @@ class Dispatcher:
         self._submitter.store = store
         await self._holds.take_over(store.programs)
         await self._submissions.take_over(store.retired)
+        await self._lineages.take_over(store.upgrades)
         jobs = await self._known.find(store)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
@@ -310,7 +320,15 @@ class Dispatcher:
         return self._job(job_id).status
 
     async def job_details(self, job_id: str) -> JobDetails:
-        return self._job(job_id).details()
+        details = self._job(job_id).details()
+        place = details.overview.lineage
+        return replace(details, upgrade=None if place is None else self._lineages.held(place.id))
+
+    async def hold_lineage(self, job_id: str, request: HoldRequest) -> HeldUpgrade:
+        return await self._lineages.hold(self._job(job_id).overview(), request)
+
+    async def release_lineage(self, job_id: str, owner: str | None) -> None:
+        await self._lineages.release(self._job(job_id).overview(), owner)
 
     async def job_config(self, job_id: str) -> JobConfigInfo:
         return self._job(job_id).config_info()
@@ -335,8 +353,11 @@ class Dispatcher:
     async def execution_result(self, job_id: str) -> ExecutionResult:
         return self._job(job_id).result()
 
-    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
+    async def cancel_job(
+        self, job_id: str, *, retain: bool = False, condition: Precondition = ANY_JOB
+    ) -> CheckpointStats | None:
         job = self._job(job_id)
+        self._lineages.check(job.overview(), condition)
         if job.status is not JobStatus.CANCELED:
             self._living_job(job_id).cancel(retain=retain)
         return _retained(job)
@@ -344,8 +365,12 @@ class Dispatcher:
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
         return self._living_job(job_id).resource_requirements()
 
-    async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
-        await self._living_job(job_id).rescale(bounds)
+    async def update_resource_requirements(
+        self, job_id: str, bounds: Mapping[str, ParallelismBounds], condition: Precondition = ANY_JOB
+    ) -> None:
+        job = self._living_job(job_id)
+        self._lineages.check(job.overview(), condition)
+        await job.rescale(bounds)
 
     # --- checkpoints
 
@@ -379,11 +404,13 @@ class Dispatcher:
         cancel_job: bool,
         trigger_id: str | None,
         requester: str | None = None,
+        condition: Precondition = ANY_JOB,
     ) -> str:
         def take(job: JobMaster, taken_by: TakenBy) -> Awaitable[OperationStatus]:
             return job.trigger_savepoint(directory, savepoint_format, cancel_job, taken_by)
 
-        return self._start_savepoint(job_id, directory, trigger_id, requester, take)
+        ends = condition if cancel_job else None
+        return self._start_savepoint(job_id, directory, trigger_id, requester, take, ends)
 
     async def stop_with_savepoint(
         self,
@@ -393,11 +420,12 @@ class Dispatcher:
         drain: bool,
         trigger_id: str | None,
         requester: str | None = None,
+        condition: Precondition = ANY_JOB,
     ) -> str:
         def take(job: JobMaster, taken_by: TakenBy) -> Awaitable[OperationStatus]:
             return job.stop_with_savepoint(directory, savepoint_format, drain, taken_by)
 
-        return self._start_savepoint(job_id, directory, trigger_id, requester, take)
+        return self._start_savepoint(job_id, directory, trigger_id, requester, take, condition)
 
     def _start_savepoint(
         self,
@@ -406,7 +434,9 @@ class Dispatcher:
         trigger_id: str | None,
         requester: str | None,
         take: Callable[[JobMaster, TakenBy], Awaitable[OperationStatus]],
+        ends: Precondition | None,
     ) -> str:
+        """``ends``: the job ends with it, on this condition."""
         operation = OperationKind.SAVEPOINT
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
@@ -415,7 +445,18 @@ class Dispatcher:
         job.check_no_drill(NO_SAVEPOINT)
         self._catalogue.expect_in(directory)
         taken_by = job.taken_by(self._submitter.cluster, requester)
-        return self._operations.start(operation, job_id, trigger_id, lambda: take(job, taken_by))
+        if ends is None:
+            return self._operations.start(operation, job_id, trigger_id, lambda: take(job, taken_by))
+        self._lineages.check(job.overview(), ends)
+        self._lineages.stopping[job_id] += 1
+
+        async def stop() -> OperationStatus:
+            try:
+                return await take(job, taken_by)
+            finally:
+                self._lineages.stopping[job_id] -= 1
+
+        return self._operations.start(operation, job_id, trigger_id, stop)
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         operation = OperationKind.SAVEPOINT_DISPOSAL

@@ -122,15 +122,5 @@ class JobAlreadyExists(Conflict):
         super().__init__(f"Job {job_id} already exists and was submitted with a different request")
 
 
-class JobNameTaken(Conflict):
-    """A job that shares its name with no other one is to be started beside one of that name."""
-
-    def __init__(self, name: str, job_id: str, status: JobStatus) -> None:
-        super().__init__(
-            f"Job {job_id}, which is {status.value}, is named {name!r} too; with pipeline.unique-name no second job "
-            "of a name is started: end that one first, or give this one another pipeline.name"
-        )
-
-
 class NotReady(GatewayError):
     """This driver cannot serve now (it is starting, is not the leader, or is shutting down); try again later."""

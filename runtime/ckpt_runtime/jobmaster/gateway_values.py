@@ -19,6 +19,7 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 
 if TYPE_CHECKING:
     from ckpt_runtime.graph.job_graph import JobGraph
@@ -111,6 +112,31 @@ class StoredPipeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Precondition:
+    """What has to be true of a job, or nothing is done: who holds its lineage, and which incarnation it is."""
+
+    owner: str | None = None
+    incarnation: int | None = None
+
+
+ANY_JOB = Precondition()
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRequest:
+    """Have a lineage held by ``owner`` for so long from now; the same owner again prolongs that.
+
+    ``own_jobs`` are the ids of the jobs that the upgrade itself may have started.
+    """
+
+    owner: str
+    duration_ms: int
+    own_jobs: tuple[str, ...] = ()
+    snapshot: str | None = None
+    requester: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunRequest:
     """Start a job of an uploaded pipeline.
 
@@ -118,7 +144,8 @@ class RunRequest:
     the call idempotent: the same request again returns the same job, a different one is :class:`JobAlreadyExists`.
     ``like_job`` gives what the request itself does not: the entry point, arguments, parallelism and options of a job
     that runs or has ended.
-    ``drill``: the job is thrown away, and nothing outside it may be touched.
+    ``drill``: the job is thrown away, and nothing outside it may be touched. ``fork``: the job writes elsewhere than
+    the one whose snapshot it starts from, and founds a lineage of its own. ``condition`` is of the lineage it joins.
     """
 
     pipeline_id: str
@@ -132,6 +159,8 @@ class RunRequest:
     job_id: str | None = None
     like_job: str | None = None
     drill: bool = False
+    fork: bool = False
+    condition: Precondition = ANY_JOB
 
     @property
     def option_keys(self) -> frozenset[str]:
@@ -141,8 +170,22 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LineagePlace:
+    """Where a job stands among those that started from each other's snapshots.
+
+    ``id`` is that of the first of them; ``incarnation`` rises with each job that this cluster starts of the lineage.
+    """
+
+    id: str
+    incarnation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class JobOverview:
-    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt."""
+    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt.
+
+    ``lineage`` is None for a job that could not be recovered.
+    """
 
     job_id: str
     name: str
@@ -153,6 +196,7 @@ class JobOverview:
     tasks_by_state: Mapping[ExecutionState, int]
     pending_operators: int = 0
     drill: bool = False
+    lineage: LineagePlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +236,7 @@ class JobDetails:
     """``overview`` plus when each state was entered last, the vertices in topological order and the plan.
 
     ``status_reason`` says why a job that waits for slots does not get them.
+    ``upgrade`` is the one of its lineage that is in progress.
     """
 
     overview: JobOverview
@@ -200,6 +245,7 @@ class JobDetails:
     graph: JobGraph
     max_parallelism: int = NOT_YET
     status_reason: str | None = None
+    upgrade: HeldUpgrade | None = None
 
 
 @dataclass(frozen=True, slots=True)

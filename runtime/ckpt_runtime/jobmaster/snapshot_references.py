@@ -34,7 +34,8 @@ class References:
     """What one job needs, as URLs: its own directory of ``checkpoints``, and ``snapshots`` that it may start from.
 
     ``state`` is shown. ``is_known`` is false for a job of which nobody can tell what it needs. ``claims``: it is about
-    to claim its snapshot, as others may be; who was first, the claim itself decides.
+    to claim its snapshot, as others may be; who was first, the claim itself decides. ``reason``: why it needs the
+    snapshots.
     """
 
     job_id: str
@@ -43,6 +44,7 @@ class References:
     snapshots: tuple[str, ...] = ()
     is_known: bool = True
     claims: bool = False
+    reason: str = "that job would start from it after a failure"
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -171,7 +173,7 @@ def _check(path: str, target: _Place, job: References, places: dict[str, _Place 
         raise SnapshotInUse(path, job.job_id, job.state, "it is a checkpoint of that job", wish)
     found = (places[url] for url in job.snapshots)
     if any(place is not None and place.own == target.own for place in found):
-        raise SnapshotInUse(path, job.job_id, job.state, "that job would start from it after a failure", wish)
+        raise SnapshotInUse(path, job.job_id, job.state, job.reason, wish)
 
 
 def _place(url: str) -> _Place:

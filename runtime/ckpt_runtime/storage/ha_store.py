@@ -8,7 +8,7 @@ Layout below ``<high-availability.storageDir>/<cluster id>``::
     results/<job id>/<revision>
     snapshots/<job id>/
     programs/holds/<revision>  programs/archive-<checksum>
-    retired/<revision>
+    retired/<revision>  upgrades/<revision>
 
 Only puts the stores together; each has a module of its own.
 """
@@ -22,6 +22,7 @@ from ckpt_runtime.storage.checkpoint_storage import check_job_id
 from ckpt_runtime.storage.fenced_document import Fence, FencedDocument, no_fence
 from ckpt_runtime.storage.filesystem import Location, resolve
 from ckpt_runtime.storage.held_programs import HeldProgramStore
+from ckpt_runtime.storage.held_upgrades import HeldUpgrades
 from ckpt_runtime.storage.job_result_store import JobResultStore
 from ckpt_runtime.storage.job_store import JobStore
 from ckpt_runtime.storage.leader_store import LeaderStore
@@ -53,6 +54,7 @@ class HaStore:
         self.results = JobResultStore(self.root.child("results"), fence, epoch)
         self.programs = HeldProgramStore(self.root.child("programs"), fence, epoch)
         self.retired = RetiredIdStore(self.root.child("retired"), fence, epoch)
+        self.upgrades = FencedDocument(self.root.child("upgrades"), HeldUpgrades, fence, epoch)
 
     @property
     def snapshots(self) -> Location:

@@ -96,6 +96,9 @@ class UpgradeCluster:
         self.forgotten: dict[str, Job] = {}
         self.runs: dict[str, act.Run] = {}
         self.retired: set[str] = set()
+        self.holder: str | None = None
+        self.over: set[str] = set()
+        self.latest = OLD_JOB
         self.refused = 0
         self.operations: dict[str, Operation] = {}
         self.programs = {OLD, NEW}
@@ -234,14 +237,22 @@ class UpgradeCluster:
 
     def answer(self, action: act.Action) -> act.Answer:  # noqa: PLR0911 - one for each
         match action:
+            case act.Claim():
+                return self._claim(action)
             case act.Hold(program, owner):
                 return self._hold(program, owner)
-            case act.Release(programs, owner):
+            case act.Release(programs, owner, _, claim):
+                if self.holder == claim:
+                    self.holder = None
+                self.over.add(claim)
                 return self._release(programs, owner)
+            case act.Stop() | act.Cancel() | act.Run() if action.claim != self.holder:
+                return act.Refused(f"{self.holder} holds the lineage")
             case act.Look(job_id):
                 return self._seen(job_id)
-            case act.Preview(program, _, _, snapshot, _):
-                return self._preview(program, snapshot)
+            case act.Preview(program, job_id, _, snapshot, is_passing):
+                later = self.jobs[job_id].snapshots if is_passing and job_id in self.jobs else []
+                return self._preview(program, later[-1].path if later else snapshot)
             case act.Stop(job_id, trigger):
                 return self._stop(job_id, trigger)
             case act.LookAtStop(job_id, trigger):
@@ -251,6 +262,16 @@ class UpgradeCluster:
             case act.Retire(job_id):
                 return self._retire(job_id)
         return self._run(action)
+
+    def _claim(self, claim: act.Claim) -> act.Answer:
+        if self.holder not in (None, claim.owner):
+            return act.Lost(f"{self.holder} holds the lineage")
+        if claim.owner in self.over:
+            return act.Lost("it is over")
+        if self.latest not in (claim.job, *claim.own_jobs):
+            return act.Lost(f"the latest job is {self.latest}")
+        self.holder = claim.owner
+        return act.Accepted()
 
     def _retire(self, job_id: str) -> act.Answer:
         job = self.jobs.get(job_id)
@@ -343,6 +364,9 @@ class UpgradeCluster:
         known = self.runs.get(run.job)
         if known is not None:
             return act.Accepted() if known == run else act.Refused("that id belongs to another request")
+        living = [job.job_id for job in self.jobs.values() if not job.has_ended]
+        if living:
+            return act.Refused(f"{living} live in the lineage")
         if run.program not in self.programs:
             return act.JobMissing(run.program)
         if run.program == NEW and self.chances.new == "refused":
@@ -355,6 +379,6 @@ class UpgradeCluster:
         origin = self.snapshot(run.snapshot)
         if run.snapshot is not None and origin is None:
             raise Broken(f"{run.snapshot} is no snapshot")
-        self.runs[run.job] = run
+        self.runs[run.job], self.latest = run, run.job
         self._start(run.job, run.program, origin)
         return act.Accepted()

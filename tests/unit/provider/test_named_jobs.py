@@ -27,7 +27,7 @@ from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, JobNameTaken
+from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobAlreadyExists
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
 
@@ -172,7 +172,7 @@ def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
     async def beside_another_run(*arguments: Any) -> Any:
         gateway.add_job(OTHER, "orders")
         if during == "run_pipeline":
-            raise JobNameTaken("orders", OTHER, JobStatus.CREATED)
+            raise Conflict(f"Job {OTHER}, which is CREATED, has the name 'orders' too")
         return await done(*arguments)
 
     monkeypatch.setattr(gateway, during, beside_another_run)

@@ -16,6 +16,7 @@ from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import (
     Aggregations,
+    Condition,
     FailureLabels,
     Gateway,
     JobId,
@@ -101,6 +102,7 @@ async def details(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
 async def cancel(
     job_id: JobId,
     gateway: Gateway,
+    condition: Condition,
     mode: Annotated[str, Query(description="cancel")] = "cancel",
     retain: Annotated[bool, Query(description="the job's checkpoints outlive it, whatever its options say")] = False,
 ) -> dict[str, Any]:
@@ -110,7 +112,7 @@ async def cancel(
     if mode.lower() != "cancel":
         raise BadRequest(f"mode: {echo(mode)} is not acceptable, it must be cancel")
     try:
-        kept = await gateway.cancel_job(job_id, retain=retain)
+        kept = await gateway.cancel_job(job_id, retain=retain, condition=condition)
     except JobTerminated as error:
         message = "Job cancellation failed because the job has already reached another terminal state"
         raise ApiError(409, f"{message} ({error.status.value}).") from None

@@ -26,7 +26,7 @@ from ckpt_runtime.rest.bodies import (
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import Gateway, HoldOwner, PipelineId
+from ckpt_runtime.rest.parameters import Condition, Gateway, HoldOwner, PipelineId
 from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import plans as shapes
 from ckpt_runtime.rest.uploads import PART_NAME, receive_pipeline
@@ -51,7 +51,10 @@ _UPLOAD_BODY = {
 
 
 class JarRunRequestBody(Body):
-    """``restoreMode`` is the older name of ``claimMode``. What is not given is as of the job ``likeJob``."""
+    """``restoreMode`` is the older name of ``claimMode``. What is not given is as of the job ``likeJob``.
+
+    ``fork``: the job writes elsewhere than the one whose snapshot it starts from, and may run beside it.
+    """
 
     entry_point: EntryPoint | None = spelled("entryClass", "entry-class", default=None)
     arguments: Texts = spelled("programArgsList", default=())
@@ -64,6 +67,7 @@ class JarRunRequestBody(Body):
         "claimMode", "restoreMode", default=RecoveryClaimMode.NO_CLAIM
     )
     configuration: Options = spelled("flinkConfiguration", default={})
+    fork: Flag = False
 
     @model_validator(mode="before")
     @classmethod
@@ -168,9 +172,10 @@ async def plan(pipeline_id: PipelineId, gateway: Gateway, body: _Body) -> dict[s
 
 
 @router.post("/{jarid}/run", openapi_extra=_RUN_BODY, **_SUBMISSION)
-async def run(pipeline_id: PipelineId, gateway: Gateway, body: _Body) -> dict[str, Any]:
+async def run(pipeline_id: PipelineId, gateway: Gateway, body: _Body, condition: Condition) -> dict[str, Any]:
     """Start a job of a pipeline."""
-    job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body)))
+    request = RunRequest(pipeline_id=pipeline_id, **dict(body), condition=condition)
+    job_id = await gateway.run_pipeline(request)
     return {"jobid": job_id, "applicationId": job_id}
 
 

@@ -53,6 +53,7 @@ from ckpt_runtime.scheduler.replacement import (
 )
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.preflight import StateVerdict
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 START_MS = 1_795_197_699_641
@@ -125,6 +126,7 @@ class FakeGateway:
         self.operations: dict[str, Operation] = {}
         self.disposed: list[str] = []
         self.requesters: list[str | None] = []
+        self.held: dict[str, HeldUpgrade] = {}
         self.retired: dict[str, int] = {}
         self.catalogue: list[CataloguedSavepoint] = []
         self.shut_down = False
@@ -306,7 +308,15 @@ class FakeGateway:
         end = job.timestamps[job.status] if job.status.is_terminal else g.NOT_YET
         tasks = {state: PARALLELISM * len(VERTICES)}
         return g.JobOverview(
-            job.job_id, job.graph.name, job.status, START_MS, end, self.now, tasks, drill=job.request.drill
+            job.job_id,
+            job.graph.name,
+            job.status,
+            START_MS,
+            end,
+            self.now,
+            tasks,
+            drill=job.request.drill,
+            lineage=g.LineagePlace(job.job_id),
         )
 
     async def list_jobs(self) -> tuple[g.JobOverview, ...]:
@@ -416,13 +426,26 @@ class FakeGateway:
         failure = job.exceptions[0].failure if job.status is JobStatus.FAILED else None
         return g.ExecutionResult(job_id, job.graph.name, job.status if ended else None, START_MS, end, failure)
 
-    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
+    async def cancel_job(
+        self, job_id: str, *, retain: bool = False, condition: g.Precondition = g.ANY_JOB
+    ) -> CheckpointStats | None:
         job = self._job(job_id)
         if job.status is not JobStatus.CANCELED:
             if job.status.is_terminal:
                 raise errors.JobTerminated(job_id, job.status)
             self.move(job_id, JobStatus.CANCELED)
         return job.tracker.snapshot().latest_completed if retain else None
+
+    async def hold_lineage(self, job_id: str, request: g.HoldRequest) -> HeldUpgrade:
+        self._job(job_id)
+        until = self.now + request.duration_ms
+        held = HeldUpgrade(request.owner, job_id, self.now, until, request.requester, request.snapshot)
+        self.held[job_id] = held
+        return held
+
+    async def release_lineage(self, job_id: str, owner: str | None) -> None:
+        self._job(job_id)
+        self.held.pop(job_id, None)
 
     # checkpoints
 
@@ -459,7 +482,9 @@ class FakeGateway:
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
         return declared_bounds(self._updatable(job_id).graph)
 
-    async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
+    async def update_resource_requirements(
+        self, job_id: str, bounds: Mapping[str, ParallelismBounds], condition: g.Precondition = g.ANY_JOB
+    ) -> None:
         job = self._updatable(job_id)
         try:
             check_bounds(job.graph, bounds)
@@ -512,6 +537,7 @@ class FakeGateway:
         cancel_job: bool,
         trigger_id: str | None,
         requester: str | None = None,
+        condition: g.Precondition = g.ANY_JOB,
     ) -> str:
         self._job(job_id)
         self.requesters.append(requester)
@@ -531,6 +557,7 @@ class FakeGateway:
         drain: bool,
         trigger_id: str | None,
         requester: str | None = None,
+        condition: g.Precondition = g.ANY_JOB,
     ) -> str:
         self._job(job_id)
         self.requesters.append(requester)
