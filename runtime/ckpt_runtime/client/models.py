@@ -124,6 +124,7 @@ class PlanPreview(Struct, frozen=True):
 
     plan: dict[str, Any]
     restore: RestorePreview | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class JobLine(Struct, frozen=True):
@@ -207,6 +208,7 @@ class JobDetails(Struct, frozen=True):
     plan: dict[str, Any]
     drill: bool = field(name="restore-drill", default=False)
     now_ms: int = field(name="now", default=0)
+    warnings: tuple[str, ...] = ()
 
 
 class JobConfig(Struct, frozen=True, rename="kebab"):
