@@ -12,6 +12,7 @@ import pytest
 
 from ckpt_runtime.jobmaster.gateway_errors import JobNameTaken, SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import assert_sequence
@@ -138,6 +139,22 @@ def test_a_savepoint_moves(job: SequenceJob, savepoint: Path, tmp_path: Path) ->
     )
     job.start(rows=3000, savepoint=str(moved / "_metadata"), configuration=fast(pipeline__max_parallelism="128"))
     job.finished()
+
+
+def test_a_job_that_starts_from_a_snapshot_joins_its_lineage(
+    cluster: MiniCluster, job: SequenceJob, savepoint: Path, tmp_path: Path
+) -> None:
+    first = open_snapshot(str(savepoint)).metadata.job_id
+    job.start(savepoint=str(savepoint), configuration=fast(pipeline__max_parallelism="128"))
+    job.running()
+    taken = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
+    overview = cluster.call(cluster.dispatcher.job_details(job.job_id)).overview
+    assert overview.lineage is not None
+    assert overview.lineage.id == first
+    assert overview.lineage.incarnation > 1
+    assert open_snapshot(taken).metadata.lineage_id == first
+    listed = cluster.call(cluster.dispatcher.list_savepoints(str(tmp_path / "savepoints"), None)).savepoints
+    assert [found.entry and found.entry.lineage_id for found in listed] == [first]
 
 
 @pytest.mark.row("air.2")

@@ -97,6 +97,7 @@ class CheckpointCoordinator:
         recovered: Iterable[RetainedCheckpoint] = (),
         first_delay_ms: int | None = None,
         statistics: CheckpointStatsTracker | None = None,
+        lineage: str | None = None,
     ) -> None:
         self._configuration = configuration = configuration.effective()
         ids = CheckpointIdCounter() if ids is None else ids
@@ -117,7 +118,7 @@ class CheckpointCoordinator:
             configuration.tolerable_failures, pending, view, schedule, retention, stats, emit
         )
         self._triggering = Triggering(configuration, ids, pending, view, schedule, retention, failures, emit)
-        self._completion = Completion(job_id, pending, schedule, retention, failures, stats, emit)
+        self._completion = Completion(job_id, lineage, pending, schedule, retention, failures, stats, emit)
         self._restoring = Restoring(ids, pending, retention, stats, emit)
         for entry in retention.entries:
             ids.advance_to(entry.checkpoint.id + 1)

@@ -128,7 +128,10 @@ class PlanPreview(Struct, frozen=True):
 
 
 class JobLine(Struct, frozen=True):
-    """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included."""
+    """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included.
+
+    ``lineage`` and ``incarnation`` are None of Flink, and of a job that could not be recovered.
+    """
 
     job_id: str = field(name="jid")
     name: str
@@ -139,6 +142,8 @@ class JobLine(Struct, frozen=True):
     last_modification_ms: int = field(name="last-modification")
     tasks: dict[str, int]
     drill: bool = field(name="restore-drill", default=False)
+    lineage: str | None = None
+    incarnation: int | None = None
 
 
 class IoMetrics(Struct, frozen=True, rename="kebab"):
@@ -209,6 +214,8 @@ class JobDetails(Struct, frozen=True):
     drill: bool = field(name="restore-drill", default=False)
     now_ms: int = field(name="now", default=0)
     warnings: tuple[str, ...] = ()
+    lineage: str | None = None
+    incarnation: int | None = None
 
 
 class JobConfig(Struct, frozen=True, rename="kebab"):

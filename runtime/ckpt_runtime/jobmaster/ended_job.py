@@ -35,6 +35,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
+    LineagePlace,
     RunRequest,
 )
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -60,6 +61,7 @@ class _Result(Struct):
     restarts: int = 0
     version: int = 1
     notes: tuple[ChangeNote, ...] = ()
+    lineage: LineagePlace | None = None
 
 
 class EndedJob:
@@ -86,6 +88,7 @@ class EndedJob:
             end_time_ms=times[self.status] if self.status.is_globally_terminal else NOT_YET,
             last_modification_ms=max(times.values()),
             tasks_by_state=self.executions.counts(),
+            lineage=result.lineage or LineagePlace(result.job_id),
         )
         self._timestamps = times
         self._exceptions = result.exceptions
@@ -168,6 +171,7 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
     request: RunRequest | None,
     checkpoints: CheckpointStatsSnapshot,
     restarts: int,
+    lineage: LineagePlace,
 ) -> dict[str, Any]:
     """The stored form. Checkpoints that are still in progress fail with the job's end."""
     counts = checkpoints.counts
@@ -191,6 +195,7 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
             "savepoint": _stored(checkpoints.latest_savepoint),
         },
         "restarts": restarts,
+        "lineage": asdict(lineage),
     }
 
 

@@ -138,8 +138,22 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LineagePlace:
+    """Where a job stands among those that started from each other's snapshots.
+
+    ``id`` is that of the first of them; ``incarnation`` rises with each job that this cluster starts of the lineage.
+    """
+
+    id: str
+    incarnation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class JobOverview:
-    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt."""
+    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt.
+
+    ``lineage`` is None for a job that could not be recovered.
+    """
 
     job_id: str
     name: str
@@ -150,6 +164,7 @@ class JobOverview:
     tasks_by_state: Mapping[ExecutionState, int]
     pending_operators: int = 0
     drill: bool = False
+    lineage: LineagePlace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -476,6 +476,7 @@ def create_job_core(
             ids,
             history.checkpoints,
             statistics=statistics,
+            lineage=submission.place.id,
         ),
         overrides,
         history.savepoint_id,

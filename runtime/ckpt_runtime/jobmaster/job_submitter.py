@@ -113,6 +113,7 @@ class JobSubmitter:
             request=request,
             record=JobRecord() if store is None else DurableRecord(store, job_id),
             ended_jobs=self._known.ended_before(savepoint),
+            lineage=None if savepoint is None or request.drill else self._known.next_place(savepoint.lineage_id),
         )
         if request.drill or not submission.configuration.get(PipelineOptions.UNIQUE_NAME):
             return await self._accepted(submission, store)

@@ -136,6 +136,7 @@ class JobView:
             request=self._submission.request,
             checkpoints=checkpoints,
             restarts=self._restarts,
+            lineage=self._submission.place,
         )
 
     # --- what users see
@@ -150,6 +151,7 @@ class JobView:
             last_modification_ms=self._last_modification,
             tasks_by_state=self.executions.counts(),
             drill=self._submission.is_drill,
+            lineage=self._submission.place,
         )
 
     def details(self) -> JobDetails:

@@ -20,7 +20,7 @@ from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_errors import JobNameTaken, JobNotFound, NotReady
-from ckpt_runtime.jobmaster.gateway_values import NOT_YET, JobOverview
+from ckpt_runtime.jobmaster.gateway_values import NOT_YET, JobOverview, LineagePlace
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
@@ -93,6 +93,12 @@ class KnownJobs:
         for job_id, job in self._jobs.items():
             if not job.status.is_globally_terminal and job.overview().name == name:
                 raise JobNameTaken(name, job_id, job.status)
+
+    def next_place(self, lineage: str) -> LineagePlace:
+        """The place of a job that starts from a snapshot of this lineage."""
+        places = (job.overview().lineage for job in self._jobs.values())
+        earlier = (place.incarnation for place in places if place is not None and place.id == lineage)
+        return LineagePlace(lineage, 1 + max(earlier, default=1))
 
     def ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
         """The job that took a snapshot, if it is known to run no more. Of another session's nothing is known."""

@@ -17,7 +17,7 @@ from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import NonNegative, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, LineagePlace, RunRequest
 from ckpt_runtime.jobmaster.job_record import JobRecord, cluster_options
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.storage.disposal import SnapshotDisposal
@@ -57,6 +57,7 @@ class StoredProperties(Struct):
     request: RunRequest | None = None
     claims: JobClaims | None = None
     defaults: dict[str, str] | None = None
+    lineage: LineagePlace | None = None
     cluster_configuration: dict[str, str] = {}
     """Of earlier versions, see :func:`~ckpt_runtime.jobmaster.job_record.cluster_options`."""
 
@@ -68,7 +69,8 @@ class JobSubmission:
     ``own`` is the job's configuration: what its pipeline set, under what came with the request or later. ``defaults``
     are the cluster's options, under it.
     ``archive`` is the zip of the pipeline's files. ``ended_jobs`` took the savepoint, or had its sinks before, and are
-    known to write no more. ``claims`` are what makes the savepoint the job's, with CLAIM.
+    known to write no more. ``claims`` are what makes the savepoint the job's, with CLAIM. ``lineage`` is None for the
+    first job of one.
     """
 
     job_id: str
@@ -89,6 +91,12 @@ class JobSubmission:
     history: JobHistory = field(default_factory=JobHistory)
     submitted_at_ms: int = field(default_factory=wall_clock_ms)
     ended_jobs: tuple[str, ...] = ()
+    lineage: LineagePlace | None = None
+
+    @property
+    def place(self) -> LineagePlace:
+        """The job's place in its lineage."""
+        return self.lineage or LineagePlace(self.job_id)
 
     @property
     def configuration(self) -> Configuration:
@@ -118,6 +126,7 @@ class JobSubmission:
             submitted_at_ms=self.submitted_at_ms,
             request=self.request,
             claims=self.claims,
+            lineage=self.lineage,
         )
         given = self.own.given.to_dict()
         return StoredJob(self.job_id, self.graph.to_json(), given, properties=to_builtins(properties))
@@ -155,6 +164,7 @@ def submission_of(
         record=record,
         history=history,
         submitted_at_ms=properties.submitted_at_ms,
+        lineage=properties.lineage,
     )
 
 

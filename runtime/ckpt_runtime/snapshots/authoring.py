@@ -222,6 +222,7 @@ def publish_savepoint(
         states=states,
         finished=base.metadata.finished if base else frozenset(),
         edges=base.metadata.edges if base else (),
+        lineage=base.metadata.lineage if base else None,
     )
     _publish(target, prefix, metadata, files)
     return target.url

@@ -71,6 +71,7 @@ def described(metadata: CompletedCheckpoint, taken_by: TakenBy | None = None) ->
         bytes=sum(state.bytes for state in states),
         files=len({file.path for state in states for file in state.files()}),
         written_by=metadata.written_by,
+        lineage=metadata.lineage_id,
     )
     if taken_by is None:
         return entry

@@ -67,6 +67,7 @@ def job_line(job: JobOverview, now_ms: int) -> Json:
         "tasks": {**tasks, "total": sum(tasks.values())},
         "pending-operators": job.pending_operators,
         "restore-drill": job.drill,
+        **_lineage(job),
     }
 
 
@@ -91,7 +92,12 @@ def job_details(details: JobDetails, now_ms: int) -> Json:
         "plan": plan(job.job_id, details.graph),
         "pending-operators": job.pending_operators,
         "restore-drill": job.drill,
+        **_lineage(job),
     }
+
+
+def _lineage(job: JobOverview) -> Json:
+    return {"lineage": job.lineage.id, "incarnation": job.lineage.incarnation} if job.lineage is not None else {}
 
 
 def vertex_line(vertex: VertexDetails, now_ms: int) -> Json:

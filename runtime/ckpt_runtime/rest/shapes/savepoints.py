@@ -27,6 +27,7 @@ def savepoint(found: CataloguedSavepoint) -> Json:
         **document,
         "job-id": entry.job_id,
         "job-name": entry.job_name,
+        "lineage": entry.lineage_id,
         "program": entry.program,
         "configuration-version": entry.configuration_version,
         "savepoint-id": entry.savepoint_id,

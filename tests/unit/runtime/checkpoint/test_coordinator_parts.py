@@ -71,7 +71,7 @@ class Parts:
             configuration, self.ids, self.pending, self.view, self.schedule, self.retention, self.failures, emit
         )
         self.completion = Completion(
-            "job", self.pending, self.schedule, self.retention, self.failures, self.stats, emit
+            "job", None, self.pending, self.schedule, self.retention, self.failures, self.stats, emit
         )
         self.restoring = Restoring(self.ids, self.pending, self.retention, self.stats, emit)
 
@@ -127,7 +127,7 @@ class TestPendingCheckpoints:
 
 
 def _complete(pending):
-    pending.complete("job", NOW.abs_ms)
+    pending.complete("job", None, NOW.abs_ms)
     return pending
 
 
