@@ -84,7 +84,7 @@ def test_what_the_job_manager_warns_of_is_in_the_log_of_the_task_that_starts_the
     job_manager.gateway.add_job = without_checkpoints  # type: ignore[method-assign, assignment]
     deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
     said = capsys.readouterr()
-    assert "no execution.checkpointing.interval is set, and 'orders commit' commits" in said.out + said.err
+    assert "no execution.checkpointing.interval is set, and rows of 'orders commit' are" in said.out + said.err
 
 
 @pytest.mark.row("air.3")

@@ -77,7 +77,10 @@ def test_a_job_without_checkpoints_whose_sink_commits_with_them_is_degraded(sink
     found = job.health()
     assert found.verdict is HealthVerdict.DEGRADED
     (reason,) = found.reasons
-    assert "no execution.checkpointing.interval is set, and 'sink of orders' commits with checkpoints" in reason
+    assert (
+        "no execution.checkpointing.interval is set, and rows of 'sink of orders' are committed with checkpoints"
+        in reason
+    )
     job.details = replace(job.details, overview=replace(job.details.overview, status=JobStatus.FINISHED))
     assert job.health().reasons == ()
 
