@@ -25,13 +25,13 @@ def is_id(job: str) -> bool:
 
 
 def living(name: str, lines: Sequence[JobLine]) -> list[JobLine]:
-    """The jobs of this name that have not ended."""
-    return [line for line in lines if line.name == name and line.state not in TERMINAL_STATES]
+    """The jobs of this name that have not ended. A restore drill has the name of the job that it restores."""
+    return [line for line in lines if line.name == name and line.state not in TERMINAL_STATES and not line.drill]
 
 
 def latest_ended(name: str, lines: Sequence[JobLine]) -> JobLine | None:
     """The job of this name that ended last."""
-    ended = (line for line in lines if line.name == name and line.state in TERMINAL_STATES)
+    ended = (line for line in lines if line.name == name and line.state in TERMINAL_STATES and not line.drill)
     return max(ended, key=lambda line: line.end_time_ms, default=None)
 
 

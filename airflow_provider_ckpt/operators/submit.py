@@ -377,6 +377,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
             self._run(client, options, record)
         self.log.info("Started job %s of pipeline %s", job_id, record["pipeline_id"])
+        self._tell_warnings(client, job_id)
         return journal.write(**record | {"started": True})
 
     def _run(self, client: CkptClient, options: RunOptions, record: Json) -> None:
@@ -386,6 +387,16 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         except Conflict:
             self._check_name(client, but_for=record["job_id"])
             raise
+
+    def _tell_warnings(self, client: CkptClient, job_id: str) -> None:
+        """In the log, what the job manager warns of in a job that was just started. Flink warns of nothing."""
+        try:
+            details = client.execute(job_details(job_id))
+        except CkptClientError as error:  # the wait that follows deals with it
+            self.log.info("Job %s cannot be looked at yet: %s", job_id, error)
+        else:
+            for warning in details.warnings:
+                self.log.warning("Job %s: %s", job_id, warning)
 
     def _end_if_killed(self) -> None:
         """A task that is killed goes on for some seconds, and would take the end of its job for a failure."""

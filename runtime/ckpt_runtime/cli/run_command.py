@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from ckpt_runtime.cli.output import size_text
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.client.waiting import Steps, retry, watch
@@ -86,6 +88,9 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     client = cli.client()
     start = client.run_drill if drill else client.run_pipeline
     job = start(client.upload_pipeline(filename, content), options, job_id=job_id)
+    with suppress(CkptClientError):  # the job is started all the same
+        for warning in client.job_details(job).warnings:
+            cli.output.note(f"warning: {warning}")
     if detached:
         cli.output.result({"job_id": job}, job)
         return ExitCode.OK

@@ -134,6 +134,7 @@ class PlanPreview(Struct, frozen=True):
 
     plan: dict[str, Any]
     restore: RestorePreview | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class JobLine(Struct, frozen=True):
@@ -233,6 +234,7 @@ class JobDetails(Struct, frozen=True):
     plan: dict[str, Any]
     drill: bool = field(name="restore-drill", default=False)
     now_ms: int = field(name="now", default=0)
+    warnings: tuple[str, ...] = ()
     status_reason: str | None = field(name="status-reason", default=None)
     lineage: str | None = None
     incarnation: int | None = None

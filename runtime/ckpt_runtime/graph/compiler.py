@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA
 from ckpt_runtime.graph.job_graph import (
@@ -104,6 +106,7 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     _move_event_time_by_ranges(operators)
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
+    warnings += graph.warnings(Configuration(graph.configuration).get(CheckpointingOptions.INTERVAL))
     return CompiledPlan(
         job_graph=graph,
         specs={operator.uid: operator.node.spec for operator in operators},

@@ -65,7 +65,7 @@ def job_health(
     )
     names = {vertex.vertex_id: vertex.name for vertex in details.vertices}
     vertex = None if vertex_id is None or not backpressure else names.get(vertex_id, vertex_id)
-    found: list[tuple[HealthVerdict, str]] = []
+    found = [(HealthVerdict.DEGRADED, text) for text in job_warnings(details, settings)]
     if status is JobStatus.RUNNING:
         running_ms = now_ms - details.state_timestamps_ms.get(JobStatus.RUNNING, now_ms)
         found += _of_checkpoints(outcomes, age, settings, running_ms)
@@ -90,6 +90,12 @@ def job_health(
         backpressure,
         vertex,
     )
+
+
+def job_warnings(details: JobDetails, settings: CheckpointConfiguration) -> tuple[str, ...]:
+    """What is to be told of a job that has not ended, with the settings that hold now."""
+    ended = details.overview.status.is_globally_terminal
+    return () if ended else details.graph.warnings(settings.interval_ms)
 
 
 def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:

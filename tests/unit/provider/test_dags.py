@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 import airflow_provider_ckpt.dags as delivered
 from airflow_provider_ckpt.arguments import millis
+from airflow_provider_ckpt.dags import scheduled_savepoints
 from airflow_provider_ckpt.dags._params import DURATION
 from airflow_provider_ckpt.dags.scheduled_savepoints import directory_of
+from ckpt_runtime.scheduler.job_status import JobStatus
+from tests.unit.provider.conftest import JobManager
 
 ROOT = Path(__file__).resolve().parents[3]
 DAGS = [getattr(delivered, name) for name in delivered.names()]
@@ -129,6 +133,24 @@ def test_what_no_task_could_use_is_refused_by_the_form(dag_id: str, given: dict[
 def test_the_pattern_of_durations_is_that_of_the_operators(text: str) -> None:
     assert re.search(DURATION, text)
     assert millis("x", text) > 0
+
+
+def test_every_living_job_with_a_name_of_its_own_is_saved_and_no_restore_drill(job_manager: JobManager) -> None:
+    gateway = job_manager.gateway
+    for number, name in enumerate(["orders", "returns", "twice", "twice", "ended"], start=1):
+        gateway.add_job(f"{number:032x}", name)
+    gateway.move(f"{5:032x}", JobStatus.FINISHED)
+    for number, name in ((6, "orders"), (7, "drilled")):
+        drill = gateway.add_job(f"{number:032x}", name)
+        drill.request = replace(drill.request, drill=True)
+    given = {"jobs": [], "connection": "ckpt_default", "directory": "/data"}
+    found = scheduled_savepoints.jobs_to_save.function(given)
+    assert sorted(found, key=lambda job: job["job"]) == [
+        {"job": name, "target_directory": f"/data/{name}"} for name in ("contract-job", "orders", "returns")
+    ]
+    assert scheduled_savepoints.jobs_to_save.function(given | {"jobs": ["a", "b", "a"]}) == [
+        {"job": name, "target_directory": f"/data/{name}"} for name in ("a", "b")
+    ]
 
 
 def test_each_job_has_a_directory_of_its_own() -> None:

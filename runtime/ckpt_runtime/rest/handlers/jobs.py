@@ -10,6 +10,7 @@ from fastapi import Depends, Query
 
 from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated
 from ckpt_runtime.jobmaster.gateway_values import ExceptionHistory
+from ckpt_runtime.jobmaster.health import job_warnings
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
 from ckpt_runtime.rest.json_body import whole_request
@@ -90,7 +91,9 @@ def _numbers(values: Mapping[str, str]) -> dict[str, float]:
 @router.get("/{jobid}", responses=_ONE_JOB)
 async def details(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
     """Everything about one job."""
-    return shapes.job_details(await gateway.job_details(job_id), now_ms())
+    found = await gateway.job_details(job_id)
+    warnings = job_warnings(found, (await gateway.checkpoint_config(job_id)).settings)
+    return shapes.job_details(found, now_ms()) | {"warnings": list(warnings)}
 
 
 @router.patch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -9,7 +10,9 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.jobmaster.gateway_errors import GatewayError
 from ckpt_runtime.jobmaster.gateway_values import RunRequest, StoredPipeline
+from ckpt_runtime.jobmaster.health import job_warnings
 from ckpt_runtime.rest.bodies import (
     Body,
     EntryPoint,
@@ -173,10 +176,14 @@ async def plan(pipeline_id: PipelineId, gateway: Gateway, body: _Body) -> dict[s
 
 @router.post("/{jarid}/run", openapi_extra=_RUN_BODY, **_SUBMISSION)
 async def run(pipeline_id: PipelineId, gateway: Gateway, body: _Body, condition: Condition) -> dict[str, Any]:
-    """Start a job of a pipeline."""
-    request = RunRequest(pipeline_id=pipeline_id, **dict(body), condition=condition)
-    job_id = await gateway.run_pipeline(request)
-    return {"jobid": job_id, "applicationId": job_id}
+    """Start a job of a pipeline. ``warnings`` are there only if there are any: Flink's answer has none."""
+    job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body), condition=condition))
+    answer: dict[str, Any] = {"jobid": job_id, "applicationId": job_id}
+    with suppress(GatewayError):  # the job is started, whatever has become of it since
+        settings = (await gateway.checkpoint_config(job_id)).settings
+        if warnings := job_warnings(await gateway.job_details(job_id), settings):
+            answer["warnings"] = list(warnings)
+    return answer
 
 
 @router.post("/{jarid}/drill", openapi_extra=_DRILL_BODY, **_SUBMISSION)

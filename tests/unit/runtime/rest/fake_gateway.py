@@ -98,7 +98,7 @@ class FakeJob:
     savepoint_directory: str | None = None
     update_in_progress: bool = False
     end: JobStatus | None = None
-    polls_before_end: int = 1
+    polls_before_end: int = 3
     changed: OwnConfiguration | None = None
 
     @property
