@@ -51,7 +51,7 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import JobInput, JobOutput
-from ckpt_runtime.scheduler.deployment import Program
+from ckpt_runtime.scheduler.deployment import JobDescriptor, Program
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -303,13 +303,13 @@ class JobShell:
             return
         submission = self._submission
         # Pinned, two workers of one core would wait for each other while other cores are free.
-        crowded = any(self._host.slots_in_use(slot.host) > len(slot.cpus) for slot in slots)
+        crowded = any(
+            self._host.slots_in_use(host) > len(cpus) for host, cpus in {s.host: s.cpus for s in slots}.items()
+        )
         pin = order.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO and not crowded
         workers = [(slot.host, slot.worker.data_address, slot.cpus) for slot in slots if slot.worker is not None]
         deployments = plan_deployments(
-            submission.job_id,
             order.graph,
-            Program(submission.program_id, submission.entry, submission.arguments),
             place(workers, pin=pin),
             deployment=self._host.next_deployment(),
             attempt=order.attempt,
@@ -317,7 +317,8 @@ class JobShell:
             sinks=sink_lineages(order.graph, submission.seed, order.lineage, submission.ended_jobs, order.savepoint_id),
         )
         reach("deploy-before")
-        self._tasks.deploy(slots, deployments)
+        program = Program(submission.program_id, submission.entry, submission.arguments)
+        self._tasks.deploy(slots, JobDescriptor(submission.job_id, order.graph, program), deployments)
         self.view.deployed(slots)
 
     def _cancel_tasks(self, executions: tuple[ExecutionId, ...]) -> None:
