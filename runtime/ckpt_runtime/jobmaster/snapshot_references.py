@@ -6,7 +6,7 @@ A snapshot is known by its place: symbolic links, forms of a URL and ``_metadata
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -58,17 +58,17 @@ class _Place:
 class SnapshotReferences:
     """``living`` tells what all jobs refer to that may still run, ``ended`` the ids of those that do nothing more.
 
-    Lives on one event loop; looks in ``pool``.
+    Lives on one event loop; looks in the pool that ``paths`` gives for a URL.
     """
 
     def __init__(
         self,
         living: Callable[[], Sequence[References]],
-        pool: Executor,
+        paths: Callable[[str], Executor],
         ended: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         self._living = living
-        self._pool = pool
+        self._paths = paths
         self._ended = ended
         self._disposing: list[Identity] = []
 
@@ -79,7 +79,7 @@ class SnapshotReferences:
         :class:`NoSnapshot` for a directory that is none, and :class:`StorageError` for an unusable path.
         """
         check = partial(self._check_stored, path, cluster, self._ended())
-        await asyncio.get_running_loop().run_in_executor(self._pool, check)
+        await asyncio.get_running_loop().run_in_executor(self._paths(path), check)
         target = await self._unreferenced(path, self._living, "disposed of")
         self._disposing.append(target.own)
         return target.own
@@ -99,7 +99,7 @@ class SnapshotReferences:
             return claim_snapshot(snapshot, Claimant(job_id, cluster, own.url, process), written)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, claim)
+            return await asyncio.get_running_loop().run_in_executor(self._paths(path), claim)
         except ClaimedError as error:
             raise self._claimed_by(path, "claimed", error, cluster) from error
 
@@ -121,13 +121,23 @@ class SnapshotReferences:
 
     async def _unreferenced(self, path: str, living: Callable[[], Sequence[References]], wish: str) -> _Place:
         places: dict[str, _Place | None] = {}
-        loop = asyncio.get_running_loop()
-        target = await loop.run_in_executor(self._pool, _place, path)
+        target = await asyncio.get_running_loop().run_in_executor(self._paths(path), _place, path)
         while unknown := {url for job in living() for url in job.urls} - places.keys():
-            places |= await loop.run_in_executor(self._pool, _places, sorted(unknown))
+            places |= await self._places(sorted(unknown))
         for job in living():
             _check(path, target, job, places, wish)
         return target
+
+    async def _places(self, urls: Sequence[str]) -> dict[str, _Place | None]:
+        """None for what cannot be looked at, each at its own address: one that does not answer delays no other."""
+        loop = asyncio.get_running_loop()
+        found = await asyncio.gather(
+            *(loop.run_in_executor(self._paths(url), _place, url) for url in urls), return_exceptions=True
+        )
+        for error in found:
+            if isinstance(error, BaseException) and not isinstance(error, StorageError):
+                raise error
+        return {url: place if isinstance(place, _Place) else None for url, place in zip(urls, found, strict=True)}
 
     def _claimed_by(self, path: str, wish: str, error: ClaimedError, cluster: str) -> SnapshotInUse:
         """What to answer: who has claimed the snapshot, what is known of that job, and what can be done."""
@@ -159,7 +169,7 @@ class SnapshotReferences:
 
     async def is_being_disposed(self, path: str) -> bool:
         """Whether a user is deleting the snapshot right now."""
-        place = (await asyncio.get_running_loop().run_in_executor(self._pool, _places, [path]))[path]
+        place = (await self._places([path]))[path]
         return place is not None and place.own in self._disposing
 
 
@@ -177,14 +187,3 @@ def _check(path: str, target: _Place, job: References, places: dict[str, _Place 
 def _place(url: str) -> _Place:
     directory = snapshot_directory(resolve(url)).real()
     return _Place(identity(directory), identity(directory.parent))
-
-
-def _places(urls: Iterable[str]) -> dict[str, _Place | None]:
-    """None for what cannot be looked at."""
-    found: dict[str, _Place | None] = {}
-    for url in urls:
-        try:
-            found[url] = _place(url)
-        except StorageError:
-            found[url] = None
-    return found

@@ -260,7 +260,7 @@ class World:
 
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.directory = directory
-        self.pool = DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
+        self.pool = DriverPools(own=pool, deletions=pool, paths=lambda _: pool, planning=pool)
         self.archive = b"archive"
         self.ignored: tuple[type, ...] = ()
         self.on_message: Callable[[FakeWorker, WorkerCommand], bool] = lambda worker, message: False
