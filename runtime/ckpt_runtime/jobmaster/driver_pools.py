@@ -36,7 +36,7 @@ class AddressPools:
         self._made = made
         self._lock = Lock()
         self._pools: dict[str, BoundedPool] = {}
-        self._others = self._pool("addresses beyond the first that are in use")
+        self._others = self._pool(f"hosts and buckets beyond the {_MAX_ADDRESSES} in use")
 
     def __call__(self, url: str) -> BoundedPool:
         address = address_of(url)
