@@ -6,7 +6,7 @@ A snapshot is known by its place: symbolic links, forms of a URL and ``_metadata
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from ckpt_runtime.process_mark import own_mark
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import SESSION_PREFIX, Claimant, ClaimedError, claim_of, place_of_snapshot
 from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.filesystem import Identity, identity, is_directory, resolve
+from ckpt_runtime.storage.filesystem import Identity, address_of, identity, is_directory, resolve
 from ckpt_runtime.storage.savepoint_entry import read_entry
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_directory
 
@@ -123,21 +123,24 @@ class SnapshotReferences:
         places: dict[str, _Place | None] = {}
         target = await asyncio.get_running_loop().run_in_executor(self._paths(path), _place, path)
         while unknown := {url for job in living() for url in job.urls} - places.keys():
-            places |= await self._places(sorted(unknown))
+            places |= await self._places(unknown)
         for job in living():
             _check(path, target, job, places, wish)
         return target
 
-    async def _places(self, urls: Sequence[str]) -> dict[str, _Place | None]:
-        """None for what cannot be looked at, each at its own address: one that does not answer delays no other."""
+    async def _places(self, urls: Iterable[str]) -> dict[str, _Place | None]:
+        """None for what cannot be looked at. Raises :class:`StorageError` when an address does not answer.
+
+        Two spellings of an address may lead to one place, so none of them is left out.
+        """
+        by_address: dict[str, list[str]] = {}
+        for url in sorted(urls):
+            by_address.setdefault(address_of(url), []).append(url)
         loop = asyncio.get_running_loop()
         found = await asyncio.gather(
-            *(loop.run_in_executor(self._paths(url), _place, url) for url in urls), return_exceptions=True
+            *(loop.run_in_executor(self._paths(there[0]), _places, there) for there in by_address.values())
         )
-        for error in found:
-            if isinstance(error, BaseException) and not isinstance(error, StorageError):
-                raise error
-        return {url: place if isinstance(place, _Place) else None for url, place in zip(urls, found, strict=True)}
+        return {url: place for places in found for url, place in places.items()}
 
     def _claimed_by(self, path: str, wish: str, error: ClaimedError, cluster: str) -> SnapshotInUse:
         """What to answer: who has claimed the snapshot, what is known of that job, and what can be done."""
@@ -187,3 +190,14 @@ def _check(path: str, target: _Place, job: References, places: dict[str, _Place 
 def _place(url: str) -> _Place:
     directory = snapshot_directory(resolve(url)).real()
     return _Place(identity(directory), identity(directory.parent))
+
+
+def _places(urls: Iterable[str]) -> dict[str, _Place | None]:
+    """None for what cannot be looked at."""
+    found: dict[str, _Place | None] = {}
+    for url in urls:
+        try:
+            found[url] = _place(url)
+        except StorageError:
+            found[url] = None
+    return found
