@@ -210,7 +210,8 @@ class FinishUpgradeOperator(CkptStepsOperator):
             record = Upgrade.from_json(document)
         except ValueError as error:
             allowed = f"it must be what a paused one gives: {error}"
-            raise CkptArgumentInvalid("upgrade", type(given).__name__, allowed) from error
+            shown = None if given is None else type(given).__name__
+            raise CkptArgumentInvalid("upgrade", shown, allowed) from error
         if record.step is not Step.PAUSED:
             raise CkptArgumentInvalid("upgrade", record.step.value, "it must be one that is PAUSED")
         return record

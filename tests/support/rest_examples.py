@@ -177,7 +177,7 @@ def config_changes(method: str, situation: str, job_id: str, options: dict[str, 
     body = {"configuration": options} | ({"version": 1} if method == "PUT" else {})
     path, given = JOB + "/config", {"json": body}
     return [
-        Call(method, path, situation, {"jobid": job_id}, arguments=given),
+        Call(method, path, situation, {"jobid": job_id}, "?changes=true" if method == "PUT" else "", given),
         Call(method, path, f"{situation}, a dry run", {"jobid": job_id}, "?dry-run=true", given),
     ]
 
@@ -230,6 +230,13 @@ CALLS = [
     Call("GET", JOB + "/config", "submitted with an option"),
     Call("GET", JOB + "/config", "submitted without", {"jobid": NEW}),
     Call("GET", JOB + "/config", "changed while it ran", {"jobid": FINISHED}),
+    Call(
+        "PUT",
+        JOB + "/config",
+        "as in FLIP-530",
+        {"jobid": RUNNING},
+        arguments={"json": {"configuration": {}, "version": 1}},
+    ),
     *config_changes("PUT", "nothing has changed", RUNNING, {INTERVAL: "2000 ms"}),
     *config_changes("PUT", "applied at once", RUNNING, {INTERVAL: "5 s"}),
     *config_changes("PUT", "removed", RUNNING, {}),

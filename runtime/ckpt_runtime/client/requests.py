@@ -293,7 +293,8 @@ def replace_job_config(
 ) -> Call[ConfigChange]:
     """Replace the job's whole configuration, which was made of ``version``; only what differs in meaning counts."""
     body = {"configuration": dict(configuration), "version": version}
-    return Call("PUT", _job(job_id, "/config"), reader(ConfigChange), body=body, query=_dry(dry_run), feature=_FLIP_530)
+    query = {"changes": "true", **_dry(dry_run)}
+    return Call("PUT", _job(job_id, "/config"), reader(ConfigChange), body=body, query=query, feature=_FLIP_530)
 
 
 def patch_job_config(

@@ -138,7 +138,8 @@ class JobManagerOptions:
         "jobmanager.storage.timeout",
         DurationType(1),
         60_000,
-        "How long the driver waits for one call to storage; a checkpoint or request whose call takes longer fails. "
+        "How long the driver waits for one call to storage, including the time that the call waits for a thread; a "
+        "checkpoint or request whose call takes longer fails. Calls to each host or bucket have threads of their own. "
         "Deletions may take ten times as long.",
     )
     PLANNING_TIMEOUT = cluster_option(

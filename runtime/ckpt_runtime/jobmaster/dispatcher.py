@@ -477,7 +477,7 @@ class Dispatcher:
         async def dispose() -> OperationStatus:
             try:
                 order = partial(self._dispose, path, self._references.written(), self._known.settled())
-                await asyncio.get_running_loop().run_in_executor(self._pools.paths, order)
+                await asyncio.get_running_loop().run_in_executor(self._pools.paths(path), order)
             finally:
                 self._references.end_disposal(claimed)
             return OperationStatus(True)

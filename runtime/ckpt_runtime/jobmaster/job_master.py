@@ -220,7 +220,7 @@ class JobMaster:
         if location is None or taken_by is None:
             return
         try:
-            await self._loop.run_in_executor(self._pools.paths, record_savepoint, location, taken_by)
+            await self._loop.run_in_executor(self._pools.paths(location), record_savepoint, location, taken_by)
         except (StorageError, ValueError) as error:
             logger.warning("savepoint %s has no entry in the catalogue: %s", location, error)
 

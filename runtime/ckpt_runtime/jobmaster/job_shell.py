@@ -51,7 +51,7 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import JobInput, JobOutput
-from ckpt_runtime.scheduler.deployment import Program
+from ckpt_runtime.scheduler.deployment import JobDescriptor, Program
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -307,9 +307,7 @@ class JobShell:
         cores = self._host.bind_slots(slots) if pinned else [None] * len(slots)
         addresses = [slot.worker.data_address for slot in slots if slot.worker is not None]
         deployments = plan_deployments(
-            submission.job_id,
             order.graph,
-            Program(submission.program_id, submission.entry, submission.arguments),
             [SlotPlacement(address, core) for address, core in zip(addresses, cores, strict=True)],
             deployment=self._host.next_deployment(),
             attempt=order.attempt,
@@ -317,7 +315,8 @@ class JobShell:
             sinks=sink_lineages(order.graph, submission.seed, order.lineage, submission.ended_jobs, order.savepoint_id),
         )
         crash_point("deploy-before")
-        self._tasks.deploy(slots, deployments)
+        program = Program(submission.program_id, submission.entry, submission.arguments)
+        self._tasks.deploy(slots, JobDescriptor(submission.job_id, order.graph, program), deployments)
         self.view.deployed(slots)
 
     def _cancel_tasks(self, executions: tuple[ExecutionId, ...]) -> None:

@@ -137,7 +137,7 @@ class JobSubmitter:
         try:
             # Whoever submits names the directory: whether storage answers there is not known yet.
             directory = checkpoint_directory(submission)
-            await asyncio.get_running_loop().run_in_executor(self._pools.paths, resolve, directory)
+            await asyncio.get_running_loop().run_in_executor(self._pools.paths(directory), resolve, directory)
             submission = await self._claimed(submission)
             job, first_checkpoint_id = await self._prepared(submission)
         except (ConfigurationError, CheckpointConfigurationError) as error:
@@ -165,11 +165,11 @@ class JobSubmitter:
         in_pool = asyncio.get_running_loop().run_in_executor
         try:
             job = self._known.create(submission)
-            return job, await in_pool(self._pools.paths, job.prepare_storage)
+            return job, await in_pool(self._pools.paths(checkpoint_directory(submission)), job.prepare_storage)
         except BaseException:
-            if submission.claims is not None:
+            if submission.claims is not None and submission.savepoint is not None:
                 with suppress(StorageError):
-                    await in_pool(self._pools.paths, submission.claims.release)
+                    await in_pool(self._pools.paths(submission.savepoint.directory), submission.claims.release)
             raise
 
     @property
@@ -200,7 +200,7 @@ class JobSubmitter:
         try:
             if await self._references.is_being_disposed(path):
                 raise SubmissionFailed(f"cannot restore from {path}: it is being disposed of")
-            return await asyncio.get_running_loop().run_in_executor(self._pools.paths, _open, path)
+            return await asyncio.get_running_loop().run_in_executor(self._pools.paths(path), _open, path)
         except StorageError as error:
             raise _refusal(f"cannot restore from {path}", error) from error
 

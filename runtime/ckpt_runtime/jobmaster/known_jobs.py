@@ -173,7 +173,7 @@ class KnownJobs:
         logger.info("recovered %d jobs, %d could not be recovered", len(self._jobs), len(self._stranded))
 
     def _read_snapshot(self, url: str) -> CompletedCheckpoint:
-        return self._pools.paths.submit(read_snapshot, url).result()
+        return self._pools.paths(url).submit(read_snapshot, url).result()
 
     def _look_again(self, earlier: FoundJob) -> FoundJob:
         assert self._store is not None

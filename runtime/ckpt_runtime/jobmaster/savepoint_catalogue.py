@@ -1,4 +1,4 @@
-"""The savepoint catalogue as the driver answers for it: in the pool for paths that users name, with errors for REST."""
+"""The savepoint catalogue as the driver answers for it: in the pools of addresses, with errors for REST."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MAX_TARGETS = 100
 
 
 class SavepointCatalogue:
-    """Keeps no savepoints itself. Lives on one event loop; looks in ``pool``."""
+    """Keeps no savepoints itself. Lives on one event loop; looks in the pool that ``paths`` gives for a URL."""
 
-    def __init__(self, pool: Executor) -> None:
-        self._pool = pool
+    def __init__(self, paths: Callable[[str], Executor]) -> None:
+        self._paths = paths
         self._targets: dict[str, None] = {}
 
     def expect_in(self, directory: str) -> None:
@@ -82,7 +82,7 @@ class SavepointCatalogue:
 
     async def _call(self, field: str, given: str, call: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+            return await asyncio.get_running_loop().run_in_executor(self._paths(given), call)
         except InvalidLocationError as error:
             raise InvalidRequest(field, given, str(error)) from error
         except NotFoundError as error:

@@ -261,16 +261,16 @@ class StorageEffects:
     def execute(self, effect: object) -> None:
         """Starts one. Each call comes with the answer for the case that it was not begun, or does not come back."""
         match effect:
-            case out.InitializeLocation(checkpoint_id, properties):
+            case out.InitializeLocation(checkpoint_id, properties, directory):
                 call = _StorageCall(checkpoint_id, on.LocationFailed, on.LocationFailed)
-                self._in_pool(call, lambda: self._initialize(effect, call), pool=self._pool_of(properties))
+                self._in_pool(call, lambda: self._initialize(effect, call), pool=self._pool_of(properties, directory))
             case out.WriteMetadata(checkpoint):
                 call = _StorageCall(checkpoint.id, on.MetadataFailed, on.MetadataUnknown)
-                pool = self._pool_of(checkpoint.properties)
+                pool = self._pool_of(checkpoint.properties, checkpoint.directory)
                 self._in_pool(call, lambda: self._write_metadata(checkpoint), pool=pool)
             case out.ResolveMetadata(checkpoint, attempt):
                 call = _StorageCall(checkpoint.id, on.MetadataUnknown, on.MetadataUnknown)
-                pool = self._pool_of(checkpoint.properties)
+                pool = self._pool_of(checkpoint.properties, checkpoint.directory)
                 self._in_pool(call, lambda: self._resolve_metadata(checkpoint), backoff_ms(attempt), pool)
             case out.AddToStore(checkpoint, owned):
                 call = _StorageCall(checkpoint.id, on.StoreFailed, on.StoreUnknown)
@@ -289,9 +289,9 @@ class StorageEffects:
             case _:
                 self._delete(effect)
 
-    def _pool_of(self, properties: CheckpointProperties) -> Pool:
+    def _pool_of(self, properties: CheckpointProperties, directory: str | None) -> Pool | str:
         """A savepoint lies where a user wants it: storage that never answers there must not stop checkpoints."""
-        return Pool.PATHS if properties.is_savepoint else Pool.OWN
+        return (directory or "") if properties.is_savepoint else Pool.OWN
 
     def _delete(self, effect: object) -> None:
         """The coordinator goes on after the first attempt; the deletions see to the rest."""
@@ -335,7 +335,7 @@ class StorageEffects:
             self._tell(on.CleanupDone(checkpoint_id))
 
     def _in_pool(
-        self, call: _StorageCall, run: Callable[[], JobInput], delay_ms: float = 0.0, pool: Pool = Pool.OWN
+        self, call: _StorageCall, run: Callable[[], JobInput], delay_ms: float = 0.0, pool: Pool | str = Pool.OWN
     ) -> None:
         if delay_ms:
             self._host.call_later(delay_ms, partial(self._in_pool, call, run, 0.0, pool))

@@ -22,7 +22,6 @@ from typing import Protocol
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
-from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.registry import VERTEX_BOUNDS, VERTEX_PARALLELISM
 from ckpt_runtime.configuration.state_options import StateOptions
@@ -56,7 +55,7 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.scheduler.deployment import Deployment
+from ckpt_runtime.scheduler.deployment import JobDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.state.backend import SharedHandles
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
@@ -113,6 +112,7 @@ class TaskWorker:
         self._parent_watch = parent_watch
         self._transport = DataTransport(connection.local_host, secret)
         self._job: DeployedJob | None = None
+        self._descriptor: JobDescriptor | None = None
         self._plan: tuple[str, CompiledPlan] | None = None
         self._programs: dict[str, str] = {}
         self._shared_handles = SharedHandles()
@@ -172,13 +172,15 @@ class TaskWorker:
     def _deploy(self, command: DeploySubtasks) -> None:
         """Any failure is reported as this deployment's; the worker lives on."""
         deployment = command.deployment
-        job = {"job_id": deployment.job_id, "job_name": deployment.graph.name, "attempt": deployment.attempt}
-        log_of_process(**job)
         try:
+            job = self._descriptor = command.job or self._descriptor
+            if job is None:
+                raise RuntimeError("the driver has not sent this worker the job graph")
+            log_of_process(job_id=job.job_id, job_name=job.graph.name, attempt=deployment.attempt)
             _bind(self._cores if deployment.pin_cpu is None else {deployment.pin_cpu})
-            directory = self._unpack(deployment.program.directory, command.archive)
-            plan = self._plan_of(deployment, directory)
-            self._job = DeployedJob(deployment, plan, self._transport, self, self._shared_handles)
+            directory = self._unpack(job.program.directory, command.archive)
+            plan = self._plan_of(job, directory)
+            self._job = DeployedJob(job, deployment, plan, self._transport, self, self._shared_handles)
             self._job.start()
         # An entry point may call sys.exit(), which must not end the worker.
         except (Exception, SystemExit) as error:
@@ -202,15 +204,15 @@ class TaskWorker:
         self._programs[program_id] = directory
         return directory
 
-    def _plan_of(self, deployment: Deployment, directory: str) -> CompiledPlan:
+    def _plan_of(self, job: JobDescriptor, directory: str) -> CompiledPlan:
         """The entry point runs once per worker, job and configuration, not once per restart."""
-        graph = deployment.graph
+        graph = job.graph
         # A live rescale changes these alone, and operators do not see them: the entry point need not run again for it.
         rescaled = (VERTEX_PARALLELISM, VERTEX_BOUNDS)
         options = sorted((key, text) for key, text in graph.configuration.items() if key not in rescaled)
-        key = f"{deployment.program.directory}:{graph.plan_fingerprint}:{options}"
+        key = f"{job.program.directory}:{graph.plan_fingerprint}:{options}"
         if self._plan is None or self._plan[0] != key:
-            self._plan = (key, load_checked_plan(deployment.program, deployment, directory))
+            self._plan = (key, load_checked_plan(job, directory))
         return self._plan[1]
 
     def _cancel(self, command: CancelDeployment) -> None:
@@ -219,9 +221,7 @@ class TaskWorker:
         self._give_up_snapshots()
         ended = True
         if job is not None:
-            timeout_ms = Configuration(job.deployment.graph.configuration).get(
-                ExecutionOptions.TASK_CANCELLATION_TIMEOUT
-            )
+            timeout_ms = job.configuration.get(ExecutionOptions.TASK_CANCELLATION_TIMEOUT)
             ended = job.cancel(timeout_ms / 1000 if timeout_ms else threading.TIMEOUT_MAX)
         self._report(Canceled(command.deployment, ended))
 
@@ -298,7 +298,7 @@ class TaskWorker:
             snapshot.release()
             return
         start = time.monotonic()
-        settings = Configuration(job.deployment.graph.configuration)
+        settings = job.configuration
         threshold = settings.get(StateOptions.FS_MEMORY_THRESHOLD)
         copies_only = settings.get(CheckpointingOptions.SAVEPOINT_DUPLICATION) is SavepointDuplication.COPY
         barrier, measures = snapshot.barrier, snapshot.measures

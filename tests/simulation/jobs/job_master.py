@@ -108,7 +108,7 @@ class SimulatedHost:
         self._first_due = min(self._first_due, timer.at)
         return timer
 
-    def in_pool(self, pool: Pool, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
+    def in_pool(self, pool: Pool | str, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
         kind = "deletion" if pool is Pool.DELETIONS else "storage"
         self._world.asynchronously(kind, self._run, call, answer)
 

@@ -6,7 +6,7 @@ which is missing shows. Messages to and from the driver go through queues that k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey, TaskState
@@ -32,7 +32,7 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.operators.operator import Operator
-from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
+from ckpt_runtime.scheduler.deployment import Channel, Deployment, JobDescriptor, SubtaskDescriptor
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.deployed_job import DeployedJob
@@ -108,13 +108,13 @@ class Runner:
 class SimulatedJob(DeployedJob):
     """The real deployment with simulated operators; its probes say what was processed."""
 
-    def __init__(self, worker: SimulatedWorker, deployment: Deployment, plan: CompiledPlan) -> None:
+    def __init__(self, worker: SimulatedWorker, job: JobDescriptor, deployment: Deployment, plan: CompiledPlan) -> None:
         self._worker = worker
         self._own_wakeups: dict[SubtaskKey, SimulatedWakeup] = {}
         self._probes: dict[SubtaskKey, Probe] = {}
         self._key: SubtaskKey = ("", 0)
-        super().__init__(deployment, plan, cast(Any, worker.transport), worker)
-        self.inline_threshold = self._configuration.get(StateOptions.FS_MEMORY_THRESHOLD)
+        super().__init__(job, deployment, plan, cast(Any, worker.transport), worker)
+        self.inline_threshold = self.configuration.get(StateOptions.FS_MEMORY_THRESHOLD)
         names = worker.world.names
         self.runners = [
             Runner(worker, subtask, self._own_wakeups[key], self._probes[key], names[key[0]])
@@ -136,8 +136,8 @@ class SimulatedJob(DeployedJob):
                 observation.give(self._key, descriptor.in_flight, self.deployment.snapshot_directory)
         super()._build_subtask(descriptor)
 
-    def _build_output(self, output: OutputDescriptor, edge: JobEdge, index: int, wakeup: Wakeup) -> ResultPartition:
-        partition = super()._build_output(output, edge, index, wakeup)
+    def _build_output(self, edge: JobEdge, channels: Sequence[Channel], index: int, wakeup: Wakeup) -> ResultPartition:
+        partition = super()._build_output(edge, channels, index, wakeup)
         observation = self._worker.world.observation
         partition._subpartitions = [
             ObservedSubpartition(subpartition, observation.log(edge, index, peer))
@@ -194,6 +194,7 @@ class SimulatedWorker:
         self.number = number
         self.alive = True
         self.job: SimulatedJob | None = None
+        self._descriptor: JobDescriptor | None = None
         self.transport = SimulatedTransport(self)
         self.peer = SimulatedPeer(self)
         self._aborted: set[tuple[int, int]] = set()
@@ -206,7 +207,8 @@ class SimulatedWorker:
 
     def obey(self, command: WorkerCommand) -> None:
         match command:
-            case DeploySubtasks(deployment):
+            case DeploySubtasks(deployment, job):
+                self._descriptor = job or self._descriptor
                 self._deploy(deployment)
             case CancelDeployment(deployment):
                 self._cancel(deployment)
@@ -220,7 +222,8 @@ class SimulatedWorker:
     def _deploy(self, deployment: Deployment) -> None:
         self._aborted.clear()
         try:
-            self.job = SimulatedJob(self, deployment, self.world.plans[deployment.job_id])
+            assert self._descriptor is not None
+            self.job = SimulatedJob(self, self._descriptor, deployment, self.world.plans[self._descriptor.job_id])
         except EXPECTED_FAILURES as error:
             self._report(DeploymentFailed(deployment.deployment, describe_error(error)))
             return

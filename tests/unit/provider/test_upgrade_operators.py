@@ -168,6 +168,8 @@ def test_a_paused_upgrade_is_needed_to_finish_one(job_manager: JobManager) -> No
     for given in (None, {}, {"upgrade": None}, "text"):
         with pytest.raises(CkptArgumentInvalid, match="upgrade: .* what a paused one gives"):
             finish(given).execute(Task().context())
+    with pytest.raises(CkptArgumentInvalid, match="upgrade: None .* that task has returned nothing"):
+        finish(None).execute(Task().context())
     begun = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p"), "s").to_json()
     with pytest.raises(CkptArgumentInvalid, match="it must be one that is PAUSED"):
         finish(begun).execute(Task().context())

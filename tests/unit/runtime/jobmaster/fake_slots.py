@@ -130,6 +130,11 @@ class FakeWorker:
     deployments: list[Deployment] = field(default_factory=list)
 
     @property
+    def graph(self) -> JobGraph:
+        """The newest that it was sent."""
+        return next(sent.job.graph for sent in reversed(self.peer.of(DeploySubtasks)) if sent.job is not None)
+
+    @property
     def deployment(self) -> Deployment:
         """The newest."""
         return self.deployments[-1]
@@ -183,7 +188,7 @@ class FakeWorker:
             if vertex_id == "k":
                 name = f"state-{subtask}"
                 (Path(directory.removeprefix("file://")) / name).write_bytes(b"state")
-                groups = key_group_range(128, self.deployment.graph.vertex(vertex_id).parallelism, subtask)
+                groups = key_group_range(128, self.graph.vertex(vertex_id).parallelism, subtask)
                 handle = KeyedStateHandle(groups, StateFile(name, 5, "xxh64:0"), ())
                 state = SubtaskState({"count": OperatorSubtaskState((handle,))}, 5)
             self.peer.send(
@@ -257,7 +262,7 @@ class World:
 
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.directory = directory
-        self.pool = DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
+        self.pool = DriverPools(own=pool, deletions=pool, paths=lambda _: pool, planning=pool)
         self.archive = b"archive"
         self.ignored: tuple[type, ...] = ()
         self.on_message: Callable[[FakeWorker, WorkerCommand], bool] = lambda worker, message: False

@@ -165,7 +165,7 @@ def test_savepoints_to_storage_that_never_answers_leave_checkpoints_alone(
         hang(storage_effects, "initialize_savepoint", calls=1000)
         for _ in range(24):
             assert await bench.trigger(CheckpointType.SAVEPOINT, str(tmp_path / "savepoints")) == (None, None)
-        assert "paths that users name have not come back" in failures(bench)[-1]
+        assert "storage calls to local paths have not come back" in failures(bench)[-1]
         for _ in range(3):
             await bench.checkpoint()
 

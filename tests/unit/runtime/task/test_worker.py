@@ -8,6 +8,7 @@ import struct
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -19,6 +20,7 @@ from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle, StateFile
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
@@ -43,7 +45,7 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.listeners import MalformedMessageError
-from ckpt_runtime.scheduler.deployment import Deployment, Program, SubtaskDescriptor
+from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage.checksums import checksum_of
@@ -135,9 +137,9 @@ def driver() -> Iterator[Driver]:
     worker.close()
 
 
-def deployment(number: int = 1, program: str = "p", entry: str = "entry:pipeline") -> Deployment:
-    graph = JobGraph("job", (JobVertex(VERTEX, (OperatorNode("s", "Source", "source"),), 1),), ())
-    return Deployment("j", number, 0, graph, Program(program, entry, ()), (SubtaskDescriptor(VERTEX, 0, (), ()),))
+GRAPH = JobGraph("job", (JobVertex(VERTEX, (OperatorNode("s", "Source", "source"),), 1),), ())
+JOB = JobDescriptor("j", GRAPH, Program("p", "entry:pipeline", ()))
+DEPLOYMENT = Deployment(1, 0, (SubtaskDescriptor(VERTEX, 0),))
 
 
 def test_it_says_who_it_is(driver: Driver) -> None:
@@ -179,7 +181,7 @@ def test_it_follows_the_agent_that_adopts_it(driver: Driver) -> None:
 
 
 def test_a_deployment_binds_it_to_its_agent_before_anything_runs(driver: Driver) -> None:
-    driver.worker._handle(DeploySubtasks(deployment()))
+    driver.worker._handle(DeploySubtasks(DEPLOYMENT, JOB))
     assert driver.parent_watch.calls == ["work"]
     driver.receive(DeploymentFailed)
 
@@ -234,9 +236,13 @@ class TestPrograms:
 
 
 class TestDeployment:
+    def test_a_deployment_whose_job_graph_was_never_sent_fails_by_name(self, driver: Driver) -> None:
+        driver.worker._handle(DeploySubtasks(DEPLOYMENT))
+        assert "has not sent this worker the job graph" in driver.receive(DeploymentFailed).failure.cause.message
+
     def test_a_program_that_cannot_be_loaded_fails_the_deployment_and_not_the_worker(self, driver: Driver) -> None:
         thread = driver.start()
-        driver.connection.send(DeploySubtasks(deployment(), archive(mdotpy="")))
+        driver.connection.send(DeploySubtasks(DEPLOYMENT, JOB, archive(mdotpy="")))
         answer = driver.receive(DeploymentFailed)
         assert answer.deployment == 1
         assert "entry" in answer.failure.cause.message
@@ -251,7 +257,7 @@ class TestDeployment:
             vertex_id, index, name = VERTEX, 0, "s"
 
             def __init__(self, number: int) -> None:
-                self.deployment = deployment(number)
+                self.deployment = replace(DEPLOYMENT, deployment=number)
                 self.subtasks = {(VERTEX, 0): self}
 
         earlier, present = Stub(1), Stub(2)
@@ -270,7 +276,8 @@ class _Ending:
     vertex_id, index, name = VERTEX, 0, "s"
 
     def __init__(self, *, ends_while_writing: bool) -> None:
-        self.deployment = deployment()
+        self.deployment = DEPLOYMENT
+        self.configuration = Configuration()
         self.subtasks = {(VERTEX, 0): self}
         self.state = TaskState.RUNNING if ends_while_writing else TaskState.FINISHED
         self.checkpoints = self
@@ -471,7 +478,7 @@ def _snapshot_answer(
 ) -> DeclineCheckpoint:
     subtask: Any = _Ending(ends_while_writing=True)
     subtask.write = write
-    subtask.deployment.graph.configuration.update(configuration or {})
+    subtask.configuration = Configuration(configuration or {})
     barrier = CheckpointBarrier(5, 0, CheckpointOptions(CheckpointProperties(), str(directory)))
     snapshot = SubtaskSnapshot(
         barrier, (OperatorSnapshot("s", (), subtask),), InFlight(), SnapshotMeasures(0, 0, 0, 0.0)
