@@ -931,23 +931,6 @@ class TestResults:
             assert latest == replace(before, vertices={}, discarded=not retained)
             shown = shapes.statistics(EndedJob(result).checkpoint_statistics())
             assert shown["latest"]["completed"]["external_path"] == before.external_path
-            present = EndedJob(result).checkpoint_config()
-            settings = present.settings
-            earlier = {
-                **{name: getattr(settings, name) for name in ("interval_ms", "timeout_ms", "min_pause_ms")},
-                **{name: getattr(settings, name) for name in ("aligned_timeout_ms", "max_inflight_data_bytes")},
-                "max_concurrent": settings.max_concurrent,
-                "tolerable_failed_checkpoints": settings.tolerable_failed_checkpoints,
-                "unaligned": settings.unaligned_enabled,
-                "externalized": True,
-                "delete_on_cancellation": not retained,
-                "exactly_once": True,
-                "state_backend": present.state_backend,
-                "checkpoint_storage": present.checkpoint_storage,
-                "overrides": ["unaligned"],
-            }
-            read = EndedJob({**result, "checkpoint_config": earlier}).checkpoint_config()
-            assert read == replace(present, overrides=("unaligned_enabled",))
 
         run(tmp_path, test)
 

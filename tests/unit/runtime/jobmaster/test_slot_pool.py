@@ -653,9 +653,9 @@ class TestRelease:
             assert used is not None
             used.used = True
             world.pool.release(slot)
-            assert world.agents["0-0"].of(KillWorker) == []
+            assert world.agents["0"].of(KillWorker) == []
             async with asyncio.timeout(30):
-                while world.agents["0-0"].of(KillWorker) != [KillWorker(used.worker_id)]:
+                while world.agents["0"].of(KillWorker) != [KillWorker(used.worker_id)]:
                     await asyncio.sleep(0.005)
 
         run(test)

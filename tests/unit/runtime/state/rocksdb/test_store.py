@@ -259,13 +259,21 @@ def test_a_full_disk_is_no_damage(copy: Path, tmp_path: Path) -> None:
 
 
 def test_a_lack_of_file_descriptors_is_no_damage(copy: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with (copy / "CURRENT").open() as file:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno() + 4, limits[1]))
-        try:
-            fails_without_proof(copy, "Too many open files")
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+    taken: list[int] = []
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.open(copy / "CURRENT", os.O_RDONLY))
+        for _ in range(3):
+            os.close(taken.pop())
+        fails_without_proof(copy, "Too many open files")
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     Store(copy, MEMORY).close()
 
 
