@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -70,6 +70,35 @@ def test_a_job_that_makes_its_checkpoints_is_healthy(
     assert (health.state, health.restarts, health.checkpoints.success_rate) == ("RUNNING", 0, 1.0)
     assert health.checkpoints.last_completed_age_ms is not None
     job.canceled()
+
+
+def test_a_job_whose_user_code_is_held_up_shows_full_back_pressure_and_is_unhealthy_until_it_moves_again(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
+    job.start(
+        rate=0, parallelism=1, configuration={"execution.health.stall-timeout": "2s", "task.cancellation.timeout": "1s"}
+    )
+    job.running()
+    job.hold("processor")
+    cluster.wait_until(lambda: client.job_health(job.job_id).verdict == "UNHEALTHY", "a verdict on a job at a halt")
+    source, held = _rates(cluster, job)
+    assert source["backPressuredTimeMsPerSecond"] == pytest.approx(1_000, abs=50)
+    assert held["busyTimeMsPerSecond"] == pytest.approx(1_000, abs=50)
+    health = client.job_health(job.job_id)
+    [reason] = [reason for reason in health.reasons if "no row" in reason]
+    stuck = client.job_details(job.job_id).vertices[1].name
+    assert reason.startswith(f"no row of the job has moved although work waits: {stuck} (1/1) for ")
+    assert health.backpressure.ratio == pytest.approx(1, abs=0.02)
+    job.release("processor")
+    cluster.wait_until(lambda: client.job_health(job.job_id).verdict != "UNHEALTHY", "rows to move again")
+    job.canceled()
+
+
+def _rates(cluster: MiniCluster, job: SequenceJob) -> list[Mapping[str, float]]:
+    """The metrics of the first subtask of the first two vertices."""
+    details = cluster.call(cluster.dispatcher.job_details(job.job_id))
+    dispatcher = cluster.dispatcher
+    return [cluster.call(dispatcher.vertex_metrics(job.job_id, vertex.vertex_id))[0] for vertex in details.vertices[:2]]
 
 
 @pytest.mark.row("571.9")

@@ -96,7 +96,12 @@ class TaskFailure(Struct, frozen=True):
 
 
 class SubtaskMeasures(Struct, frozen=True):
-    """What a subtask has done since it was deployed."""
+    """What a subtask has done since it was deployed.
+
+    ``measured_ms`` is when that was, by a monotonic clock of the worker. ``work_waits`` while there is something to
+    do or to send, and ``backpressured`` if it cannot send; ``slices`` grows with each piece of a buffer that it has
+    worked off.
+    """
 
     vertex_id: str
     subtask: NonNegative
@@ -108,6 +113,10 @@ class SubtaskMeasures(Struct, frozen=True):
     busy_ms: Duration
     idle_ms: Duration
     backpressured_ms: Duration
+    measured_ms: Duration = 0.0
+    slices: NonNegative = 0
+    work_waits: bool = False
+    backpressured: bool = False
     debloated_buffer_size: NonNegative | None = None
     state: StateMetrics = {}
 

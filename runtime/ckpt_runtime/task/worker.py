@@ -394,6 +394,8 @@ def _logged(what: str, error: BaseException) -> TaskFailure:
 
 def _measures(subtask: Subtask) -> SubtaskMeasures:
     metrics = subtask.metrics
+    now_ns = time.perf_counter_ns()
+    spent = metrics.timer.until(now_ns)
     return SubtaskMeasures(
         vertex_id=subtask.vertex_id,
         subtask=subtask.index,
@@ -402,9 +404,13 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         rows_out=subtask.chain.end.rows,
         bytes_out=subtask.chain.end.bytes,
         late_rows_dropped=sum(operator.late_rows_dropped for operator in subtask.chain.operators),
-        busy_ms=metrics.busy_ns / 1e6,
-        idle_ms=metrics.idle_ns / 1e6,
-        backpressured_ms=metrics.backpressured_ns / 1e6,
+        busy_ms=spent.busy / 1e6,
+        idle_ms=spent.idle / 1e6,
+        backpressured_ms=spent.backpressured / 1e6,
+        measured_ms=now_ns / 1e6,
+        slices=metrics.slices,
+        work_waits=subtask.work_waits,
+        backpressured=subtask.backpressured,
         debloated_buffer_size=metrics.debloated_buffer_size,
         state=subtask.chain.state_metrics(),
     )
