@@ -89,9 +89,32 @@ def test_a_job_whose_user_code_is_held_up_shows_full_back_pressure_and_is_unheal
     stuck = client.job_details(job.job_id).vertices[1].name
     assert reason.startswith(f"no row of the job has moved although work waits: {stuck} (1/1) for ")
     assert health.backpressure.ratio == pytest.approx(1, abs=0.02)
+    _stuck_code_is_shown(client, cluster, job)
     job.release("processor")
     cluster.wait_until(lambda: client.job_health(job.job_id).verdict != "UNHEALTHY", "rows to move again")
     job.canceled()
+
+
+def _stuck_code_is_shown(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    """A thread dump of its worker and a flame graph name the function that user code is in; the log can be read."""
+    details = cluster.call(cluster.dispatcher.job_details(job.job_id))
+    [agent] = {subtask.slot_agent_id for vertex in details.vertices for subtask in vertex.subtasks}
+    dumped = "".join(info.text for info in client.thread_dump(agent))
+    assert "sequence.SeenCounter.handleInputRows(sequence.py:" in dumped
+    assert "sequence.SeenCounter.handleInputRows" not in "".join(info.text for info in client.thread_dump())
+    assert " INFO " in client.recent_log(agent)
+    url = f"{cluster.rest_url}/jobs/{job.job_id}/vertices/{_stuck(client, job)}/flamegraph"
+    node, path = httpx.get(url, timeout=60).json()["data"], []
+    assert node["value"] > 0
+    while node["children"]:
+        node = node["children"][0]
+        path.append(node["name"].partition("(")[0])
+    assert any(name.endswith("sequence.SeenCounter.handleInputRows") for name in path)
+    assert "injected.act" in path
+
+
+def _stuck(client: CkptClient, job: SequenceJob) -> str:
+    return client.job_details(job.job_id).vertices[1].id
 
 
 def _rates(cluster: MiniCluster, job: SequenceJob) -> list[Mapping[str, float]]:

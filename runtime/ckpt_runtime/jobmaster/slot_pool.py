@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
+from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
 from ckpt_runtime.jobmaster.loss_notices import LossNotices, describe_exit
 from ckpt_runtime.jobmaster.slot_stages import SlotProvider, SlotStages
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, SlotTimes, Worker
+from ckpt_runtime.jobmaster.worker_questions import ANSWER_TIMEOUT_S, A, WorkerQuestions
 from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
     AgentHeartbeat,
@@ -32,8 +34,10 @@ from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FollowAgent,
     Following,
+    WorkerAnswer,
     WorkerHeartbeat,
     WorkerMessage,
+    WorkerQuestion,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,6 +66,7 @@ class SlotPool:
         self._changed = asyncio.Condition()
         self._loop = asyncio.get_running_loop()
         self._losses = LossNotices(self._loop)
+        self._questions = WorkerQuestions()
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -107,6 +112,21 @@ class SlotPool:
     def in_use(self, host: str) -> int:
         """Slots on a host that jobs hold."""
         return sum(1 for slot in self._slots.values() if slot.owner is not None and slot.host == host)
+
+    async def ask(
+        self,
+        slot_id: str,
+        question: Callable[[int], WorkerQuestion],
+        answer: type[A],
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> A:
+        """Asks the active worker of a slot about itself. Raises NotFound and NotReady."""
+        slot = self._slots.get(slot_id)
+        if slot is None:
+            raise NotFound(f"Task manager {slot_id} not found")
+        if slot.worker is None:
+            raise NotReady(f"task manager {slot_id} has no worker that is ready")
+        return await self._questions.ask(slot.worker.peer, question, answer, timeout_s)
 
     async def acquire(self, owner: SlotOwner, count: int, held: list[Slot], least: int | None = None) -> list[Slot]:
         """``count`` living slots with a ready worker each, those in ``held`` first.
@@ -215,6 +235,9 @@ class SlotPool:
         self._start_workers(slot)
 
     def peer_message(self, peer: AnyPeer, message: AgentMessage | WorkerMessage) -> None:
+        if isinstance(message, WorkerAnswer):
+            self._questions.answered(peer, message)
+            return
         slot = self._slots.get(peer.slot)
         if slot is None:
             return
@@ -239,6 +262,7 @@ class SlotPool:
                     slot.owner.worker_message(slot, message)
 
     def peer_lost(self, peer: AnyPeer, reason: str, *, explained: bool) -> None:
+        self._questions.lost(peer)
         slot = self._slots.get(peer.slot)
         if isinstance(peer, AgentPeer):
             if slot is not None:

@@ -26,18 +26,18 @@ class TaskThread:
         self.subtasks = list(subtasks)
         self._wakeup = wakeup
         # User code that never returns must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def wake(self) -> None:
         self._wakeup.wake()
 
     def join(self, timeout_s: float) -> bool:
         """Whether the thread has ended within the time."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self.thread.join(timeout_s)
+        return not self.thread.is_alive()
 
     def _run(self) -> None:
         """User code that logs has a thread of one subtask."""

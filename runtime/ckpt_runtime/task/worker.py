@@ -16,6 +16,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Protocol
 
 from ckpt_runtime.checkpoint.executions import TaskState
@@ -50,8 +51,10 @@ from ckpt_runtime.network.control_messages import (
     TaskFailure,
     TaskStateChanged,
     TriggerCheckpoint,
+    WorkerAnswer,
     WorkerCommand,
     WorkerHeartbeat,
+    WorkerQuestion,
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
@@ -62,6 +65,7 @@ from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, Unsup
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.structured_log import about, log_of_process
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
+from ckpt_runtime.task.diagnosis import Diagnosis
 from ckpt_runtime.task.restore import StateRestoreError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_files import NewFiles
@@ -117,6 +121,7 @@ class TaskWorker:
         self._keepsakes = Keepsakes()
         self._writing: dict[tuple[Subtask, int], NewFiles] = {}
         self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
+        self._diagnosis = Diagnosis(self._report, lambda: self._job)
         self._closing = threading.Event()
         process, address = tether.identity, self._transport.address
         connection.send(RegisterWorker(slot, worker_id, address, process, tether.directory))
@@ -124,19 +129,37 @@ class TaskWorker:
     def run(self) -> None:
         """Raises ConnectionError when the driver is gone, MalformedMessageError when it cannot be understood."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        commands: SimpleQueue[WorkerCommand | BaseException] = SimpleQueue()
+        threading.Thread(target=self._receive, args=(commands,), name="control", daemon=True).start()
         while True:
-            self._handle(self._connection.receive(TO_WORKER))
+            command = commands.get()
+            if isinstance(command, BaseException):
+                raise command
+            self._handle(command)
 
     def close(self) -> None:
         self._closing.set()
         if self._job is not None:
             self._job.cancel(timeout_s=1)
         self._snapshots.shutdown(wait=False, cancel_futures=True)
+        self._diagnosis.close()
         self._transport.close()
         self._connection.close()
         self._keepsakes.close()
         for directory in self._programs.values():
             shutil.rmtree(directory, ignore_errors=True)
+
+    def _receive(self, commands: SimpleQueue[WorkerCommand | BaseException]) -> None:
+        """Commands may take minutes, such as cancelling user code that is stuck; questions are answered meanwhile."""
+        try:
+            while True:
+                command = self._connection.receive(TO_WORKER)
+                if isinstance(command, WorkerQuestion):
+                    self._diagnosis.answer(command)
+                else:
+                    commands.put(command)
+        except BaseException as error:
+            commands.put(error)
 
     def _handle(self, command: WorkerCommand) -> None:
         match command:
@@ -169,6 +192,8 @@ class TaskWorker:
             plan = self._plan_of(deployment, directory)
             self._job = DeployedJob(deployment, plan, self._transport, self, self._keepsakes)
             self._job.start()
+            names = ", ".join(subtask.name for subtask in self._job.subtasks.values())
+            logger.info("runs attempt %d of job %s: %.1000s", deployment.attempt, deployment.job_id, names)
         # An entry point may call sys.exit(), which must not end the worker.
         except (Exception, SystemExit) as error:
             failure = _logged(f"deployment {deployment.deployment} failed", error)
@@ -316,7 +341,7 @@ class TaskWorker:
         reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
         self.decline(subtask, checkpoint_id, reason, summary_of(error))
 
-    def _report(self, message: DeploymentMessage) -> None:
+    def _report(self, message: DeploymentMessage | WorkerAnswer) -> None:
         try:
             self._connection.send(message)
         except OSError:
