@@ -34,6 +34,14 @@ _PARTS = (
 
 _LAST_WORDS = frozenset({"key", "pass", "pwd", "auth", "sas"})
 _WORDS = re.compile(r"[.\-_]+|(?<=[a-z])(?=[A-Z])")
+_SPELT = "|".join(re.escape(part).replace(r"\-", "[-_.]?") for part in _PARTS)
+_IN_TEXT = re.compile(
+    rf"""(?ix) ( [\w.\-]* (?: {_SPELT} ) [\w.\-]* ["']? \s* [=:] \s* ["']? )
+        (?! \*{{6}} ) (?: (?: bearer | basic ) \s+ )? [^\s"',;&}})\]]+ """
+)
+"""A key of a secret and its value, as ``key=value``, ``key: value`` or in JSON."""
+
+_BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/\-]{8,}=*")
 _IN_URL = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]+(?=@)")
 
 
@@ -46,6 +54,16 @@ def is_secret_key(key: str) -> bool:
 def shown(key: str, value: str) -> str:
     """The value for people to see: hidden, or without the user and password of a URL."""
     return MASK if is_secret_key(key) else without_credentials(value)
+
+
+def without_secrets(text: str) -> str:
+    """A text that user code may have written, such as a log, without the values of keys that name secrets.
+
+    It finds what is written as ``key=value``, ``key: value`` or JSON, bearer tokens and passwords in URLs. A secret
+    that nothing names as one cannot be found.
+    """
+    text = _BEARER.sub(rf"\1{MASK}", without_credentials(text))
+    return _IN_TEXT.sub(rf"\1{MASK}", text)
 
 
 def without_credentials(value: str) -> str:

@@ -4,6 +4,9 @@ An id is a field of a line, whoever logs it, when it was said for the process (:
 thread or a task of the loop is doing (:func:`about`), or with the line itself (:func:`fields`). The last one said wins.
 Plain lines show the message alone.
 
+The last lines of a process that logs are kept in memory (:func:`recent_lines`): its file may be on a machine that its
+reader cannot reach.
+
 It lies outside the rooms: all of them log. It changes the logging of a process that asks for it, and of no other one.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,10 +24,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ckpt_runtime.configuration.logging_options import LogFormat
+from ckpt_runtime.failure_report import printable
+from ckpt_runtime.secret_keys import without_secrets
 
 _FORMAT_VARIABLE, _SESSION_VARIABLE = "CKPT_LOG_FORMAT", "CKPT_LOG_SESSION"
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _FIELDS = "ckpt_fields"
+MAX_RECENT_CHARS = 1 << 20
+_MAX_LINE_CHARS = 32_768
 
 _process: dict[str, Any] = {}
 _present: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default={})  # noqa: B039 -- it is never changed
@@ -57,8 +65,12 @@ def start_logging(settings: LogSettings, process: str, **known: Any) -> None:
     """Lines go to standard error from now on; ``process`` says of which kind this one is. May be called again."""
     log_of_process(process=process, session=settings.session or None, **known)
     logging.basicConfig(level=logging.INFO, format=_TEXT)
+    root = logging.getLogger()
+    if _recent not in root.handlers:
+        _recent.setFormatter(logging.Formatter(_TEXT))
+        root.addHandler(_recent)
     if settings.format is LogFormat.JSON:
-        for handler in logging.getLogger().handlers:
+        for handler in root.handlers:
             handler.setFormatter(JsonLines())
 
 
@@ -82,6 +94,44 @@ def about(**known: Any) -> Generator[None]:
 def fields(**known: Any) -> dict[str, Any]:
     """Fields of one line: ``logger.warning(..., extra=fields(checkpoint_id=7))``."""
     return {_FIELDS: known}
+
+
+class RecentLines(logging.Handler):
+    """Keeps the last lines, :data:`MAX_RECENT_CHARS` of them at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[str] = deque()
+        self._chars = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called with the handler's lock."""
+        try:
+            line = printable(self.format(record), _MAX_LINE_CHARS) + "\n"
+        except Exception:
+            self.handleError(record)
+            return
+        self._lines.append(line)
+        self._chars += len(line)
+        while self._chars > MAX_RECENT_CHARS:
+            self._chars -= len(self._lines.popleft())
+
+    def text(self) -> str:
+        """The lines, oldest first, without what is known to be a secret."""
+        self.acquire()
+        try:
+            lines = list(self._lines)
+        finally:
+            self.release()
+        return without_secrets("".join(lines))
+
+
+_recent = RecentLines()
+
+
+def recent_lines() -> str:
+    """The last lines of this process's log, oldest first; empty in a process that has not started logging."""
+    return _recent.text()
 
 
 class JsonLines(logging.Formatter):

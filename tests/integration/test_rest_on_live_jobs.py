@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +95,58 @@ def test_a_job_whose_sink_commits_with_checkpoints_is_warned_of_until_it_takes_c
     cluster.wait_for_checkpoints(job.job_id, 1)
     assert client.job_health(job.job_id).verdict == "HEALTHY"
     job.canceled()
+
+
+def test_a_job_whose_user_code_is_held_up_shows_full_back_pressure_and_is_unhealthy_until_it_moves_again(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
+    job.start(
+        rate=0, parallelism=1, configuration={"execution.health.stall-timeout": "2s", "task.cancellation.timeout": "1s"}
+    )
+    job.running()
+    job.hold("processor")
+    cluster.wait_until(lambda: client.job_health(job.job_id).verdict == "UNHEALTHY", "a verdict on a job at a halt")
+    source, held = _rates(cluster, job)
+    assert source["backPressuredTimeMsPerSecond"] == pytest.approx(1_000, abs=50)
+    assert held["busyTimeMsPerSecond"] == pytest.approx(1_000, abs=50)
+    health = client.job_health(job.job_id)
+    [reason] = [reason for reason in health.reasons if "no row" in reason]
+    stuck = client.job_details(job.job_id).vertices[1].name
+    assert reason.startswith(f"no row of the job has moved although work waits: {stuck} (1/1) for ")
+    assert health.backpressure.ratio == pytest.approx(1, abs=0.02)
+    _stuck_code_is_shown(client, cluster, job)
+    job.release("processor")
+    cluster.wait_until(lambda: client.job_health(job.job_id).verdict != "UNHEALTHY", "rows to move again")
+    job.canceled()
+
+
+def _stuck_code_is_shown(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+    """A thread dump of its worker and a flame graph name the function that user code is in; the log can be read."""
+    details = cluster.call(cluster.dispatcher.job_details(job.job_id))
+    [agent] = {subtask.slot_agent_id for vertex in details.vertices for subtask in vertex.subtasks}
+    dumped = "".join(info.text for info in client.thread_dump(agent))
+    assert "sequence.SeenCounter.handleInputRows(sequence.py:" in dumped
+    assert "sequence.SeenCounter.handleInputRows" not in "".join(info.text for info in client.thread_dump())
+    assert " INFO " in client.recent_log(agent)
+    url = f"{cluster.rest_url}/jobs/{job.job_id}/vertices/{_stuck(client, job)}/flamegraph"
+    node, path = httpx.get(url, timeout=60).json()["data"], []
+    assert node["value"] > 0
+    while node["children"]:
+        node = node["children"][0]
+        path.append(node["name"].partition("(")[0])
+    assert any(name.endswith("sequence.SeenCounter.handleInputRows") for name in path)
+    assert "injected.act" in path
+
+
+def _stuck(client: CkptClient, job: SequenceJob) -> str:
+    return client.job_details(job.job_id).vertices[1].id
+
+
+def _rates(cluster: MiniCluster, job: SequenceJob) -> list[Mapping[str, float]]:
+    """The metrics of the first subtask of the first two vertices."""
+    details = cluster.call(cluster.dispatcher.job_details(job.job_id))
+    dispatcher = cluster.dispatcher
+    return [cluster.call(dispatcher.vertex_metrics(job.job_id, vertex.vertex_id))[0] for vertex in details.vertices[:2]]
 
 
 @pytest.mark.row("571.9")

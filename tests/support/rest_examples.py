@@ -193,6 +193,14 @@ CALLS = [
     Call("GET", "/applications/{applicationid}"),
     Call("GET", "/taskmanagers"),
     Call("GET", "/taskmanagers/{taskmanagerid}"),
+    Call("GET", "/jobmanager/thread-dump"),
+    Call("GET", "/taskmanagers/{taskmanagerid}/thread-dump"),
+    Call("GET", "/jobmanager/logs"),
+    Call("GET", "/jobmanager/logs/{filename}", values={"filename": "driver.log"}),
+    Call("GET", "/jobmanager/log"),
+    Call("GET", "/taskmanagers/{taskmanagerid}/logs"),
+    Call("GET", "/taskmanagers/{taskmanagerid}/logs/{filename}", values={"filename": "worker.log"}),
+    Call("GET", "/taskmanagers/{taskmanagerid}/log"),
     Call("GET", "/jobmanager/metrics", "names"),
     Call("GET", "/jobmanager/metrics", "values", query="?get=taskSlotsTotal,taskSlotsAvailable"),
     Call("DELETE", "/cluster"),
@@ -270,6 +278,9 @@ CALLS = [
     Call("GET", VERTEX + "/accumulators"),
     Call("GET", VERTEX + "/backpressure", "measured"),
     Call("GET", VERTEX + "/backpressure", "not measured yet", {"vertexid": VERTICES[2]}),
+    Call("GET", VERTEX + "/flamegraph", "all samples"),
+    Call("GET", VERTEX + "/flamegraph", "waiting", query="?type=off_cpu"),
+    Call("GET", VERTEX + "/flamegraph", "nothing runs", {"jobid": FINISHED}),
     Call("GET", VERTEX + "/metrics", "names"),
     Call("GET", VERTEX + "/metrics", "values", query="?get=0.numRecordsIn"),
     Call("GET", VERTEX + "/subtasks/metrics", "names"),
@@ -315,14 +326,14 @@ def answers() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     handlers = "ckpt_runtime.rest.handlers"
     with ExitStack() as clocks:
-        for room in ("jobs", "health", "vertices", "dashboard"):
+        for room in ("jobs", "health", "vertices", "dashboard", "diagnosis"):
             clocks.enter_context(patch(f"{handlers}.{room}.now_ms", lambda: NOW_MS))
         for call in CALLS:
             response = send_to(dispatcher())(call.method, call.path, **call.arguments)
             if response.status_code not in (200, 202):
                 raise AssertionError(f"{call.method} {call.path}: {response.text}")
-            is_stream = response.headers["content-type"].startswith(EVENT_STREAM)
-            answer = response.text if is_stream else response.json()
+            is_text = response.headers["content-type"].startswith((EVENT_STREAM, "text/plain"))
+            answer = response.text if is_text else response.json()
             found.setdefault(f"{call.method} {call.template}", {})[call.situation] = answer
     return found
 

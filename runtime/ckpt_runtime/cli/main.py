@@ -22,6 +22,7 @@ from ckpt_runtime.cli import (
     snapshot_tools,
 )
 from ckpt_runtime.cli.config_commands import patch_checkpoint_config
+from ckpt_runtime.cli.diagnosis_commands import logs, threads
 from ckpt_runtime.cli.events_command import events
 from ckpt_runtime.cli.framework import (
     CA_FILE_VARIABLE,
@@ -131,6 +132,8 @@ add_command(app, "plan", plan, context_settings={"allow_interspersed_args": Fals
 add_command(app, "list", job_commands.list_jobs)
 add_command(app, "info", job_commands.info)
 add_command(app, "health", health)
+add_command(app, "threads", threads)
+add_command(app, "logs", logs)
 add_command(app, "events", events)
 add_command(app, "cancel", job_commands.cancel)
 add_command(app, "savepoint", snapshot_commands.savepoint)

@@ -328,6 +328,21 @@ class BackpressureHealth(Struct, frozen=True):
     vertex: str | None
 
 
+class SlotAgent(Struct, frozen=True, rename="camel"):
+    """An entry of ``/taskmanagers``."""
+
+    id: str
+    path: str
+    free_slots: int = 0
+
+
+class ThreadInfo(Struct, frozen=True):
+    """A thread: ``text`` has its name and its frames, innermost first."""
+
+    name: str = field(name="threadName")
+    text: str = field(name="stringifiedThreadInfo")
+
+
 class JobHealth(Struct, frozen=True):
     """``verdict`` is HEALTHY, DEGRADED or UNHEALTHY; ``reasons`` are empty for the first alone."""
 

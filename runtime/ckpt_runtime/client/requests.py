@@ -40,7 +40,9 @@ from ckpt_runtime.client.models import (
     PlanPreview,
     RetiredJobId,
     RunOptions,
+    SlotAgent,
     SubtaskTimes,
+    ThreadInfo,
     UpgradeInProgress,
     Vertex,
     read,
@@ -256,6 +258,25 @@ def _run_body(chosen: RunOptions) -> dict[str, Any]:
     if chosen.savepoint_path is not None:
         body |= {"savepointPath": chosen.savepoint_path, "claimMode": chosen.claim_mode}
     return body
+
+
+def slot_agents() -> Call[tuple[SlotAgent, ...]]:
+    """List the slot agents, whose workers run the tasks."""
+    return Call("GET", "/taskmanagers", reader(tuple[SlotAgent, ...], "taskmanagers"))
+
+
+def thread_dump(slot_agent: str | None = None) -> Call[tuple[ThreadInfo, ...]]:
+    """What the threads of a slot agent's worker do, or those of the driver."""
+    return Call("GET", _process(slot_agent, "/thread-dump"), reader(tuple[ThreadInfo, ...], "threadInfos"))
+
+
+def recent_log(slot_agent: str | None = None) -> Call[str]:
+    """The last lines that a slot agent's worker has logged, or the driver."""
+    return Call("GET", _process(slot_agent, "/log"), str)
+
+
+def _process(slot_agent: str | None, rest: str) -> str:
+    return f"/jobmanager{rest}" if slot_agent is None else f"/taskmanagers/{_segment(slot_agent)}{rest}"
 
 
 def list_jobs() -> Call[tuple[JobLine, ...]]:

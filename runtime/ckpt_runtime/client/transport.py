@@ -123,6 +123,8 @@ def read_answer(call: Call[T], response: httpx.Response) -> T:
             raise _not_served(call)
         raise error_for(response.status_code, lines)
     try:
+        if response.headers.get("content-type", "").startswith("text/plain"):
+            return call.parse(response.text)
         document = json.loads(response.content) if response.content else {}
         return call.parse(document)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

@@ -88,6 +88,14 @@ class ExecutionOptions:
         10_000,
         "A worker whose subtask has not ended this long after its cancellation is replaced; 0 waits for ever.",
     )
+    STALL_TIMEOUT = ConfigOption(
+        "execution.health.stall-timeout",
+        DURATION,
+        60_000,
+        "A job is not HEALTHY when one of its subtasks has moved no row for this time although work waits. 0 switches "
+        "this check off. Set it above the time that the slowest call of your code takes.",
+        changeability=Changeability.LIVE,
+    )
     PROCESSOR_TRIGGER = ConfigOption(
         "execution.stateful-processor.trigger.type",
         EnumType(ProcessorTrigger),

@@ -12,7 +12,6 @@ interrupted.
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Iterator, Mapping
 from contextvars import copy_context
 from typing import Any
@@ -24,6 +23,7 @@ from ckpt_runtime.connectors.datasource_values import checked_items, values_of, 
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, new_data_source
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
+from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.operators.task_context import new_task, running
 
@@ -54,7 +54,7 @@ class _Epoch:
         self._error: BaseException | None = None
         # In the subtask's context: what user code logs is about the subtask.
         run = copy_context().run
-        self._thread = threading.Thread(target=run, args=(self._run,), name=f"write {context.name}", daemon=True)
+        self._thread = HelperThread(target=run, args=(self._run,), name=f"write {context.name}", daemon=True)
         self._thread.start()
 
     def feed(self, batch: pa.RecordBatch) -> None:

@@ -25,6 +25,7 @@ from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
+from ckpt_runtime.jobmaster.flame_graphs import FlameGraphs, StackSamples
 from ckpt_runtime.jobmaster.gateway_errors import (
     InvalidRequest,
     JobNotFound,
@@ -76,6 +77,7 @@ from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.snapshot_disposal import dispose_of_snapshot
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
+from ckpt_runtime.network.control_messages import DumpThreads, ReadLog, RecentLog, ThreadDump
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy
@@ -84,6 +86,8 @@ from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
+from ckpt_runtime.structured_log import recent_lines
+from ckpt_runtime.thread_dump import ThreadInfo, dump_threads
 
 NO_SAVEPOINT = "no savepoint is taken of it, since it has not what the real sinks have; cancel it"
 
@@ -133,6 +137,7 @@ class Dispatcher:
         )
         allow_list = configuration.get(JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST)
         self._configuration_updates = ConfigurationUpdates(self._planner, allow_list)
+        self._flame_graphs = FlameGraphs(slots)
         self._closing = False
         self.shutdown_requested = False
         """Whether somebody has asked the leader for the end of the whole cluster."""
@@ -209,6 +214,12 @@ class Dispatcher:
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         return self._configuration.displayed()
+
+    async def thread_dump(self, slot_id: str | None) -> tuple[ThreadInfo, ...]:
+        return dump_threads() if slot_id is None else (await self._slots.ask(slot_id, DumpThreads, ThreadDump)).threads
+
+    async def recent_log(self, slot_id: str | None) -> str:
+        return recent_lines() if slot_id is None else (await self._slots.ask(slot_id, ReadLog, RecentLog)).text
 
     async def event_log(self) -> EventLog:
         self._check_leads()
@@ -342,6 +353,11 @@ class Dispatcher:
     async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
         job = self._job(job_id)
         return job.executions.vertex_metrics(_vertex(job, vertex_id))
+
+    async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:
+        job = self._job(job_id)
+        vertex = _vertex(job, vertex_id)
+        return await self._flame_graphs.of(job_id, job.executions.vertex_details(vertex))
 
     async def vertex_backpressure(self, job_id: str, vertex_id: str) -> VertexPressure:
         job = self._job(job_id)

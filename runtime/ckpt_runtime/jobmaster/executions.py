@@ -43,6 +43,9 @@ _RATES = {
 }
 """Flink's names of metrics, and the figures of a heartbeat that they come from."""
 
+_MOVES = ("rows_in", "rows_out", "slices")
+"""The figures that change when a row has moved."""
+
 
 def wall_clock_ms() -> int:
     """Reads milliseconds since the epoch, for people and statistics; never for deadlines."""
@@ -51,23 +54,33 @@ def wall_clock_ms() -> int:
 
 @dataclass(slots=True)
 class _Measurement:
-    """Keeps the last two heartbeats' figures of one subtask: their difference is the present load."""
+    """Keeps the last two heartbeats' figures of one subtask: their difference is the present load.
+
+    All durations are by the worker's clock: a heartbeat that comes late does not change a rate. ``still_ms`` is for how
+    long no row has moved, and ``stalled_ms`` for how long none has although work waited at every heartbeat.
+    """
 
     at_ms: int = NOT_YET
     current: SubtaskMeasures | None = None
     previous: SubtaskMeasures | None = None
     span_ms: float = 0.0
+    still_ms: float = 0.0
+    stalled_ms: float = 0.0
 
     def update(self, figures: SubtaskMeasures, now_ms: int) -> None:
-        self.span_ms = 0.0 if self.at_ms == NOT_YET else float(now_ms - self.at_ms)
-        self.previous, self.current, self.at_ms = self.current, figures, now_ms
+        previous = self.previous = self.current
+        self.current, self.at_ms = figures, now_ms
+        self.span_ms = 0.0 if previous is None else max(0.0, figures.measured_ms - previous.measured_ms)
+        moved = previous is None or any(getattr(figures, name) != getattr(previous, name) for name in _MOVES)
+        self.still_ms = 0.0 if moved else self.still_ms + self.span_ms
+        self.stalled_ms = 0.0 if moved or not figures.work_waits else self.stalled_ms + self.span_ms
 
     def rate(self, name: str) -> float:
         """Gives the change per second over the last heartbeat interval."""
         if not self.span_ms or self.previous is None:
             return 0.0
         change: float = getattr(self.current, name) - getattr(self.previous, name)
-        return change / self.span_ms * 1000
+        return max(0.0, change) / self.span_ms * 1000
 
 
 @dataclass(slots=True)
@@ -166,6 +179,7 @@ class ExecutionGraph:
 
 
 def _subtask_details(execution: Execution) -> SubtaskDetails:
+    measurement = execution.measurement
     started = execution.timestamps.get(ExecutionState.DEPLOYING, NOT_YET)
     ended = execution.timestamps.get(execution.state, NOT_YET) if execution.state in TERMINAL else NOT_YET
     return SubtaskDetails(
@@ -177,7 +191,9 @@ def _subtask_details(execution: Execution) -> SubtaskDetails:
         start_time_ms=started,
         end_time_ms=ended,
         state_timestamps_ms=dict(execution.timestamps),
-        measures=execution.measurement.current,
+        measures=measurement.current,
+        still_ms=measurement.still_ms,
+        stalled_ms=measurement.stalled_ms,
     )
 
 

@@ -15,6 +15,7 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
 from ckpt_runtime.jobmaster.event_log import EventLog
+from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import (
     ANY_JOB,
     CheckpointKind,
@@ -43,6 +44,7 @@ from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
+from ckpt_runtime.thread_dump import ThreadInfo
 
 
 class DispatcherGateway(Protocol):
@@ -58,6 +60,17 @@ class DispatcherGateway(Protocol):
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         """Gives the cluster's options, secrets already masked."""
+        ...
+
+    async def thread_dump(self, slot_id: str | None) -> tuple[ThreadInfo, ...]:
+        """What the threads of a slot's worker do; of the driver for None.
+
+        Raises :class:`NotFound` for an unknown slot, :class:`NotReady` when the worker does not answer.
+        """
+        ...
+
+    async def recent_log(self, slot_id: str | None) -> str:
+        """The last lines of the log of a slot's worker; of the driver for None. Raises as :meth:`thread_dump`."""
         ...
 
     async def event_log(self) -> EventLog:
@@ -147,6 +160,13 @@ class DispatcherGateway(Protocol):
 
     async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
         """Maps each subtask's index to its metrics by Flink's names. Raises :class:`VertexNotFound`."""
+        ...
+
+    async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:
+        """In which code the subtasks of a vertex spend their time, by looking for some seconds.
+
+        Raises :class:`VertexNotFound`, and :class:`NotReady` when no worker answers.
+        """
         ...
 
     async def vertex_backpressure(self, job_id: str, vertex_id: str) -> VertexPressure:

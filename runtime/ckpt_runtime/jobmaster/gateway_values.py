@@ -203,7 +203,8 @@ class JobOverview:
 class SubtaskDetails:
     """One subtask. ``state_timestamps_ms`` says when each state was entered; ``endpoint`` is ``host:port``.
 
-    ``measures`` are those since its present attempt started, None before their first report.
+    ``measures`` are those since its present attempt started, None before their first report. ``still_ms`` is for how
+    long no row has moved in it, and ``stalled_ms`` for how long none has although work waited all the time.
     """
 
     index: int
@@ -215,6 +216,8 @@ class SubtaskDetails:
     end_time_ms: int
     state_timestamps_ms: Mapping[ExecutionState, int]
     measures: SubtaskMeasures | None = None
+    still_ms: float = 0.0
+    stalled_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

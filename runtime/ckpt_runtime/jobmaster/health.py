@@ -9,12 +9,13 @@ from enum import StrEnum
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointStatsStatus
-from ckpt_runtime.jobmaster.gateway_values import JobDetails, VertexPressure
+from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails, SubtaskDetails, VertexPressure
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 RECENT_RESTART_MS = 300_000
 """So long after a restart a job is watched."""
 HIGH_BACKPRESSURE = 0.5
+_MOST_NAMED = 3
 _NO_FAILURES = (CheckpointFailureReason.CHECKPOINT_SUBSUMED, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
 
 
@@ -52,6 +53,7 @@ def job_health(
     settings: CheckpointConfiguration,
     pressures: Mapping[str, VertexPressure],
     restarts: int,
+    stall_timeout_ms: int,
     now_ms: int,
 ) -> JobHealth:
     """``pressures`` are by vertex id. ``now_ms`` is of the wall clock that the other timestamps are of."""
@@ -69,6 +71,8 @@ def job_health(
     if status is JobStatus.RUNNING:
         running_ms = now_ms - details.state_timestamps_ms.get(JobStatus.RUNNING, now_ms)
         found += _of_checkpoints(outcomes, age, settings, running_ms)
+        if stall_timeout_ms:
+            found += _of_stalls(details, stall_timeout_ms)
         if restarts and running_ms < RECENT_RESTART_MS:
             times = "once" if restarts == 1 else f"{restarts} times"
             found.append((HealthVerdict.DEGRADED, f"it has restarted {times}, last {running_ms // 1000} s ago"))
@@ -107,6 +111,33 @@ def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
         and not stats.is_savepoint
         and not (stats.failure_message or "").startswith(tuple(reason.message for reason in _NO_FAILURES))
     ]
+
+
+def _of_stalls(details: JobDetails, timeout_ms: int) -> Iterator[tuple[HealthVerdict, str]]:
+    """Subtasks in which no row moves although work waits. Those that cannot send are named only if no other one is."""
+    running = [
+        (vertex, subtask)
+        for vertex in details.vertices
+        for subtask in vertex.subtasks
+        if subtask.state is ExecutionState.RUNNING
+    ]
+    stalled = [(vertex, subtask) for vertex, subtask in running if subtask.stalled_ms >= timeout_ms]
+    if not stalled:
+        return
+    causes = [(vertex, subtask) for vertex, subtask in stalled if not _cannot_send(subtask)]
+    named = [
+        f"{vertex.name} ({subtask.index + 1}/{vertex.parallelism}) for {subtask.stalled_ms // 1000:.0f} s"
+        for vertex, subtask in (causes or stalled)
+    ]
+    where = ", ".join(named[:_MOST_NAMED]) + (f" and {len(named) - _MOST_NAMED} more" if named[_MOST_NAMED:] else "")
+    if all(subtask.still_ms >= timeout_ms for _, subtask in running):
+        yield HealthVerdict.UNHEALTHY, f"no row of the job has moved although work waits: {where}"
+    else:
+        yield HealthVerdict.DEGRADED, f"no row has moved although work waits: {where}"
+
+
+def _cannot_send(subtask: SubtaskDetails) -> bool:
+    return subtask.measures is not None and subtask.measures.backpressured
 
 
 def _of_checkpoints(

@@ -17,9 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
+from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
 from ckpt_runtime.jobmaster.slot_allocation import Supply, allocate, choose_cores, shortage
 from ckpt_runtime.jobmaster.slot_loss_notifier import SlotLossNotifier, describe_exit
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotProvider, SlotsUnavailableError, SlotTimes, Worker
+from ckpt_runtime.jobmaster.worker_questions import ANSWER_TIMEOUT_S, A, WorkerQuestions
 from ckpt_runtime.network.agent_messages import (
     LAST_WRITES_S,
     AdoptWorker,
@@ -34,8 +36,10 @@ from ckpt_runtime.network.agent_messages import (
 from ckpt_runtime.network.control_messages import (
     FollowAgent,
     Following,
+    WorkerAnswer,
     WorkerHeartbeat,
     WorkerMessage,
+    WorkerQuestion,
 )
 from ckpt_runtime.network.listeners import MalformedMessageError
 
@@ -100,6 +104,7 @@ class SlotPool:
         self._arrangement: asyncio.Handle | None = None
         self._all_ended = asyncio.Event()
         self._losses = SlotLossNotifier(self._loop)
+        self._questions = WorkerQuestions()
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -157,6 +162,21 @@ class SlotPool:
         for slot, core in zip(slots, cores, strict=True):
             slot.core = core
         return cores
+
+    async def ask(
+        self,
+        slot_id: str,
+        question: Callable[[int], WorkerQuestion],
+        answer: type[A],
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> A:
+        """Asks the active worker of a slot about itself. Raises NotFound and NotReady."""
+        slot = self._slots.get(slot_id)
+        if slot is None:
+            raise NotFound(f"Task manager {slot_id} not found")
+        if slot.worker is None:
+            raise NotReady(f"task manager {slot_id} has no worker that is ready")
+        return await self._questions.ask(slot.worker.peer, question, answer, timeout_s)
 
     async def acquire(self, owner: SlotOwner, count: int, held: list[Slot], least: int | None = None) -> list[Slot]:
         """``count`` living slots with a ready worker each, those in ``held`` first.
@@ -346,6 +366,9 @@ class SlotPool:
         self._start_workers(slot)
 
     def peer_message(self, peer: AnyPeer, message: AgentMessage | WorkerMessage) -> None:
+        if isinstance(message, WorkerAnswer):
+            self._questions.answered(peer, message)
+            return
         slot = self._slots.get(peer.slot)
         if slot is None:
             return
@@ -370,6 +393,7 @@ class SlotPool:
                     slot.owner.worker_message(slot, message)
 
     def peer_lost(self, peer: AnyPeer, reason: str, *, explained: bool) -> None:
+        self._questions.lost(peer)
         slot = self._slots.get(peer.slot)
         if isinstance(peer, AgentPeer):
             if slot is not None:

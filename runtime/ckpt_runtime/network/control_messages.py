@@ -16,6 +16,7 @@ from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.network.listeners import Door, Message
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.thread_dump import ThreadInfo
 
 Duration = Annotated[float, Meta(ge=0, le=1e18)]
 """Milliseconds; neither infinite nor NaN, which no integer could be made of."""
@@ -74,6 +75,31 @@ class FollowAgent(Message, frozen=True):
     agent: ProcessIdentity
 
 
+class DumpThreads(Message, frozen=True):
+    """What do the threads of the worker do?"""
+
+    question: NonNegative
+
+
+class ReadLog(Message, frozen=True):
+    """What are the last lines of the worker's log?"""
+
+    question: NonNegative
+
+
+class SampleStacks(Message, frozen=True):
+    """In which code is the thread of each subtask of a vertex? Looks ``samples`` times, every ``interval_ms``."""
+
+    question: NonNegative
+    job_id: str
+    vertex_id: str
+    samples: Annotated[int, Meta(ge=1, le=1000)] = 100
+    interval_ms: Annotated[int, Meta(ge=1, le=1000)] = 50
+
+
+WorkerQuestion = DumpThreads | ReadLog | SampleStacks
+"""About the process. The thread that receives them sees to the answers: a stuck task does not keep it from that."""
+
 WorkerCommand = (
     DeploySubtasks
     | CancelDeployment
@@ -81,6 +107,7 @@ WorkerCommand = (
     | NotifyCheckpointComplete
     | NotifyCheckpointAborted
     | FollowAgent
+    | WorkerQuestion
 )
 
 
@@ -97,7 +124,12 @@ class TaskFailure(Struct, frozen=True):
 
 
 class SubtaskMeasures(Struct, frozen=True):
-    """What a subtask has done since it was deployed."""
+    """What a subtask has done since it was deployed.
+
+    ``measured_ms`` is when that was, by a monotonic clock of the worker. ``work_waits`` while there is something to
+    do or to send, and ``backpressured`` if it cannot send; ``slices`` grows with each piece of a buffer that it has
+    worked off.
+    """
 
     vertex_id: str
     subtask: NonNegative
@@ -109,6 +141,10 @@ class SubtaskMeasures(Struct, frozen=True):
     busy_ms: Duration
     idle_ms: Duration
     backpressured_ms: Duration
+    measured_ms: Duration = 0.0
+    slices: NonNegative = 0
+    work_waits: bool = False
+    backpressured: bool = False
     debloated_buffer_size: NonNegative | None = None
     state: StateMetrics = {}
 
@@ -133,6 +169,39 @@ class WorkerHeartbeat(Message, frozen=True):
     deployment: int
     tasks: tuple[SubtaskMeasures, ...] = ()
     snapshots: tuple[SnapshotProgress, ...] = ()
+
+
+class ThreadDump(Message, frozen=True):
+    """Answers :class:`DumpThreads`."""
+
+    question: NonNegative
+    threads: tuple[ThreadInfo, ...]
+
+
+class RecentLog(Message, frozen=True):
+    """Answers :class:`ReadLog`."""
+
+    question: NonNegative
+    text: str
+
+
+class SampledStack(Struct, frozen=True):
+    """A stack of frames, outermost first, and how often a subtask was seen in it: on a processor, or waiting."""
+
+    subtask: NonNegative
+    frames: tuple[str, ...]
+    on_cpu: NonNegative
+    off_cpu: NonNegative
+
+
+class SampledStacks(Message, frozen=True):
+    """Answers :class:`SampleStacks`; without any if the worker does not run the job."""
+
+    question: NonNegative
+    stacks: tuple[SampledStack, ...]
+
+
+WorkerAnswer = ThreadDump | RecentLog | SampledStacks
 
 
 class DeploymentFailed(Message, frozen=True):
@@ -211,7 +280,7 @@ TaskMessage = TaskStateChanged | EndOfDataReport | AcknowledgeCheckpoint | Decli
 DeploymentMessage = WorkerHeartbeat | DeploymentFailed | Canceled | TaskMessage
 """Of one deployment: what the job that holds the worker gets."""
 
-WorkerMessage = Following | DeploymentMessage
+WorkerMessage = Following | WorkerAnswer | DeploymentMessage
 
 FROM_WORKER: Door[WorkerMessage] = Door("a worker", WorkerMessage)
 TO_WORKER: Door[WorkerCommand] = Door("the driver", WorkerCommand)

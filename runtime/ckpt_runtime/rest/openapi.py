@@ -117,6 +117,9 @@ def _describe_answer(operation: dict[str, Any], examples: dict[str, Any]) -> Non
     if EVENT_STREAM in answer["content"]:
         answer["content"] = {EVENT_STREAM: {"schema": _EVENTS, "examples": _named(examples)}}
         return
+    if "text/plain" in answer["content"]:
+        answer["content"] = {"text/plain": {"schema": {"type": "string"}, "examples": _named(examples)}}
+        return
     answer["content"] = {"application/json": {"schema": schema_of(examples.values()), "examples": _named(examples)}}
 
 

@@ -44,6 +44,9 @@ TriggerId = Annotated[str, _hex_id("triggerid", "trigger id, 32 hex digits", _TR
 SlotAgentId = Annotated[
     str, Path(alias="taskmanagerid", description="id of a slot agent", max_length=200, examples=["0-1"])
 ]
+LogName = Annotated[
+    str, Path(alias="filename", description="name of a log file", max_length=200, examples=["worker.log"])
+]
 CheckpointId = Annotated[
     str, Path(alias="checkpointid", description="checkpoint id", pattern="^[0-9]{1,19}$", examples=["42"])
 ]

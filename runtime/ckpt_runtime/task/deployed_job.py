@@ -69,7 +69,7 @@ class DeployedJob:
         shared_handles: SharedHandles | None = None,
     ) -> None:
         self.deployment = deployment
-        self._job_id = job.job_id
+        self.job_id = job.job_id
         self._graph = job.graph
         self._shared_handles = shared_handles
         self.subtasks: dict[SubtaskKey, Subtask] = {}
@@ -275,7 +275,7 @@ class DeployedJob:
             )
             self._backends.append(backend)
         return OperatorContext(
-            job_id=self._job_id,
+            job_id=self.job_id,
             uid=node.uid,
             name=node.name,
             subtask_index=descriptor.subtask_index,

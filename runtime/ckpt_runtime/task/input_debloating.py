@@ -33,15 +33,16 @@ class InputDebloating:
         counts: a thread that is busy with its other subtasks slows this one down too. Otherwise only the subtask's own.
         """
         processed = self.taken_bytes - rest_bytes
-        own_ns = metrics.busy_ns + metrics.backpressured_ns
+        spent = metrics.timer.closed
+        own_ns = spent.busy + spent.backpressured
         # Differences of running totals: nothing is lost when a sample is left out.
-        last, self._last = self._last, (now_ms, processed, metrics.idle_ns, own_ns)
+        last, self._last = self._last, (now_ms, processed, spent.idle, own_ns)
         self.next_ms = now_ms + self._period_ms
         if last is None:
             return
         last_ms, last_processed, last_idle_ns, last_own_ns = last
         if input_waits:
-            active_ms = now_ms - last_ms - (metrics.idle_ns - last_idle_ns) / 1e6
+            active_ms = now_ms - last_ms - (spent.idle - last_idle_ns) / 1e6
         elif processed > last_processed:
             active_ms = (own_ns - last_own_ns) / 1e6
         else:

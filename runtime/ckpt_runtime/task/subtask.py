@@ -35,7 +35,7 @@ from ckpt_runtime.task.batch_size import BatchSizer
 from ckpt_runtime.task.chain import OperatorChain
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.input_debloating import InputDebloating
-from ckpt_runtime.task.metrics import SubtaskMetrics
+from ckpt_runtime.task.metrics import Activity, SubtaskMetrics
 from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
 from ckpt_runtime.task.rows_in_work import RowsInWork
 from ckpt_runtime.task.slice_size import SliceSize
@@ -126,6 +126,22 @@ class Subtask:
     def mail(self, action: Callable[[], None]) -> None:
         """Puts an action into the mailbox; the task thread must be woken by the caller."""
         self._mails.append(action)
+
+    @property
+    def work_waits(self) -> bool:
+        """Whether rows wait for this subtask or in it, or one of its operators is being called.
+
+        When this stays true for long and no row moves, the subtask is stuck.
+        """
+        if self.state is not TaskState.RUNNING or self._data_ended:
+            return False
+        return (
+            self.backpressured
+            or self.metrics.timer.activity is Activity.BUSY
+            or not self._work.is_empty
+            or self._restored is not None
+            or any(channel.queue for channel in self.gate.channels)
+        )
 
     # The task thread, from here on.
 
@@ -360,6 +376,7 @@ class Subtask:
         """Goes on with the rows in work. A reader of ranges takes its buffer whole: one row of it is hours of work."""
         channel = self._work.channel
         done = self._work.process(self.chain.head.process_batch, whole=channel is not None and not channel.overtakes)
+        self.metrics.slices += 1
         # Credit goes back for what is done with only: this is what bounds the rows in memory.
         if done and channel is not None:
             channel.buffer_consumed()

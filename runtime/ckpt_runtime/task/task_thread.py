@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.structured_log import about
+from ckpt_runtime.task.metrics import Activity
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.wakeup import Wakeup
 
@@ -25,18 +26,18 @@ class TaskThread:
         self.subtasks = list(subtasks)
         self._wakeup = wakeup
         # User code that never returns must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def wake(self) -> None:
         self._wakeup.wake()
 
     def join(self, timeout_s: float) -> bool:
         """Whether the thread has ended within the time."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self.thread.join(timeout_s)
+        return not self.thread.is_alive()
 
     def _run(self) -> None:
         """User code that logs has a thread of one subtask."""
@@ -55,18 +56,17 @@ class TaskThread:
         live = [subtask for subtask in self.subtasks if subtask.state in _LIVE]
         while live:
             progress = False
-            start = clock()
+            now = clock()
             for subtask in live:
+                # Before the step: one that does not return counts as busy for as long as it lasts.
+                subtask.metrics.timer.enter(Activity.BUSY, now)
                 try:
-                    worked = subtask.step()
+                    progress |= subtask.step()
                 except BaseException as error:
                     subtask.fail(error)
-                    worked = True
-                if worked:
                     progress = True
-                    end = clock()
-                    subtask.metrics.busy_ns += end - start
-                    start = end
+                now = clock()
+                subtask.metrics.timer.enter(None, now)
             if progress:
                 if any(subtask.state not in _LIVE for subtask in live):
                     live = [subtask for subtask in live if subtask.state in _LIVE]
@@ -81,10 +81,9 @@ class TaskThread:
             return
         waits = [wait for wait in (subtask.wait_ms() for subtask in live) if wait is not None]
         start = time.perf_counter_ns()
-        self._wakeup.wait(min(waits) / 1000 if waits else None)
-        slept = time.perf_counter_ns() - start
         for subtask in live:
-            if subtask.backpressured:
-                subtask.metrics.backpressured_ns += slept
-            else:
-                subtask.metrics.idle_ns += slept
+            subtask.metrics.timer.enter(Activity.BACKPRESSURED if subtask.backpressured else Activity.IDLE, start)
+        self._wakeup.wait(min(waits) / 1000 if waits else None)
+        end = time.perf_counter_ns()
+        for subtask in live:
+            subtask.metrics.timer.enter(None, end)

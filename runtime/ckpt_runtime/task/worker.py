@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
+from queue import SimpleQueue
 from typing import Protocol
 
 from ckpt_runtime.checkpoint.executions import TaskState
@@ -50,8 +51,10 @@ from ckpt_runtime.network.control_messages import (
     TaskFailure,
     TaskStateChanged,
     TriggerCheckpoint,
+    WorkerAnswer,
     WorkerCommand,
     WorkerHeartbeat,
+    WorkerQuestion,
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
@@ -62,6 +65,7 @@ from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, Unsup
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.structured_log import about, log_of_process
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
+from ckpt_runtime.task.diagnosis import Diagnosis
 from ckpt_runtime.task.restore import StateRestoreError
 from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_files import NewFiles
@@ -120,6 +124,7 @@ class TaskWorker:
         self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
         self._unfinished: set[Future[None]] = set()
         """Snapshots that are being written, or wait for a thread."""
+        self._diagnosis = Diagnosis(self._report, lambda: self._job)
         self._closing = threading.Event()
         self._cores = _allowed_cores()
         process, address = parent_watch.identity, self._transport.address
@@ -128,8 +133,13 @@ class TaskWorker:
     def run(self) -> None:
         """Raises ConnectionError when the driver is gone, MalformedMessageError when it cannot be understood."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        commands: SimpleQueue[WorkerCommand | BaseException] = SimpleQueue()
+        threading.Thread(target=self._receive, args=(commands,), name="control", daemon=True).start()
         while True:
-            self._handle(self._connection.receive(TO_WORKER))
+            command = commands.get()
+            if isinstance(command, BaseException):
+                raise command
+            self._handle(command)
 
     def close(self) -> None:
         """Waits for snapshots that are being written: each deletes its files again, since nobody waits for it now.
@@ -143,11 +153,24 @@ class TaskWorker:
         self._give_up_snapshots()
         self._snapshots.shutdown(wait=False, cancel_futures=True)
         wait_for_all(set(self._unfinished), LAST_WRITES_S)
+        self._diagnosis.close()
         self._transport.close()
         self._connection.close()
         self._shared_handles.close()
         for directory in self._programs.values():
             shutil.rmtree(directory, ignore_errors=True)
+
+    def _receive(self, commands: SimpleQueue[WorkerCommand | BaseException]) -> None:
+        """Commands may take minutes, such as cancelling user code that is stuck; questions are answered meanwhile."""
+        try:
+            while True:
+                command = self._connection.receive(TO_WORKER)
+                if isinstance(command, WorkerQuestion):
+                    self._diagnosis.answer(command)
+                else:
+                    commands.put(command)
+        except BaseException as error:
+            commands.put(error)
 
     def _handle(self, command: WorkerCommand) -> None:
         match command:
@@ -182,6 +205,8 @@ class TaskWorker:
             plan = self._plan_of(job, directory)
             self._job = DeployedJob(job, deployment, plan, self._transport, self, self._shared_handles)
             self._job.start()
+            names = ", ".join(subtask.name for subtask in self._job.subtasks.values())
+            logger.info("runs attempt %d of job %s: %.1000s", deployment.attempt, job.job_id, names)
         # An entry point may call sys.exit(), which must not end the worker.
         except (Exception, SystemExit) as error:
             failure = _logged(f"deployment {deployment.deployment} failed", error)
@@ -336,7 +361,7 @@ class TaskWorker:
         reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
         self.decline(subtask, checkpoint_id, reason, summary_of(error))
 
-    def _report(self, message: DeploymentMessage) -> None:
+    def _report(self, message: DeploymentMessage | WorkerAnswer) -> None:
         try:
             self._connection.send(message)
         except OSError:
@@ -417,6 +442,8 @@ def _logged(what: str, error: BaseException) -> TaskFailure:
 
 def _measures(subtask: Subtask) -> SubtaskMeasures:
     metrics = subtask.metrics
+    now_ns = time.perf_counter_ns()
+    spent = metrics.timer.until(now_ns)
     return SubtaskMeasures(
         vertex_id=subtask.vertex_id,
         subtask=subtask.index,
@@ -425,9 +452,13 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         rows_out=subtask.chain.end.rows,
         bytes_out=subtask.chain.end.bytes,
         late_rows_dropped=sum(operator.late_rows_dropped for operator in subtask.chain.operators),
-        busy_ms=metrics.busy_ns / 1e6,
-        idle_ms=metrics.idle_ns / 1e6,
-        backpressured_ms=metrics.backpressured_ns / 1e6,
+        busy_ms=spent.busy / 1e6,
+        idle_ms=spent.idle / 1e6,
+        backpressured_ms=spent.backpressured / 1e6,
+        measured_ms=now_ns / 1e6,
+        slices=metrics.slices,
+        work_waits=subtask.work_waits,
+        backpressured=subtask.backpressured,
         debloated_buffer_size=metrics.debloated_buffer_size,
         state=subtask.chain.state_metrics(),
     )

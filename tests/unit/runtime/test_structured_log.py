@@ -14,6 +14,7 @@ import pytest
 
 from ckpt_runtime import structured_log
 from ckpt_runtime.configuration.logging_options import LogFormat
+from ckpt_runtime.secret_keys import without_secrets
 from ckpt_runtime.structured_log import JsonLines, LogSettings, about, fields, log_of_process, start_logging
 
 
@@ -121,3 +122,28 @@ def test_a_process_logs_as_it_was_told(log: Log, chosen: LogFormat, monkeypatch:
         assert (found["message"], found["process"], found["session"]) == ("said", "driver", "app-1")
     else:
         assert line.endswith("INFO root: said")
+
+
+def test_the_last_lines_are_kept_without_secrets_and_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structured_log, "MAX_RECENT_CHARS", 90)
+    recent = structured_log.RecentLines()
+    logger = logging.RootLogger(logging.INFO)
+    logger.addHandler(recent)
+    logger.info("first")
+    logger.info("connects with password=hunter2 to s3://key:secret@bucket/x \x1b[31m")
+    logger.info("x" * 20)
+    assert recent.text() == "connects with password=****** to s3://******@bucket/x \\x1b[31m\n" + "x" * 20 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"s3.secret-key": "abc", "n": 1}', '{"s3.secret-key": "******", "n": 1}'),
+        ("Authorization: Bearer abcdefgh123", "Authorization: ******"),
+        ("sent Bearer abcdefgh123", "sent Bearer ******"),
+        ("AWS_SECRET_ACCESS_KEY = AKIA/x+1, more", "AWS_SECRET_ACCESS_KEY = ******, more"),
+        ("the token has expired", "the token has expired"),
+    ],
+)
+def test_a_text_loses_the_values_of_what_is_called_a_secret(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown

@@ -1,4 +1,4 @@
-"""What only Flink's own dashboard asks for, and there is nothing of here: JVMs, their logs and profiles.
+"""What only Flink's own dashboard asks for, and there is nothing of here: JVMs and their profiles.
 
 Answered below ``/flink/`` alone, with nothing in Flink's shapes, so that its pages are empty and not broken. Other
 clients get 404, as for everything that does not exist.
@@ -16,7 +16,7 @@ from ckpt_runtime.rest.errors import ApiError, original_path
 from ckpt_runtime.rest.parameters import MetricNames, listed
 from ckpt_runtime.rest.responses import flink_router
 
-_NO_LOG = "Logs are not served here: the driver's lies beside its session file, those of workers are Spark's.\n"
+_NO_OUTPUT = "What processes print is not served here: the driver's lies beside its session file, Spark has the rest.\n"
 
 
 async def _for_the_dashboard(request: Request) -> None:
@@ -39,16 +39,8 @@ async def _metrics(names: MetricNames = None) -> list[dict[str, str]]:
     return [{"id": name, "value": "0"} for name in listed(names) or ()]
 
 
-async def _logs() -> dict[str, Any]:
-    return {"logs": []}
-
-
-async def _log() -> Response:
-    return PlainTextResponse(_NO_LOG)
-
-
-async def _threads() -> dict[str, Any]:
-    return {"threadInfos": []}
+async def _output() -> Response:
+    return PlainTextResponse(_NO_OUTPUT)
 
 
 async def _profiles() -> dict[str, Any]:
@@ -57,8 +49,5 @@ async def _profiles() -> dict[str, Any]:
 
 router.add_api_route("/taskmanagers/{agent}/metrics", _metrics)
 for _path in _JVMS:
-    router.add_api_route(f"{_path}/logs", _logs)
-    router.add_api_route(f"{_path}/log", _log)
-    router.add_api_route(f"{_path}/stdout", _log)
-    router.add_api_route(f"{_path}/thread-dump", _threads)
+    router.add_api_route(f"{_path}/stdout", _output)
     router.add_api_route(f"{_path}/profiler", _profiles)

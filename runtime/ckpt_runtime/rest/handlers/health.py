@@ -7,6 +7,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
 from ckpt_runtime.jobmaster.gateway_errors import JobNotFound
 from ckpt_runtime.jobmaster.health import JobHealth, job_health
@@ -33,8 +34,17 @@ async def _health(job_id: str, gateway: DispatcherGateway) -> JobHealth:
         (await gateway.checkpoint_config(job_id)).settings,
         pressures,
         int(metrics.get("numRestarts", 0)),
+        await _stall_timeout_ms(job_id, gateway),
         now_ms(),
     )
+
+
+async def _stall_timeout_ms(job_id: str, gateway: DispatcherGateway) -> int:
+    option = ExecutionOptions.STALL_TIMEOUT
+    for known in (await gateway.job_config(job_id)).effective:
+        if known.key == option.key and known.value is not None:
+            return option.parse(known.value)
+    return option.default
 
 
 @router.get("/jobs/{jobid}/health", responses=errors(400, 404))

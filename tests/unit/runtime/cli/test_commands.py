@@ -47,6 +47,21 @@ def pipeline(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_threads_and_logs_show_driver_and_workers_and_a_named_one_alone(
+    ckpt: Ckpt, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ckpt("threads", "driver") == 0
+    assert capsys.readouterr().out.startswith('"control" Id=7\n\tat ckpt_runtime.task.worker')
+    assert ckpt("logs", "0-0") == 0
+    assert "INFO ckpt_runtime: a line" in capsys.readouterr().out
+    assert ckpt("threads", "--json") == 1
+    shown = capsys.readouterr()
+    assert list(json.loads(shown.out)) == ["driver", "0-0"]
+    assert "0-1: Task manager 0-1 not found" in shown.err
+    assert ckpt("logs", "9-9") == 4
+    assert "Task manager 9-9 not found" in capsys.readouterr().err
+
+
 def test_list(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     gateway.add_job("1" * 32, "done")
     gateway.move("1" * 32, JobStatus.FINISHED)

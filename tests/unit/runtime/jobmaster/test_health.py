@@ -16,16 +16,33 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ExecutionState,
     JobDetails,
     JobOverview,
+    SubtaskDetails,
     SubtaskPressure,
     VertexDetails,
     VertexPressure,
 )
 from ckpt_runtime.jobmaster.health import HealthVerdict, JobHealth, job_health
+from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 NOW = 10_000_000
 SETTINGS = CheckpointConfiguration(interval_ms=10_000, timeout_ms=60_000)
 LATE = 2 * 10_000 + 60_000
+STALL_TIMEOUT = 60_000
+
+
+def subtask(
+    index: int,
+    *,
+    stalled_ms: int = 0,
+    still_ms: int = 0,
+    backpressured: bool = False,
+    state: ExecutionState = ExecutionState.RUNNING,
+) -> SubtaskDetails:
+    measures = SubtaskMeasures("v", index, *[0] * 5, *[0.0] * 3, backpressured=backpressured)
+    return SubtaskDetails(
+        index, 0, state, "", "", 0, -1, {}, measures, still_ms=max(still_ms, stalled_ms), stalled_ms=stalled_ms
+    )
 
 
 class Job:
@@ -64,7 +81,15 @@ class Job:
         return self
 
     def health(self) -> JobHealth:
-        return job_health(self.details, self.tracker.snapshot(), self.settings, self.pressures, self.restarts, NOW)
+        return job_health(
+            self.details, self.tracker.snapshot(), self.settings, self.pressures, self.restarts, STALL_TIMEOUT, NOW
+        )
+
+    def with_subtasks(self, *subtasks: SubtaskDetails) -> Job:
+        [vertex] = self.details.vertices
+        vertex = replace(vertex, subtasks=subtasks, parallelism=len(subtasks))
+        self.details = replace(self.details, vertices=(vertex,))
+        return self
 
 
 def test_a_job_that_waits_for_slots_says_why() -> None:
@@ -151,6 +176,37 @@ def test_a_restart_is_news_for_five_minutes() -> None:
 def test_back_pressure_names_the_vertex() -> None:
     found = Job().completed().pressed(0.1, 0.75).health()
     assert (found.verdict, found.reasons) == (HealthVerdict.DEGRADED, ("Source cannot send for 75% of the time",))
+
+
+def test_a_job_in_which_no_row_moves_although_work_waits_is_unhealthy_and_names_the_stuck_subtask() -> None:
+    upstream, stuck = subtask(0, stalled_ms=61_000, backpressured=True), subtask(1, stalled_ms=60_500)
+    found = Job().completed().with_subtasks(upstream, stuck, subtask(2, still_ms=90_000)).health()
+    assert found.verdict is HealthVerdict.UNHEALTHY
+    assert found.reasons == ("no row of the job has moved although work waits: Source (2/3) for 60 s",)
+
+
+def test_one_stuck_subtask_beside_others_that_move_rows_degrades_the_job() -> None:
+    found = Job().completed().with_subtasks(subtask(0, stalled_ms=STALL_TIMEOUT), subtask(1)).health()
+    assert found.verdict is HealthVerdict.DEGRADED
+    assert found.reasons == ("no row has moved although work waits: Source (1/2) for 60 s",)
+
+
+def test_subtasks_that_cannot_send_are_named_when_nothing_else_is_stuck() -> None:
+    pressed = [subtask(i, stalled_ms=70_000, backpressured=True) for i in range(5)]
+    [reason] = Job().completed().with_subtasks(*pressed).health().reasons
+    assert reason.endswith("Source (1/5) for 70 s, Source (2/5) for 70 s, Source (3/5) for 70 s and 2 more")
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        subtask(0, stalled_ms=STALL_TIMEOUT - 1),
+        subtask(0, still_ms=3_600_000),
+        subtask(0, stalled_ms=STALL_TIMEOUT, state=ExecutionState.FINISHED),
+    ],
+)
+def test_what_is_idle_or_has_ended_or_is_stuck_for_a_moment_is_healthy(quiet: SubtaskDetails) -> None:
+    assert Job().completed().with_subtasks(quiet).health().verdict is HealthVerdict.HEALTHY
 
 
 @pytest.mark.parametrize(

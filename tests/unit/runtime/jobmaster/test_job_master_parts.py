@@ -193,11 +193,13 @@ class TestExecutions:
         return ExecutionGraph(JobGraph("j", (SOURCE, SINK), ()))
 
     @staticmethod
-    def figures(rows: int, busy: float = 0.0, vertex: str = "s", buffers: int | None = None) -> SubtaskMeasures:
+    def figures(
+        rows: int, busy: float = 0.0, vertex: str = "s", buffers: int | None = None, at: float = 0.0, **more: Any
+    ) -> SubtaskMeasures:
         return SubtaskMeasures(
             vertex, 0, rows_in=rows, rows_out=2 * rows, bytes_in=8 * rows, bytes_out=16 * rows,
             late_rows_dropped=rows // 100, busy_ms=busy, idle_ms=0.0, backpressured_ms=0.0,
-            debloated_buffer_size=buffers,
+            debloated_buffer_size=buffers, measured_ms=at, **more,
         )  # fmt: skip
 
     def test_a_new_attempt_starts_from_created(self, graph: ExecutionGraph) -> None:
@@ -244,12 +246,12 @@ class TestExecutions:
         graph.executions[S1].enter(State.FINISHED)
         assert graph.vertex_details(SOURCE).end_time_ms == 3_000
 
-    def test_heartbeats_become_rates(self, graph: ExecutionGraph, now: list[int]) -> None:
+    def test_heartbeats_become_rates_by_the_clock_of_the_worker(self, graph: ExecutionGraph, now: list[int]) -> None:
         graph.measured([self.figures(100, busy=10), self.figures(1, vertex="nobody")])
         assert graph.vertex_metrics(SOURCE)[0]["numRecordsInPerSecond"] == 0
         assert graph.pressure(SOURCE).subtasks == ()
-        now[0] += 500
-        graph.measured([self.figures(200, busy=260)])
+        now[0] += 700
+        graph.measured([self.figures(200, busy=260, at=500)])
         metrics = graph.vertex_metrics(SOURCE)
         assert list(metrics) == [0]
         assert metrics[0]["numRecordsIn"] == 200
@@ -280,6 +282,20 @@ class TestExecutions:
         name = "count.rocksdb.estimate-num-keys"
         graph.measured([msgspec.structs.replace(self.figures(200), state={name: 7})])
         assert graph.vertex_metrics(SOURCE)[0][name] == 7
+
+    def test_a_subtask_is_stalled_while_work_waits_and_no_row_moves(self, graph: ExecutionGraph) -> None:
+        def stalled(**figures: Any) -> tuple[float, float]:
+            graph.measured([self.figures(**figures)])
+            details = graph.vertex_details(SOURCE).subtasks[0]
+            return details.still_ms, details.stalled_ms
+
+        assert stalled(rows=7, at=1_000, work_waits=True) == (0, 0)
+        assert stalled(rows=7, at=2_000, work_waits=True) == (1_000, 1_000)
+        assert stalled(rows=7, at=3_500, work_waits=True) == (2_500, 2_500)
+        assert stalled(rows=7, at=4_000, work_waits=False) == (3_000, 0)
+        assert stalled(rows=7, at=5_000, work_waits=True) == (4_000, 1_000)
+        assert stalled(rows=7, at=6_000, work_waits=True, slices=1) == (0, 0)
+        assert stalled(rows=8, at=7_000, work_waits=True, slices=1) == (0, 0)
 
     def test_two_heartbeats_in_one_millisecond_are_no_division_by_zero(self, graph: ExecutionGraph) -> None:
         graph.measured([self.figures(1)])

@@ -12,6 +12,7 @@ import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
+from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
 from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, SlotPool
 from ckpt_runtime.jobmaster.slots import Slot, SlotEnded, SlotsUnavailableError, SlotTimes
 from ckpt_runtime.network.agent_messages import (
@@ -29,9 +30,12 @@ from ckpt_runtime.network.agent_messages import (
 )
 from ckpt_runtime.network.control_messages import (
     DeploymentMessage,
+    DumpThreads,
     EndOfDataReport,
     FollowAgent,
     Following,
+    RecentLog,
+    ThreadDump,
     WorkerCommand,
     WorkerHeartbeat,
 )
@@ -185,6 +189,56 @@ def run(test: Callable[[World], Coroutine[Any, Any, None]], **settings: Any) -> 
             world.pool._watch.cancel()
 
     asyncio.run(inside())
+
+
+class TestQuestions:
+    def test_the_active_worker_answers_and_an_answer_that_comes_too_late_is_dropped(self) -> None:
+        async def test(world: World) -> None:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            assert slot.worker is not None
+            peer = slot.worker.peer
+            asked = asyncio.create_task(world.pool.ask("0-0", DumpThreads, ThreadDump))
+            await settle()
+            [question] = world.workers[slot.worker.worker_id].of(DumpThreads)
+            answer = ThreadDump(question.question, ())
+            world.pool.peer_message(peer, answer)
+            assert await asked == answer
+            world.pool.peer_message(peer, answer)
+
+        run(test)
+
+    def test_an_answer_that_was_not_asked_for_is_malformed(self) -> None:
+        async def test(world: World) -> None:
+            first, second = await world.pool.acquire(Owner(), 2, [])
+            assert first.worker is not None
+            assert second.worker is not None
+            asked = asyncio.create_task(world.pool.ask("0-0", DumpThreads, ThreadDump))
+            await settle()
+            [question] = world.workers[first.worker.worker_id].of(DumpThreads)
+            with pytest.raises(MalformedMessageError, match="RecentLog answers no question"):
+                world.pool.peer_message(first.worker.peer, RecentLog(question.question, ""))
+            with pytest.raises(MalformedMessageError, match="ThreadDump answers no question"):
+                world.pool.peer_message(second.worker.peer, ThreadDump(question.question, ()))
+            asked.cancel()
+
+        run(test)
+
+    def test_one_that_says_nothing_or_is_lost_or_does_not_exist_is_named(self) -> None:
+        async def test(world: World) -> None:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            assert slot.worker is not None
+            name = slot.worker.worker_id
+            with pytest.raises(NotReady, match=f"worker {name} has not answered within 0.01 s"):
+                await world.pool.ask("0-0", DumpThreads, ThreadDump, 0.01)
+            asked = asyncio.create_task(world.pool.ask("0-0", DumpThreads, ThreadDump))
+            await settle()
+            world.lose(world.workers[name])
+            with pytest.raises(NotReady, match=f"worker {name} was lost"):
+                await asked
+            with pytest.raises(NotFound, match="Task manager 9-9 not found"):
+                await world.pool.ask("9-9", DumpThreads, ThreadDump)
+
+        run(test)
 
 
 class TestAcquire:

@@ -39,10 +39,11 @@ from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest, VersionConflict
 from ckpt_runtime.jobmaster.configuration_updates import changed_options, judge, wanted_configuration
 from ckpt_runtime.jobmaster.event_log import EventLog
+from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState, SavepointList
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.jobmaster.submissions import JobStillRunning
-from ckpt_runtime.network.control_messages import SubtaskMeasures
+from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import (
     ParallelismBounds,
@@ -55,6 +56,7 @@ from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.preflight import StateVerdict
 from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
+from ckpt_runtime.thread_dump import ThreadInfo
 
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
@@ -404,6 +406,28 @@ class FakeGateway:
         self._job(job_id)
         if vertex_id not in VERTICES:
             raise errors.VertexNotFound(vertex_id)
+
+    async def thread_dump(self, slot_id: str | None) -> tuple[ThreadInfo, ...]:
+        self._check_slot(slot_id)
+        return (
+            ThreadInfo("control", '"control" Id=7\n\tat ckpt_runtime.task.worker.TaskWorker.run(worker.py:120)\n\n'),
+        )
+
+    async def recent_log(self, slot_id: str | None) -> str:
+        self._check_slot(slot_id)
+        return "2023-11-14 22:13:20,000 INFO ckpt_runtime: a line\n"
+
+    def _check_slot(self, slot_id: str | None) -> None:
+        self._check()
+        if slot_id not in (None, "0-0"):
+            raise errors.NotFound(f"Task manager {slot_id} not found")
+
+    async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:
+        self._vertex(job_id, vertex_id)
+        if self._job(job_id).status.is_terminal:
+            return StackSamples(None)
+        inner = SampledStack(0, ("worker.run(worker.py:1)", "job.count(job.py:7)"), 3, 1)
+        return StackSamples(self.now, (inner, SampledStack(1, ("worker.run(worker.py:1)",), 0, 2)))
 
     async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
         self._vertex(job_id, vertex_id)

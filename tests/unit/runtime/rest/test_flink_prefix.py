@@ -105,8 +105,8 @@ def test_without_one_there_is_nothing(send: Send) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("jobmanager/environment", "jobmanager/log", "jobmanager/thread-dump"),
-        *("taskmanagers/x/logs", "taskmanagers/x/metrics"),
+        *("jobmanager/environment", "jobmanager/stdout", "jobmanager/profiler"),
+        *("taskmanagers/x/stdout", "taskmanagers/x/profiler"),
     ],
 )
 def test_what_only_the_dashboard_asks_for_is_answered_there_alone(served: Send, path: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 from fastapi.routing import APIRoute
+from starlette.responses import PlainTextResponse
 
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.event_stream import EventStreamResponse
@@ -42,6 +43,7 @@ def test_every_function_answers_in_flinks_way() -> None:
     assert {route.response_class for route in routes if isinstance(route, APIRoute)} == {
         FlinkResponse,
         EventStreamResponse,
+        PlainTextResponse,
     }
 
 

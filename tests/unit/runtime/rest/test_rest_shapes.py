@@ -9,11 +9,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
+from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, SubtaskDetails
-from ckpt_runtime.network.control_messages import SubtaskMeasures
+from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.rest.handlers import health
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.rest.shapes import jobs, metrics
+from ckpt_runtime.rest.shapes.flame_graph import flame_graph
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
@@ -241,3 +243,38 @@ def test_the_java_stream_is_the_one_that_java_has_read() -> None:
     assert b"t\x00\x07b\xc3\xb6\xc0\x80om" in stream
     long = b64decode(serialized_throwable("X", "m", "é" * 200_000))
     assert b"|" + (2 * 65536).to_bytes(8, "big") in long
+
+
+class TestFlameGraphs:
+    STACKS = (
+        SampledStack(0, ("run", "poll"), 0, 3),
+        SampledStack(0, ("run", "work", "hash"), 4, 1),
+        SampledStack(1, ("run", "work"), 2, 0),
+    )
+    SAMPLES = StackSamples(1_700_000_000_000, STACKS)
+
+    def test_each_function_counts_below_those_that_called_it_the_most_frequent_first(self) -> None:
+        assert flame_graph(self.SAMPLES, "full", None) == {
+            "endTimestamp": 1_700_000_000_000,
+            "data": {
+                "name": "root",
+                "value": 10,
+                "children": [
+                    {
+                        "name": "run",
+                        "value": 10,
+                        "children": [
+                            {"name": "work", "value": 7, "children": [{"name": "hash", "value": 5, "children": []}]},
+                            {"name": "poll", "value": 3, "children": []},
+                        ],
+                    }
+                ],
+            },
+        }
+
+    @pytest.mark.parametrize(("kind", "subtask", "value"), [("on_cpu", None, 6), ("off_cpu", None, 4), ("full", 1, 2)])
+    def test_a_type_and_a_subtask_choose_what_counts(self, kind: str, subtask: int | None, value: int) -> None:
+        assert flame_graph(self.SAMPLES, kind, subtask)["data"]["value"] == value
+
+    def test_a_vertex_that_has_ended_has_flinks_mark(self) -> None:
+        assert flame_graph(StackSamples(None), "full", None) == {"endTimestamp": -1, "data": None}

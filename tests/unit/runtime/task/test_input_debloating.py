@@ -9,7 +9,7 @@ from ckpt_runtime.configuration.cluster_options import TaskManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.task.input_debloating import input_debloating
-from ckpt_runtime.task.metrics import SubtaskMetrics
+from ckpt_runtime.task.metrics import Activity, SubtaskMetrics
 from tests.unit.runtime.task.conftest import TaskKit
 
 ROW_BYTES = 8
@@ -29,6 +29,11 @@ def channels(number: int, *, overtakes: bool = True) -> list[InputChannel]:
 
 def wishes(of: list[InputChannel]) -> list[int | None]:
     return [channel.buffer_size.latest for channel in of]
+
+
+def spend(metrics: SubtaskMetrics, activity: Activity, ms: int) -> None:
+    metrics.timer.enter(activity, 0)
+    metrics.timer.enter(None, ms * 1_000_000)
 
 
 def test_it_is_off_unless_asked_for() -> None:
@@ -74,9 +79,9 @@ def test_idle_time_does_not_count(waits: bool, busy_ms: int, backpressured_ms: i
     assert debloating is not None
     metrics = SubtaskMetrics()
     debloating.measure(0, metrics, rest_bytes=0, input_waits=True)
-    metrics.busy_ns += busy_ms * 1_000_000
-    metrics.backpressured_ns += backpressured_ms * 1_000_000
-    metrics.idle_ns += idle_ms * 1_000_000
+    spend(metrics, Activity.BUSY, busy_ms)
+    spend(metrics, Activity.BACKPRESSURED, backpressured_ms)
+    spend(metrics, Activity.IDLE, idle_ms)
     debloating.taken_bytes += 10_000
     debloating.measure(200, metrics, rest_bytes=0, input_waits=waits)
     assert wishes(inputs) == [size]
@@ -88,7 +93,7 @@ def test_without_input_nothing_is_learnt() -> None:
     assert debloating is not None
     metrics = SubtaskMetrics()
     debloating.measure(0, metrics, rest_bytes=0, input_waits=True)
-    metrics.busy_ns += 1_000_000
+    spend(metrics, Activity.BUSY, 1)
     debloating.measure(200, metrics, rest_bytes=0, input_waits=False)
     assert wishes(inputs) == [None]
 
