@@ -197,7 +197,7 @@ class TestQuestions:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             assert slot.worker is not None
             peer = slot.worker.peer
-            asked = asyncio.create_task(world.pool.ask("0-0", DumpThreads, ThreadDump))
+            asked = asyncio.create_task(world.pool.ask("0", DumpThreads, ThreadDump))
             await settle()
             [question] = world.workers[slot.worker.worker_id].of(DumpThreads)
             answer = ThreadDump(question.question, ())
@@ -212,7 +212,7 @@ class TestQuestions:
             first, second = await world.pool.acquire(Owner(), 2, [])
             assert first.worker is not None
             assert second.worker is not None
-            asked = asyncio.create_task(world.pool.ask("0-0", DumpThreads, ThreadDump))
+            asked = asyncio.create_task(world.pool.ask("0", DumpThreads, ThreadDump))
             await settle()
             [question] = world.workers[first.worker.worker_id].of(DumpThreads)
             with pytest.raises(MalformedMessageError, match="RecentLog answers no question"):
@@ -229,8 +229,8 @@ class TestQuestions:
             assert slot.worker is not None
             name = slot.worker.worker_id
             with pytest.raises(NotReady, match=f"worker {name} has not answered within 0.01 s"):
-                await world.pool.ask("0-0", DumpThreads, ThreadDump, 0.01)
-            asked = asyncio.create_task(world.pool.ask("0-0", DumpThreads, ThreadDump))
+                await world.pool.ask("0", DumpThreads, ThreadDump, 0.01)
+            asked = asyncio.create_task(world.pool.ask("0", DumpThreads, ThreadDump))
             await settle()
             world.lose(world.workers[name])
             with pytest.raises(NotReady, match=f"worker {name} was lost"):
