@@ -43,7 +43,7 @@ ANY_JOB: Final = "*"
 """In the place of a job's id: of those who wait for what happens at whichever job."""
 LINES_PER_SECOND = 4.0
 """That all waits of the process say the same again: Airflow's triggerer takes 4 kB of its triggers' logs at a time,
-between queries to its database. Who logs more than that waits, and every trigger with him."""
+between queries to its database. Triggers that log faster than this are throttled, which delays all triggers."""
 GAP_SECONDS = 0.25
 """Between two looks of one wait at least, however fast events come."""
 STARTING_SECONDS = 5.0

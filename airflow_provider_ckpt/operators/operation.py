@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 MAX_ROUNDS = 3
-"""So often one try starts the operation, whatever its deadline."""
+"""Maximum number of times one attempt starts the operation."""
 RECORD = "ckpt_operation"
 _NOTHING = Verdict(Status.MISSING, "no earlier try has started an operation")
 

@@ -179,7 +179,7 @@ class JobMaster:
         self._shell.close()
         for future in self._asked:
             if not future.done():
-                future.set_exception(NotReady("this driver lets go of the job; ask the one that leads"))
+                future.set_exception(NotReady("this driver is no longer the leader; retry against the current leader"))
 
     async def trigger_checkpoint(self, kind: CheckpointKind) -> OperationStatus:
         """Raises OperationFailure."""

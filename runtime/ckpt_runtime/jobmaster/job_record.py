@@ -28,7 +28,10 @@ from ckpt_runtime.storage.leader_store import NotLeaderError
 logger = logging.getLogger(__name__)
 
 OverridesChange = Callable[[str | None], str | None]
-"""From the stored text of FLIP-571's overrides to the new one; None is no override. Its own result it leaves alone."""
+"""From the stored text of FLIP-571's overrides to the new one; None is no override.
+
+Idempotent: applying it to its own result changes nothing.
+"""
 
 
 class JobRecord:

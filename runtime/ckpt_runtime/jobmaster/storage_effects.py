@@ -1,7 +1,7 @@
 """Carries out what a job core asks of storage: each effect is a call in a pool, its answer an event of the core.
 
 What a storage error means for the protocol is decided here once: certainly failed, unknown, or that another driver
-leads. The last is never a failure, since a failure deletes files: this driver lets go of the job.
+leads. The last is never a failure, since a failure deletes files: this driver gives the job up.
 """
 
 from __future__ import annotations

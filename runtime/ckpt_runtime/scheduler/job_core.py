@@ -453,7 +453,7 @@ class JobCore:
             self._tell(checkpoint_on.Shutdown(status.value))
 
     def _on_leadership_lost(self, event: core.LeadershipLost) -> None:
-        """This driver lets go of the job: what it was about to say or write is the next one's to say and write."""
+        """This driver gives the job up: the next leader answers and writes what this one was about to."""
         if self._fenced:
             return
         had_ended = self._has_untold_end

@@ -54,7 +54,7 @@ class Claimant:
     process: str | None = None
 
     def is_same_job(self, other: Claimant) -> bool:
-        """Wherever its checkpoints lie. Who was said to be dead is nobody any more."""
+        """Wherever its checkpoints lie. A claimant that was declared dead never matches."""
         return (self.job_id, self.cluster) == (other.job_id, other.cluster) and not (self.is_over or other.is_over)
 
     @property

@@ -68,5 +68,5 @@ def naming_operator(uid: str, what: str, directory: str = "") -> Iterator[None]:
 
 
 def _is_damage(error: OSError | CorruptStateError) -> bool:
-    """A directory in the place of a stored file is no file that is away."""
+    """A directory where a file is expected does not count as a missing file."""
     return isinstance(error, _DAMAGED) or (isinstance(error, StorageError) and error.errno == errno.EISDIR)

@@ -55,7 +55,7 @@ class _Generation:
         return slots
 
     def take_dirty(self) -> AnyArray:
-        """The slots of changed rows; from here on they are somebody else's affair."""
+        """The slots of changed rows; ownership passes to the caller."""
         slots = np.flatnonzero(self.dirty)
         self.dirty[slots] = 0
         return slots

@@ -45,7 +45,7 @@ function row(subtask, checkpoint) {
 }
 
 const COLUMNS = [
-  ["Subtask", "number"], ["Took", "number"], ["Barrier came after", "number"], ["Aligned for", "number"], ["Sync", "number"], ["Async", "number"],
+  ["Subtask", "number"], ["Took", "number"], ["Barrier came after", "number"], ["Alignment", "number"], ["Sync", "number"], ["Async", "number"],
   ["Written", "number"], ["In-flight data", "number"],
 ];
 
