@@ -56,14 +56,21 @@ from ckpt_runtime.network.control_messages import (
     DeclineCheckpoint,
     DeploymentFailed,
     DeploySubtasks,
+    DumpThreads,
     EndOfDataReport,
     FollowAgent,
     Following,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
+    ReadLog,
+    RecentLog,
+    SampledStack,
+    SampledStacks,
+    SampleStacks,
     SubtaskMeasures,
     TaskFailure,
     TaskStateChanged,
+    ThreadDump,
     TriggerCheckpoint,
     WorkerCommand,
     WorkerHeartbeat,
@@ -77,6 +84,7 @@ from ckpt_runtime.scheduler.deployment import (
     SubtaskDescriptor,
 )
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.thread_dump import ThreadInfo
 
 numbers = st.integers(0, 1 << 40)
 texts = st.text(max_size=8)
@@ -144,7 +152,10 @@ measures = st.builds(
     SubtaskMeasures,
     texts,
     *[numbers] * 6,
-    *[durations] * 3,
+    *[durations] * 4,
+    numbers,
+    st.booleans(),
+    st.booleans(),
     st.one_of(st.none(), numbers),
     st.dictionaries(texts, numbers, max_size=3),
 )
@@ -173,10 +184,11 @@ options = st.builds(
 metrics = st.builds(CheckpointMetrics, *[st.integers(-1, 1 << 40)] * 9, st.booleans())
 processes = st.builds(ProcessIdentity, texts, st.integers(1, (1 << 31) - 1), numbers)
 keys = st.lists(st.tuples(texts, numbers), max_size=3).map(tuple)
+stacks = st.builds(SampledStack, numbers, st.lists(texts, max_size=2).map(tuple), numbers, numbers)
 ports = st.integers(1, 65_535)
 reasons = st.sampled_from([*CheckpointFailureReason.__members__])
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
-    RegisterAgent: st.builds(RegisterAgent, texts, numbers, texts, st.lists(numbers, max_size=3).map(tuple), processes),
+    RegisterAgent: st.builds(RegisterAgent, texts, texts, st.lists(numbers, max_size=3).map(tuple), processes),
     RegisterWorker: st.builds(RegisterWorker, texts, texts, st.tuples(texts, ports), processes, texts),
     AgentHeartbeat: st.just(AgentHeartbeat()),
     WorkerExited: st.builds(WorkerExited, texts, st.one_of(st.none(), st.integers(-64, 255))),
@@ -191,6 +203,12 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     NotifyCheckpointComplete: st.builds(NotifyCheckpointComplete, numbers, keys, numbers),
     NotifyCheckpointAborted: st.builds(NotifyCheckpointAborted, numbers, keys, numbers, st.one_of(st.none(), numbers)),
     FollowAgent: st.builds(FollowAgent, processes),
+    DumpThreads: st.builds(DumpThreads, numbers),
+    ReadLog: st.builds(ReadLog, numbers),
+    SampleStacks: st.builds(SampleStacks, numbers, texts, texts, st.integers(1, 1000), st.integers(1, 1000)),
+    ThreadDump: st.builds(ThreadDump, numbers, st.lists(st.builds(ThreadInfo, texts, texts), max_size=2).map(tuple)),
+    RecentLog: st.builds(RecentLog, numbers, texts),
+    SampledStacks: st.builds(SampledStacks, numbers, st.lists(stacks, max_size=2).map(tuple)),
     Following: st.just(Following()),
     WorkerHeartbeat: st.builds(WorkerHeartbeat, st.integers(-1, 1 << 40), st.lists(measures, max_size=2).map(tuple)),
     DeploymentFailed: st.builds(DeploymentFailed, numbers, failures),
