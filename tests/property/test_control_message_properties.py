@@ -176,14 +176,14 @@ keys = st.lists(st.tuples(texts, numbers), max_size=3).map(tuple)
 ports = st.integers(1, 65_535)
 reasons = st.sampled_from([*CheckpointFailureReason.__members__])
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
-    RegisterAgent: st.builds(RegisterAgent, texts, numbers, texts, st.lists(numbers, max_size=3).map(tuple), processes),
+    RegisterAgent: st.builds(RegisterAgent, texts, texts, st.lists(numbers, max_size=3).map(tuple), processes),
     RegisterWorker: st.builds(RegisterWorker, texts, texts, st.tuples(texts, ports), processes, texts),
-    AgentHeartbeat: st.just(AgentHeartbeat()),
+    AgentHeartbeat: st.builds(AgentHeartbeat, st.dictionaries(texts, numbers, max_size=3)),
     WorkerExited: st.builds(WorkerExited, texts, st.one_of(st.none(), st.integers(-64, 255))),
     SpawnWorker: st.builds(SpawnWorker, texts),
     AdoptWorker: st.builds(AdoptWorker, texts, processes, texts),
     KillWorker: st.builds(KillWorker, texts),
-    Ping: st.just(Ping()),
+    Ping: st.builds(Ping, st.lists(texts, max_size=3).map(tuple)),
     ShutdownAgent: st.builds(ShutdownAgent, st.lists(texts, max_size=3).map(tuple)),
     DeploySubtasks: st.builds(DeploySubtasks, deployments, jobs, st.one_of(st.none(), st.binary())),
     CancelDeployment: st.builds(CancelDeployment, numbers),
