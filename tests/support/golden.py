@@ -167,6 +167,7 @@ def submit(
         configuration=configuration,
         parallelism=parallelism,
         savepoint=savepoint,
+        fork=savepoint is not None,  # several jobs start from one snapshot at the same time
         job_id=job_id,
     )
 

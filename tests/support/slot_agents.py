@@ -29,6 +29,7 @@ class SlotListener(PeerListener):
         self.workers: dict[str, WorkerPeer] = {}
         self.exits: asyncio.Queue[WorkerExited] = asyncio.Queue()
         self.heartbeats = 0
+        self.progress: dict[str, int] = {}
         self.lost: list[AnyPeer] = []
         self.registered = asyncio.Event()
 
@@ -44,6 +45,7 @@ class SlotListener(PeerListener):
             self.exits.put_nowait(message)
         elif isinstance(message, AgentHeartbeat):
             self.heartbeats += 1
+            self.progress = message.progress
 
     def peer_lost(self, peer: AnyPeer, reason: str, *, explained: bool) -> None:
         self.lost.append(peer)
@@ -56,10 +58,10 @@ class SlotListener(PeerListener):
         """The next exit that the agent reports."""
         return await asyncio.wait_for(self.exits.get(), TIMEOUT_S)
 
-    async def answers(self) -> bool:
-        """Whether the agent answers a ping."""
+    async def answers(self, *starting: str) -> bool:
+        """Whether the agent answers a ping; ``progress`` is what it says of these workers."""
         before = self.heartbeats
-        self.send(Ping())
+        self.send(Ping(starting))
         await until(lambda: self.heartbeats > before)
         return True
 

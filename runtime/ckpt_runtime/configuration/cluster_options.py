@@ -49,6 +49,12 @@ class SlotOptions:
 class TaskManagerOptions:
     """Workers and the exchange of data between them. A job may override what concerns its own channels."""
 
+    REGISTRATION_TIMEOUT = cluster_option(
+        "taskmanager.registration.timeout",
+        DurationType(10_000),
+        120_000,
+        "A worker process that has not registered yet is killed when it has used no processor time for this long.",
+    )
     CPU_PINNING = cluster_option(
         "taskmanager.cpu-pinning",
         EnumType(CpuPinning),

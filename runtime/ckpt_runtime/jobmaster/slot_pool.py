@@ -20,7 +20,15 @@ from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
 from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
 from ckpt_runtime.jobmaster.slot_allocation import Supply, allocate, choose_cores, shortage
 from ckpt_runtime.jobmaster.slot_loss_notifier import SlotLossNotifier, describe_exit
-from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotProvider, SlotsUnavailableError, SlotTimes, Worker
+from ckpt_runtime.jobmaster.slots import (
+    Slot,
+    SlotOwner,
+    SlotProvider,
+    SlotsUnavailableError,
+    SlotTimes,
+    StartingWorker,
+    Worker,
+)
 from ckpt_runtime.jobmaster.worker_questions import ANSWER_TIMEOUT_S, A, WorkerQuestions
 from ckpt_runtime.network.agent_messages import (
     LAST_WRITES_S,
@@ -47,9 +55,6 @@ logger = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 10.0
 _RELEASED_WORKER_S = LAST_WRITES_S + 10.0
-WORKER_START_TIMEOUT_S = 120.0
-"""A worker process that has not registered by then hangs, and is killed; its end starts the next one."""
-
 MAX_FAILURES = 3
 """A process in which subtasks have failed so often gets no further attempt: user code may have left the cause in it."""
 
@@ -373,8 +378,8 @@ class SlotPool:
         if slot is None:
             return
         match message:
-            case AgentHeartbeat():
-                return
+            case AgentHeartbeat(progress):
+                self._note_progress(slot, progress)
             case WorkerExited(worker_id, code):
                 self._worker_exited(slot, worker_id, code)
             case Following():
@@ -483,7 +488,7 @@ class SlotPool:
             return
         self._next_worker += 1
         worker_id = f"{slot.slot_id}-w{self._next_worker}"
-        slot.starting[worker_id] = self._clock()
+        slot.starting[worker_id] = StartingWorker(self._clock())
         spawn = SpawnWorker(worker_id)
         if slot.failed_starts:
             self._loop.call_later(_pause_before(slot.failed_starts), slot.agent.send, spawn)
@@ -496,7 +501,7 @@ class SlotPool:
         logger.info("slot %s adopts worker %s", slot.slot_id, worker.worker_id)
         worker.peer.slot = slot.slot_id  # from now on what it says, and its end, concern this slot
         slot.adopting = worker
-        slot.starting[worker.worker_id] = self._clock()
+        slot.starting[worker.worker_id] = StartingWorker(self._clock())
         agent, registration = slot.agent.registration.process, worker.peer.registration
         slot.agent.send(AdoptWorker(worker.worker_id, registration.process, registration.directory))
         worker.peer.send(FollowAgent(agent))
@@ -577,7 +582,8 @@ class SlotPool:
         """One round of the above."""
         now = self._clock()
         for slot in list(self._slots.values()):
-            slot.agent.send(Ping())
+            # An adopted worker uses a little processor time all the time, which is no progress.
+            slot.agent.send(Ping(() if slot.adopting is not None else tuple(slot.starting)))
             self._check_heartbeats(slot, now)
         self._give_up_launches(now)
         self._end_idle_slots(now)
@@ -594,11 +600,21 @@ class SlotPool:
                 logger.warning("worker %s is lost: %s", worker.worker_id, silent)
                 slot.agent.send(KillWorker(worker.worker_id))
                 self._worker_ended(slot, worker.worker_id, silent)
-        for worker_id, since in list(slot.starting.items()):
-            if now - since > WORKER_START_TIMEOUT_S:
-                logger.warning("worker %s did not report in within %g s", worker_id, WORKER_START_TIMEOUT_S)
+        for worker_id, start in slot.starting.items():
+            idle_s = now - start.progressed_at
+            if idle_s > self._times.registration_timeout_s:
+                logger.warning(
+                    "worker %s is killed: it has not registered, and has made no progress for %.0f s", worker_id, idle_s
+                )
                 slot.agent.send(KillWorker(worker_id))
-                slot.starting[worker_id] = now  # for the agent to report its end, which starts the next one
+                start.progressed_at = now  # The agent reports its end, which starts the next one.
+
+    def _note_progress(self, slot: Slot, progress: dict[str, int]) -> None:
+        """Any change counts: the figure falls when the worker is forked, from its template's to its own."""
+        for worker_id, figure in progress.items():
+            start = slot.starting.get(worker_id)
+            if start is not None and figure != start.progress:
+                start.progress, start.progressed_at = figure, self._clock()
 
     def _give_up_launches(self, now: float) -> None:
         """Spark may have lost the task, or the agent hangs: another one is launched in its place if need be."""
@@ -611,11 +627,14 @@ class SlotPool:
                 self._notify()
 
     def _end_idle_slots(self, now: float) -> None:
-        """While a job waits for slots there are no idle ones: it gets what there is when the last worker is ready."""
-        if self._requests:
-            return
+        """While a job waits for slots there are no idle ones: it gets what there is when the last worker is ready.
+
+        Nor do they count as idle from their start when the request times out: the job's next attempt needs them.
+        """
         for slot in list(self._slots.values()):
-            if slot.owner is None and now - slot.idle_since > self._times.idle_timeout_s:
+            if self._requests:
+                slot.idle_since = now
+            elif slot.owner is None and now - slot.idle_since > self._times.idle_timeout_s:
                 logger.info("ending slot %s: no job has used it for %g s", slot.slot_id, self._times.idle_timeout_s)
                 self._slot_ended(slot, "it was idle", keep_workers=False)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, SlotOptions
+from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, SlotOptions, TaskManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.network.control_messages import DeploymentMessage
@@ -20,12 +20,16 @@ SPARE_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SlotTimes:
-    """Seconds: an unused slot is kept for ``idle_timeout_s``, slots are waited for ``request_timeout_s``."""
+    """Seconds: an unused slot is kept for ``idle_timeout_s``, slots are waited for ``request_timeout_s``.
+
+    A worker may start for ``registration_timeout_s`` without progress.
+    """
 
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     idle_timeout_s: float = 50.0
     request_timeout_s: float = 300.0
+    registration_timeout_s: float = 120.0
     spare_pause_s: float = SPARE_PAUSE_S
     loss_grace_s: float = LOSS_GRACE_S
 
@@ -37,6 +41,7 @@ class SlotTimes:
             HeartbeatOptions.TIMEOUT,
             SlotOptions.IDLE_TIMEOUT,
             SlotOptions.REQUEST_TIMEOUT,
+            TaskManagerOptions.REGISTRATION_TIMEOUT,
         )
         return cls(*(configuration.get(option) / 1000 for option in times))
 
@@ -106,11 +111,19 @@ class Worker:
         return self.peer.registration.data_address
 
 
+@dataclass(slots=True)
+class StartingWorker:
+    """A worker that is not ready yet: the last progress figure that its agent reported, and when that last changed."""
+
+    progressed_at: float
+    progress: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """One slot agent. ``worker`` is the active worker, None while none is ready.
 
-    ``starting`` says since when a worker is spawned or adopted; ``adopting`` is the latter. ``spare_due`` is when a
+    ``starting`` has the worker that is being spawned or adopted; ``adopting`` is the latter. ``spare_due`` is when a
     spare may be spawned beside the active worker. The worker is bound to ``core``, if there is one.
     """
 
@@ -120,7 +133,7 @@ class Slot:
     owner: SlotOwner | None = None
     core: int | None = None
     idle_since: float = 0.0
-    starting: dict[str, float] = field(default_factory=dict)
+    starting: dict[str, StartingWorker] = field(default_factory=dict)
     adopting: Worker | None = None
     spare_due: float = 0.0
     failed_starts: int = 0

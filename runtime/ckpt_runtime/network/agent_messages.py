@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.network.listeners import Door, Message
@@ -76,7 +76,9 @@ class KillWorker(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Answered by a heartbeat."""
+    """Answered by a heartbeat, which says how far the workers in ``starting`` have got."""
+
+    starting: tuple[str, ...] = ()
 
 
 class ShutdownAgent(Message, frozen=True):
@@ -92,7 +94,9 @@ AgentCommand = SpawnWorker | AdoptWorker | KillWorker | Ping | ShutdownAgent
 
 
 class AgentHeartbeat(Message, frozen=True):
-    """Answers :class:`Ping`."""
+    """Answers :class:`Ping`. ``progress`` has a figure for each starting worker, which changes while that works."""
+
+    progress: dict[str, NonNegative] = field(default_factory=dict)
 
 
 class WorkerExited(Message, frozen=True):

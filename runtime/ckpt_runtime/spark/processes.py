@@ -57,6 +57,12 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def processor_ticks(pid: int) -> int:
+    """The processor time that a process has used, in clock ticks. Raises OSError when it is gone, or not on Linux."""
+    fields = stat_fields(pid)
+    return int(fields[11]) + int(fields[12])
+
+
 def hold(pid: int, began: int) -> int:
     """A descriptor that becomes readable when the process ends. Raises OSError when it is gone or another one."""
     descriptor = os.pidfd_open(pid)
@@ -73,6 +79,7 @@ class AdoptedProcess:
     """A process that another one started; can be waited for and killed like a child. Raises OSError when it is gone."""
 
     def __init__(self, pid: int, began: int) -> None:
+        self.pid = pid
         self._descriptor = hold(pid, began)
         weakref.finalize(self, os.close, self._descriptor)
 

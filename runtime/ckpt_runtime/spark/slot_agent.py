@@ -11,6 +11,7 @@ import os
 import shutil
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,11 +93,21 @@ class SlotAgent:
                     worker.kill()
             case Ping():
                 assert self._connection is not None
-                self._connection.send(AgentHeartbeat())
+                self._connection.send(AgentHeartbeat(self._progress_of(command.starting)))
             case ShutdownAgent():
                 self._release(command.keep)
                 return False
         return True
+
+    def _progress_of(self, worker_ids: Collection[str]) -> dict[str, int]:
+        """The processor time that each has used, except processes that are gone. Only Linux shows it."""
+        progress = {}
+        for worker_id in worker_ids:
+            worker = self._workers.get(worker_id)
+            if worker is not None:
+                with suppress(OSError):
+                    progress[worker_id] = processes.processor_ticks(worker.pid)
+        return progress
 
     def _spawn(self, worker_id: str) -> None:
         """A machine without processes or space is reported like a worker that ended: the driver tries again later."""

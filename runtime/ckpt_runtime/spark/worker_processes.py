@@ -37,6 +37,10 @@ class WorkerStart(Struct, frozen=True):
 class WorkerProcess(Protocol):
     """A process that the agent started or adopted."""
 
+    @property
+    def pid(self) -> int:
+        """The process that works on the start: the worker, or the template that it is still to be forked from."""
+
     def kill(self) -> None: ...
 
     def wait(self) -> int | None:
@@ -63,6 +67,10 @@ class SpawnedProcess:
         self._process = process
         assert process.stdin is not None
         self._pipe = process.stdin
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def kill(self) -> None:
         self._process.kill()

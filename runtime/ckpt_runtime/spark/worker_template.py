@@ -22,14 +22,21 @@ _CODE_WAIT_S = 1.0
 class ForkedWorker:
     """A worker that the template forks when it is ready. The agent holds the writing end of its ``pipe``."""
 
-    def __init__(self, process: ForkedProcess, pipe: int) -> None:
+    def __init__(self, template: Template, process: ForkedProcess, pipe: int) -> None:
+        self._template = template
         self._process = process
         self._pipe: int | None = pipe
         self._lock = threading.Lock()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid or self._template.process.pid
+
     def kill(self) -> None:
-        """Also one that is still to be forked."""
+        """Also one that is still to be forked: its template, which may hang, is killed in its place."""
         self._process.kill()
+        if not self._process.has_begun(0.0) and self._process.returncode is None:
+            self._template.process.kill()
 
     def wait(self) -> int | None:
         code = self._process.wait()
@@ -53,21 +60,21 @@ class Forker:
         ours: int
         theirs, ours = os.pipe()
         try:
-            return ForkedWorker(self._fork(start, theirs), ours)
+            return ForkedWorker(*self._fork(start, theirs), ours)
         except BaseException:
             os.close(ours)
             raise
         finally:
             os.close(theirs)
 
-    def _fork(self, start: WorkerStart, pipe: int) -> ForkedProcess:
+    def _fork(self, start: WorkerStart, pipe: int) -> tuple[Template, ForkedProcess]:
         document = msgspec.json.encode(start)
         if self._template is not None:
             with suppress(ConnectionError):
-                return self._template.fork(document, [pipe], _CODE_WAIT_S)
+                return self._template, self._template.fork(document, [pipe], _CODE_WAIT_S)
             self.close()
         self._template = Template.started("ckpt_runtime.spark.template_main", worker_environment(), log_descriptor())
-        return self._template.fork(document, [pipe], _CODE_WAIT_S)
+        return self._template, self._template.fork(document, [pipe], _CODE_WAIT_S)
 
     def close(self) -> None:
         """Also a template that is still importing, or has been asked for workers which nobody wants any more."""

@@ -565,6 +565,49 @@ class TestWorkers:
 
         run(test, automatic=False)
 
+    def test_one_that_starts_slowly_is_waited_for_as_long_as_it_makes_progress(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        clock = Clock()
+
+        async def test(world: World) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
+            await settle()
+            agent = world.agent()
+            (spawn,) = agent.of(SpawnWorker)
+            for figure in (3, 4, 90, 7, 7):  # its template's at first, then its own
+                clock.now += 20
+                world.pool.check()
+                assert agent.of(Ping)[-1] == Ping((spawn.worker,))
+                world.pool.peer_message(agent, AgentHeartbeat({spawn.worker: figure, "another": figure}))
+            assert (agent.of(KillWorker), caplog.messages) == ([], [])
+            clock.now += 10
+            world.pool.check()
+            assert agent.of(KillWorker) == []
+            clock.now += 1
+            world.pool.check()
+            assert agent.of(KillWorker) == [KillWorker(spawn.worker)]
+            told = f"worker {spawn.worker} is killed: it has not registered, and has made no progress for 31 s"
+            assert caplog.messages == [told]
+            clock.now += 29
+            world.pool.check()
+            assert len(agent.of(KillWorker)) == 1
+            world.pool.peer_message(agent, WorkerExited(spawn.worker, -9))
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(agent.of(SpawnWorker)) < 2:
+                    await asyncio.sleep(0.001)
+            world.worker("0", agent.of(SpawnWorker)[1].worker)
+            assert len(await request) == 1
+
+        run(
+            test,
+            automatic=False,
+            clock=clock,
+            heartbeat_timeout_s=1e9,
+            request_timeout_s=TIMEOUT_S,
+            registration_timeout_s=30,
+        )
+
     @pytest.mark.parametrize(("failures", "fresh"), [(MAX_FAILURES - 1, False), (MAX_FAILURES, True)])
     def test_one_in_which_a_job_keeps_failing_is_replaced_before_the_next_attempt(
         self, failures: int, fresh: bool
@@ -1115,6 +1158,24 @@ class TestIdle:
 
         run_idle(test, automatic=False)
 
+    def test_slots_that_a_request_did_not_wait_for_are_kept_for_the_next_attempt(self) -> None:
+        async def test(world: World, clock: Clock) -> None:
+            request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
+            await settle()
+            agent = world.agent("0")
+            clock.now += 100
+            world.pool.check()
+            request.cancel()
+            await settle()
+            clock.now += 49
+            world.pool.check()
+            again = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
+            world.worker("0", agent.of(SpawnWorker)[0].worker)
+            await settle()
+            assert [slot.slot_id for slot in await again] == ["0"]
+
+        run_idle(test, automatic=False)
+
     def test_when_nobody_waits_any_more_they_are(self) -> None:
         async def test(world: World, clock: Clock) -> None:
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
@@ -1184,6 +1245,8 @@ def test_slots_count_before_there_are_any() -> None:
 
 def test_the_times_of_a_session_are_its_options() -> None:
     given = {"heartbeat.interval": "2 s", "heartbeat.timeout": "30 s", "slot.idle.timeout": "1 min"}
+    given["taskmanager.registration.timeout"] = "3 min"
     times = SlotTimes.of(Configuration(given))
     assert (times.heartbeat_interval_s, times.heartbeat_timeout_s, times.idle_timeout_s) == (2.0, 30.0, 60.0)
+    assert times.registration_timeout_s == 180.0
     assert times.request_timeout_s == SlotTimes().request_timeout_s

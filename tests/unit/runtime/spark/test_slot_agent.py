@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.client.process_id import started
+from ckpt_runtime.client.process_id import started, stat_fields
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
@@ -143,6 +143,62 @@ def test_a_worker_gets_its_parameters_on_its_input_and_is_killed_on_request(
         assert line["driver"][0] == "127.0.0.1"
         driver.send(KillWorker("w1"))
         assert await driver.exited() == WorkerExited("w1", -9)
+
+    run(test)
+
+
+BUSY_FOR_EACH_LINE = """
+import time
+sys.stdin.readline()
+for line in sys.stdin:
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not show the processor time")
+def test_the_progress_of_a_worker_is_told_on_request_and_changes_only_while_it_works(
+    use_worker: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_worker(BUSY_FOR_EACH_LINE)
+    spawned: list[subprocess.Popen[bytes]] = []
+
+    def note(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        spawned.append(subprocess.Popen(*arguments, **settings))
+        return spawned[-1]
+
+    monkeypatch.setattr(worker_processes, "subprocess", SimpleNamespace(Popen=note, PIPE=subprocess.PIPE))
+
+    async def test(driver: SlotListener) -> None:
+        driver.send(SpawnWorker("w1"))
+        told: set[int] = set()
+
+        async def works() -> None:
+            assert spawned[0].stdin is not None
+            spawned[0].stdin.write(b"more\n")
+            before = len(told)
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(told) == before:
+                    await driver.answers("w1", "unknown")
+                    told.update(driver.progress.values())
+                    assert driver.progress.keys() == {"w1"}
+
+        await driver.answers()
+        assert driver.progress == {}
+        await works()
+        await works()
+        os.kill(spawned[0].pid, signal.SIGSTOP)
+        await until(lambda: stat_fields(spawned[0].pid)[0] == "T")
+        await driver.answers("w1")
+        stopped = driver.progress
+        for _ in range(3):
+            await driver.answers("w1")
+            assert driver.progress == stopped
+        driver.send(KillWorker("w1"))
+        assert await driver.exited() == WorkerExited("w1", -9)
+        await driver.answers("w1")
+        assert driver.progress == {}
 
     run(test)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.client.process_id import stat_fields
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.network.agent_messages import KillWorker, ShutdownAgent, SpawnWorker
 from ckpt_runtime.spark import processes
@@ -98,11 +99,17 @@ def test_workers_share_a_template_and_live_and_die_by_themselves(
     assert not list(directory.iterdir())
 
 
-def test_a_worker_that_is_killed_before_it_is_forked_never_works(directory: Path) -> None:
+def test_a_worker_whose_template_hangs_is_killed_with_it_and_the_next_one_starts(directory: Path) -> None:
     async def test(driver: Driver) -> None:
         driver.send(SpawnWorker("w1"))
+        await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
+        hung = template()
+        os.kill(hung, signal.SIGSTOP)
+        await until(lambda: stat_fields(hung)[0] == "T")
+        await driver.answers("w1")
+        assert driver.progress["w1"] == processes.processor_ticks(hung)
         driver.send(KillWorker("w1"))
-        assert await driver.code_of("w1") == -signal.SIGKILL
+        assert await driver.code_of("w1") is None
         await driver.started("w2")
 
     run(test)
