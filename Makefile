@@ -18,6 +18,10 @@ setup: ## checks Python and Java, makes .venv, installs everything; quick when n
 demo: setup ## runs the demonstration
 	$(RUN)/python -m demo
 
+.PHONY: check
+check: setup ## checks what changed: style, types, the unit tests of the changed rooms
+	@scripts/check.sh
+
 .PHONY: test
 test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options
 	@scripts/test.sh $(PYTEST)
@@ -74,8 +78,8 @@ fuzz: setup ## long fuzz tests of the REST API; FUZZ_EXAMPLES=20000 says how lon
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(VENV)/bin/python -m pytest tests/fuzz --show-capture=no $(PYTEST)
 
 .PHONY: wheel
-wheel: setup ## builds dist/*.whl
-	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+wheel: setup ## builds dist/*.whl: the provider and the engine
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist ./runtime .
 
 .PHONY: lock
 lock: ## writes requirements/lock.txt from what is installed now
@@ -83,7 +87,7 @@ lock: ## writes requirements/lock.txt from what is installed now
 
 .PHONY: clean
 clean: ## deletes what was built, caches included; keeps .venv
-	rm -rf build dist .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build runtime/build dist .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -rf spark-warehouse metastore_db derby.log ./*.egg-info runtime/*.egg-info
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf
 

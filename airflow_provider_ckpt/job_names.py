@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_provider_ckpt.conditions.base import Absence
+from airflow_provider_ckpt.conditions.base import MissingPolicy
 from airflow_provider_ckpt.conditions.job_log import moment
 from airflow_provider_ckpt.exceptions import CkptJobAmbiguous, CkptJobNotFound
 from ckpt_runtime.client import requests
@@ -25,13 +25,13 @@ def is_id(job: str) -> bool:
 
 
 def living(name: str, lines: Sequence[JobLine]) -> list[JobLine]:
-    """The jobs of this name that have not ended."""
-    return [line for line in lines if line.name == name and line.state not in TERMINAL_STATES]
+    """The jobs of this name that have not ended. A restore drill has the name of the job that it restores."""
+    return [line for line in lines if line.name == name and line.state not in TERMINAL_STATES and not line.drill]
 
 
 def latest_ended(name: str, lines: Sequence[JobLine]) -> JobLine | None:
     """The job of this name that ended last."""
-    ended = (line for line in lines if line.name == name and line.state in TERMINAL_STATES)
+    ended = (line for line in lines if line.name == name and line.state in TERMINAL_STATES and not line.drill)
     return max(ended, key=lambda line: line.end_time_ms, default=None)
 
 
@@ -57,7 +57,7 @@ def resolve(job: str, *, ended: bool, pause: float) -> Steps[JobLine]:
     :raises CkptJobAmbiguous: naming the candidates.
     """
     lines: Sequence[JobLine] = ()
-    for look in range(Absence.LIMIT):
+    for look in range(MissingPolicy.LIMIT):
         if look:
             yield Pause(pause)
         lines = yield requests.list_jobs()

@@ -45,6 +45,14 @@ class CkptJobTask(CkptTask):
         """The id of the job; before it is found what was given."""
         return self._found or arguments.job(self.job)
 
+    @property
+    def skips(self) -> bool:
+        """Whether the task is to be skipped when there is no such job.
+
+        :raises CkptArgumentInvalid: for anything that is neither ``fail`` nor ``skip``.
+        """
+        return arguments.choice("if_not_found", self.if_not_found, IF_NOT_FOUND) == "SKIP"
+
     def find_job(
         self, context: Context, connect: Callable[[], AbstractContextManager[CkptClient]], pause: float, log: Log
     ) -> str:
@@ -55,7 +63,7 @@ class CkptJobTask(CkptTask):
         :raises CkptJobAmbiguous: when several have the name.
         :raises CkptClientError: what the client raises.
         """
-        skips = arguments.choice("if_not_found", self.if_not_found, IF_NOT_FOUND) == "SKIP"
+        skips = self.skips
         if skips and self.job in (None, "", "None"):
             raise AirflowSkipException(f"job: {self.job!r}, no task has come to know a job")
         given, journal = arguments.job(self.job), Journal(context, _RECORD)

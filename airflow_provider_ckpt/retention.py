@@ -15,11 +15,13 @@ SAVEPOINT_KINDS = ("SAVEPOINT", "SYNC_SAVEPOINT")
 class StoredSavepoint:
     """A savepoint that can be read; ``completed_ms`` is when it was completed.
 
-    ``problem`` is what the catalogue has against it, ``proof`` what it has for it.
+    ``problem`` is what the catalogue has against it, ``proof`` what it has for it. ``lineage`` is the same for all jobs
+    that started from each other's snapshots.
     """
 
     path: str
     completed_ms: int
+    lineage: str | None = None
     problem: str | None = None
     proof: str | None = None
 
@@ -35,7 +37,7 @@ class Decision:
 def savepoints_of(documents: Sequence[Mapping[str, Any]], job_id: str | None = None) -> list[StoredSavepoint]:
     """The readable savepoints of ``ckpt snapshot list``, the newest first. Checkpoints belong to their job."""
     found = [
-        StoredSavepoint(str(item["location"]), int(item["completion_timestamp"]))
+        StoredSavepoint(str(item["location"]), int(item["completion_timestamp"]), _lineage_of(item))
         for item in documents
         if item.get("kind") in SAVEPOINT_KINDS and job_id in (None, item.get("job_id"))
     ]
@@ -45,11 +47,25 @@ def savepoints_of(documents: Sequence[Mapping[str, Any]], job_id: str | None = N
 def catalogued(savepoints: Sequence[Savepoint]) -> list[StoredSavepoint]:
     """Those of the catalogue that can be read, the newest first."""
     found = [
-        StoredSavepoint(item.location, item.completion_timestamp, item.problem, _proof_of(item))
+        StoredSavepoint(
+            item.location, item.completion_timestamp, item.lineage or item.job_id, item.problem, _proof_of(item)
+        )
         for item in savepoints
         if item.completion_timestamp is not None
     ]
     return _newest_first(found)
+
+
+def _lineage_of(document: Mapping[str, Any]) -> str | None:
+    return (document.get("catalogue") or {}).get("lineage") or document.get("job_id")
+
+
+def by_lineage(newest_first: Sequence[StoredSavepoint]) -> list[list[StoredSavepoint]]:
+    """The savepoints of each lineage, in the same order."""
+    found: dict[str | None, list[StoredSavepoint]] = {}
+    for item in newest_first:
+        found.setdefault(item.lineage, []).append(item)
+    return list(found.values())
 
 
 def _proof_of(item: Savepoint) -> str | None:

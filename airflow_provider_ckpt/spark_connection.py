@@ -48,7 +48,7 @@ def submission(
             conf={key: value for key, value in spark_conf.items() if key == _NAMESPACE},  # it decides by this one
             properties_file=properties_file,
             application_args=list(arguments),
-            name="checkpointing stream engine",
+            name=spark_conf.get("spark.app.name", "checkpointing stream engine"),  # --name wins over the file
         )
     except (ImportError, NameError) as error:
         raise _refused(conn_id, f"{_NEEDED}: {error}") from error

@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 scripts/check_java.sh
 python="$(scripts/find_python.sh)"
-key="$("$python" - setup.py "$LOCK" scripts/setup.sh <<'PYTHON'
+key="$("$python" - setup.py runtime/setup.py "$LOCK" scripts/setup.sh <<'PYTHON'
 import hashlib, pathlib, sys
 
 digest = hashlib.sha256(repr(sys.version_info[:2]).encode())
@@ -37,7 +37,7 @@ rm -f "$VENV"/.setup-*
 pyspark="$(grep '^pyspark==' "$LOCK")"
 grep -v '^pyspark==' "$LOCK" | "$VENV/bin/python" -m pip install --quiet --requirement /dev/stdin
 "$VENV/bin/python" -m pip install --quiet --force-reinstall --no-deps "$pyspark"
-"$VENV/bin/python" -m pip install --quiet --no-deps --editable .
+"$VENV/bin/python" -m pip install --quiet --no-deps --editable runtime --editable .
 "$VENV/bin/python" -m pip check
 "$VENV/bin/python" -c 'from ckpt_runtime.spark.pyspark_guard import check_pyspark; print("PySpark", check_pyspark())'
 touch "$stamp"

@@ -54,7 +54,7 @@ class Verdict:
 Poll: TypeAlias = Generator[Call[Any], Any, Verdict | None]
 
 
-class Absence:
+class MissingPolicy:
     """Counts answers "not found" in a row: one is not believed, since what answers may be a proxy, or a job manager
     that has not recovered its jobs yet."""
 
@@ -85,7 +85,7 @@ class Condition(ABC):
     """
 
     def __init__(self) -> None:
-        self.absence = Absence()
+        self.absence = MissingPolicy()
         self.standing = "not there yet"
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from airflow_provider_ckpt.conditions.base import Condition, Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.job import OfJob, job_facts
+from airflow_provider_ckpt.conditions.job import JobCondition, job_facts
 from airflow_provider_ckpt.conditions.job_log import failure_of, shortened
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound, is_outcome_unknown
@@ -15,7 +15,7 @@ from ckpt_runtime.client.stack_traces import telling_line
 _ANOTHER_RESCALE = "Another rescale"
 
 
-class ConfigurationCondition(OfJob):
+class ConfigurationCondition(JobCondition):
     """Done when the job runs with that version of its configuration, or a later one; FAILED when it has ended."""
 
     def __init__(self, job_id: str, version: int) -> None:
@@ -40,7 +40,7 @@ class ConfigurationCondition(OfJob):
         return None
 
 
-class RescaleCondition(OfJob):
+class RescaleCondition(JobCondition):
     """Asks for the parallelism, again and again: the same request joins the rescale that is in progress.
 
     Done when the job runs with it; FAILED when it was refused and the job goes on as it was.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_ckpt.conditions.base import POLL, Json, Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.job import OfJob
+from airflow_provider_ckpt.conditions.job import JobCondition
 from airflow_provider_ckpt.conditions.job_log import failure_of
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
@@ -56,7 +56,7 @@ class CheckpointGoal:
         return " ".join(parts)
 
 
-class CheckpointCondition(OfJob):
+class CheckpointCondition(JobCondition):
     """Done when enough wanted checkpoints completed; FAILED when the job ended, or the wanted one failed or is
     forgotten.
 

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from airflow_provider_ckpt.conditions.base import Json, Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.job import OfJob
+from airflow_provider_ckpt.conditions.job import JobCondition
 from airflow_provider_ckpt.conditions.job_log import failure_of
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
@@ -17,7 +17,7 @@ _WITHOUT_SLOTS = ("CREATED", "SCHEDULED")
 _RESTORING = ("DEPLOYING", "INITIALIZING")
 
 
-class DrillCondition(OfJob):
+class DrillCondition(JobCondition):
     """Done when all subtasks run and so many checkpoints have completed, or the job has FINISHED before; FAILED when it
     ended otherwise. The result says how long it took.
     """

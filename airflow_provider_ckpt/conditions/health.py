@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import to_builtins
 
 from airflow_provider_ckpt.conditions.base import Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.job import OfJob
+from airflow_provider_ckpt.conditions.job import JobCondition
 from airflow_provider_ckpt.conditions.job_log import failure_of
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.models import TERMINAL_STATES, JobHealth
@@ -16,7 +16,7 @@ from ckpt_runtime.client.models import TERMINAL_STATES, JobHealth
 VERDICTS: Final = ("HEALTHY", "DEGRADED", "UNHEALTHY")
 
 
-class HealthCondition(OfJob):
+class HealthCondition(JobCondition):
     """Done when the verdict is one of ``expected`` and so many checkpoints have ended; FAILED when it is one of
     ``failing``, or the job has ended although that was not as somebody wanted.
 

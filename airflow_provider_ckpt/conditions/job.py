@@ -24,7 +24,7 @@ _STATES_TOLD_BY: Final = ("job-status", "deployment", "tasks-running")
 _ON_THEIR_WAY: Final = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RECONCILING")
 
 
-class OfJob(Condition):
+class JobCondition(Condition):
     """Base of what is waited for at one job. ``look`` may meet "not found" anywhere; ``_state`` is what it last saw."""
 
     def __init__(self, job_id: str) -> None:
@@ -57,7 +57,7 @@ class OfJob(Condition):
         return job
 
 
-class JobCondition(OfJob):
+class JobStatusCondition(JobCondition):
     """Done when the job is in one of ``expected``; FAILED when it ended in another state, MISSING when it is unknown.
 
     With ``all_tasks``, RUNNING counts only when no task is still on its way: a job is RUNNING in name before its tasks
@@ -89,7 +89,7 @@ class JobCondition(OfJob):
         return Verdict(Status.FAILED, text, job_facts(job), cause.trace)
 
 
-class ReadyForSnapshotCondition(OfJob):
+class ReadyForSnapshotCondition(JobCondition):
     """Done when a savepoint or stop can succeed, or the job has ended; the result has the job's facts, and under
     ``running_since_ms`` the start of its present attempt. The message of a job that has FAILED ends a sentence.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_ckpt.advice import on_failure
 from airflow_provider_ckpt.conditions.base import POLL, Json, Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.job import OfJob
+from airflow_provider_ckpt.conditions.job import JobCondition
 from airflow_provider_ckpt.conditions.job_log import job_line, shortened
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.event_stream import StreamedEvent
@@ -34,7 +34,7 @@ class Operation(StrEnum):
         return "checkpoint" if self is Operation.CHECKPOINT else "savepoint"
 
 
-class OperationCondition(OfJob):
+class OperationCondition(JobCondition):
     """Done when the operation ended well; a failed operation is FAILED, an unknown trigger id is MISSING."""
 
     def __init__(self, operation: Operation, job_id: str, trigger_id: str) -> None:

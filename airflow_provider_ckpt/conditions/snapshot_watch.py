@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from airflow_provider_ckpt.conditions.base import Absence, Json
+from airflow_provider_ckpt.conditions.base import Json, MissingPolicy
 from airflow_provider_ckpt.job_names import chosen
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
@@ -32,7 +32,7 @@ class SnapshotWatch:
         self._job = job
         self._savepoints = snapshots == SAVEPOINTS
         self.mark = mark
-        self.absence = Absence()
+        self.absence = MissingPolicy()
         self._misses = self._savepoints and mark is not None
 
     def look(self) -> Steps[list[Json]]:

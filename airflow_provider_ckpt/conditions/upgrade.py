@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from airflow_provider_ckpt.conditions.base import Absence, Condition, Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.base import Condition, MissingPolicy, Poll, Status, Verdict
 from airflow_provider_ckpt.conditions.job_log import job_line
-from airflow_provider_ckpt.upgrades.actions import Action, Answer, Gone, Look, LookAtStop, Seen, StopSeen
+from airflow_provider_ckpt.upgrades.actions import Action, Answer, JobMissing, Look, LookAtStop, Seen, StopSeen
+from airflow_provider_ckpt.upgrades.executor import watched
 from airflow_provider_ckpt.upgrades.machine import action_of, advance
-from airflow_provider_ckpt.upgrades.performing import watched
 from airflow_provider_ckpt.upgrades.record import Upgrade
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.requests import Call
@@ -29,11 +29,11 @@ class UpgradeCondition(Condition):
         self._record = record
         self._now_ms = now_ms
         self._action = action_of(record)
-        self._forgotten = Absence()
+        self._forgotten = MissingPolicy()
 
     @property
     def subject(self) -> str:
-        return f"the step {self._record.step} of the {self._record.wish.goal.lower()} of job {self._record.old_job}"
+        return f"the step {self._record.step} of the {self._record.desired.goal.lower()} of job {self._record.old_job}"
 
     def poll(self) -> Poll:
         assert self._action is not None
@@ -53,7 +53,7 @@ class UpgradeCondition(Condition):
             missing = self.absence.missing(str(error))
             if missing is None:
                 return None
-            gone = Gone(missing.message)
+            gone = JobMissing(missing.message)
             return StopSeen(gone, known=False) if isinstance(action, LookAtStop) else gone
         self.absence.seen()
         if isinstance(answer, StopSeen) and not answer.known:

@@ -70,7 +70,7 @@ def _detail(condition: Condition) -> Generator[Call[Any], Any, str]:
         return ""  # the next poll meets what that is
 
 
-def look_until_sure(condition: Condition, progress: Progress, pause: float) -> Steps[Verdict | None]:
+def poll_until_stable(condition: Condition, progress: Progress, pause: float) -> Steps[Verdict | None]:
     """As :func:`look_and_tell`, and again after ``pause`` seconds for as long as something only seems to be missing."""
     while True:
         verdict = yield from look_and_tell(condition, progress)

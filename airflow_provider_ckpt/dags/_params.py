@@ -42,7 +42,12 @@ def if_not_found() -> Param:
     """What to do without the job."""
     description = "When there is no such job: fail, or skip."
     return Param(
-        "fail", type="string", enum=["fail", "skip"], title="Without the job", description=description, section=JOB
+        "fail",
+        type="string",
+        enum=["fail", "skip"],
+        title="If the job does not exist",
+        description=description,
+        section=JOB,
     )
 
 

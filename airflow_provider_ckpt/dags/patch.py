@@ -26,8 +26,10 @@ with DAG(
         "connection": form.connection(),
         "interval": form.optional_duration("Interval", "Between the starts of two checkpoints.", _TIMES),
         "timeout": form.optional_duration("Timeout", "After which a checkpoint is given up, pending ones too.", _TIMES),
-        "min_pause": form.optional_duration("Least pause", "Between the end of a checkpoint and the next.", _TIMES),
-        "max_concurrent": form.optional_integer("At the same time", "Checkpoints in flight at once.", _LIMITS, 1),
+        "min_pause": form.optional_duration("Minimum pause", "Between the end of a checkpoint and the next.", _TIMES),
+        "max_concurrent": form.optional_integer(
+            "Max concurrent checkpoints", "Checkpoints in flight at once.", _LIMITS, 1
+        ),
         "tolerable_failed_checkpoints": form.optional_integer(
             "Tolerable failures", "Failed checkpoints in a row that do not fail the job.", _LIMITS, 0
         ),
@@ -39,7 +41,7 @@ with DAG(
             section=_UNALIGNED,
         ),
         "aligned_timeout": form.optional_duration(
-            "Aligned for", "After which an aligned checkpoint turns unaligned.", _UNALIGNED
+            "Aligned checkpoint timeout", "After which an aligned checkpoint turns unaligned.", _UNALIGNED
         ),
         "max_inflight_data_bytes": form.optional_integer(
             "In-flight bytes", "How much of its in-flight data one subtask may persist.", _UNALIGNED, 1

@@ -1,10 +1,14 @@
 """Takes savepoints of jobs by schedule, proves each, and deletes those that are too many or too old.
 
 The schedule is the environment variable ``CKPT_SAVEPOINT_SCHEDULE`` where DAGs are parsed (``@daily`` unless set, and
-none when it is empty). Jobs are named
-by their names, so that the schedule survives redeployments; without any, every job of the session is meant that has a
-name of its own. Each job gets a directory of its own. Of the savepoints in it those stay that are among the newest, or
-young, and always the newest that is intact; the others are deleted by the session.
+none when it is empty). Jobs are named by their names, so that the schedule survives redeployments; without any, every
+job of the session is meant that has a name of its own, and restore drills never are. Each job gets a directory of its
+own. Of the savepoints in it those stay that are among the newest, or young, and always the newest that is intact; the
+others are deleted by the session.
+
+No job stands in the way of another. A job that has ended by the time its turn comes is skipped. A job of which no
+savepoint can be taken or proven keeps its old savepoints. The task ``results`` comes last: its XCom ``jobs`` says of
+each job how its steps have ended, and the run fails there if one of them has failed.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ import os
 import re
 from typing import Any
 
-from airflow.sdk import DAG, Param, TriggerRule, chain, task
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk import DAG, Param, TriggerRule, chain, task, task_group
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_ckpt.dags import _params as form
 from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
@@ -24,6 +28,7 @@ from airflow_provider_ckpt.operators.snapshots import VerifySavepointOperator
 _SAVEPOINT = "Savepoints"
 _RETENTION = "Retention"
 _PATIENCE_SECONDS = 180.0
+_STEPS = ("savepoint", "verify", "clean_up")
 
 
 def directory_of(base: str, job: str) -> str:
@@ -36,9 +41,9 @@ def directory_of(base: str, job: str) -> str:
 def jobs_to_save(params: dict[str, Any] | None = None) -> list[dict[str, str]]:
     """The jobs, each with its directory."""
     given = dict(params or {})
-    names = given["jobs"] or _names_of_living_jobs(given["connection"])
+    names = list(dict.fromkeys(given["jobs"])) or _names_of_living_jobs(given["connection"])
     if not names:
-        raise AirflowSkipException("no job runs in this session")
+        print("no job runs in this session")
     return [{"job": name, "target_directory": directory_of(given["directory"], name)} for name in names]
 
 
@@ -47,17 +52,62 @@ def _names_of_living_jobs(connection: str) -> list[str]:
     from ckpt_runtime.client.models import TERMINAL_STATES
 
     with CkptHook(connection).get_conn(patience=_PATIENCE_SECONDS) as client:
-        names = [line.name for line in client.list_jobs() if line.state not in TERMINAL_STATES]
+        lines = client.list_jobs()
+    names = [line.name for line in lines if line.state not in TERMINAL_STATES and not line.drill]
     unique = [name for name in names if names.count(name) == 1]
     if len(unique) < len(names):
         print(f"left out, since several jobs have the name: {sorted(set(names) - set(unique))}")
     return unique
 
 
-@task(trigger_rule=TriggerRule.NONE_FAILED)
-def directories(jobs: list[dict[str, str]]) -> list[str]:
-    """Where savepoints are counted."""
-    return [job["target_directory"] for job in jobs]
+@task(trigger_rule=TriggerRule.ALL_DONE, retries=0)
+def results(jobs: list[dict[str, str]] | None, ti: Any = None) -> None:
+    """How the steps of each job have ended, as the XCom ``jobs``.
+
+    :raises AirflowFailException: naming the jobs of which a step has failed, or when there is no list of jobs.
+    """
+    if jobs is None:
+        raise AirflowFailException("the jobs of the session could not be listed, no savepoint was taken")
+    runs = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=list(_STEPS))
+    found = {
+        job["job"]: {step: runs[ti.run_id].get(f"{step}_{index}") for step in _STEPS} for index, job in enumerate(jobs)
+    }
+    ti.xcom_push(key="jobs", value=found)
+    failed = []
+    for job, states in found.items():
+        said = ", ".join(f"{step}: {state}" for step, state in states.items())
+        print(f"{job!r}: {said}")
+        if "failed" in states.values():
+            failed.append(f"{job!r} ({said})")
+    if failed:
+        raise AirflowFailException(f"{len(failed)} of {len(found)} jobs: {'; '.join(failed)}")
+
+
+@task_group(prefix_group_id=False)
+def save(job: str, target_directory: str) -> None:
+    """The steps of one job; each waits for those of its own job only."""
+    savepoint = TakeSavepointOperator(
+        task_id="savepoint",
+        ckpt_conn_id=form.CONNECTION,
+        job=job,
+        target_directory=target_directory,
+        if_not_found="skip",
+        savepoint_format="{{ params.format }}",
+        map_index_template="{{ task.job }}",
+    )
+    verified = VerifySavepointOperator(
+        task_id="verify", savepoint_path=savepoint.savepoint_path, map_index_template="{{ task.savepoint_path }}"
+    )
+    cleaned = CleanUpSavepointsOperator(
+        task_id="clean_up",
+        ckpt_conn_id=form.CONNECTION,
+        directory=target_directory,
+        keep="{{ params.keep }}",
+        keep_for="{{ params.keep_for }}",
+        preview="{{ params.preview }}",
+        map_index_template="{{ task.directory }}",
+    )
+    chain(savepoint, verified, cleaned)
 
 
 with DAG(
@@ -96,21 +146,4 @@ with DAG(
     doc_md=__doc__,
 ) as ckpt_scheduled_savepoints:
     jobs: Any = jobs_to_save()
-    savepoints = TakeSavepointOperator.partial(
-        task_id="savepoint",
-        ckpt_conn_id=form.CONNECTION,
-        if_not_found="skip",
-        savepoint_format="{{ params.format }}",
-        map_index_template="{{ task.job }}",
-    ).expand_kwargs(jobs)
-    verified = VerifySavepointOperator.partial(
-        task_id="verify", trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS
-    ).expand(savepoint_path=savepoints.output)
-    cleaned = CleanUpSavepointsOperator.partial(
-        task_id="clean_up",
-        ckpt_conn_id=form.CONNECTION,
-        keep="{{ params.keep }}",
-        keep_for="{{ params.keep_for }}",
-        preview="{{ params.preview }}",
-    ).expand(directory=directories(jobs))
-    chain(verified, cleaned)
+    chain(save.expand_kwargs(jobs), results(jobs))

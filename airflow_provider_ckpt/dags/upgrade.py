@@ -134,6 +134,7 @@ with DAG(
     description="Replace a job by another version of it, with an approval, and go back when that is not healthy",
     schedule=None,
     catchup=False,
+    max_active_runs=1,
     params=PARAMS,
     default_args=form.DEFAULT_ARGS,
     render_template_as_native_obj=True,

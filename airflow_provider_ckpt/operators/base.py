@@ -13,9 +13,9 @@ from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from airflow_provider_ckpt import advice, arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Absence, Condition, Status, Verdict
+from airflow_provider_ckpt.conditions.base import Condition, MissingPolicy, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Progress
-from airflow_provider_ckpt.conditions.waiting import Backoff, look_until_sure
+from airflow_provider_ckpt.conditions.waiting import Backoff, poll_until_stable
 from airflow_provider_ckpt.exceptions import (
     CkptNotFound,
     CkptOperationFailed,
@@ -160,7 +160,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
 
     def asked(self, call: Call[T]) -> Steps[T]:
         """Give the steps of :meth:`ask`."""
-        for _ in range(Absence.LIMIT - 1):
+        for _ in range(MissingPolicy.LIMIT - 1):
             try:
                 answer: T = yield call
             except NotFound as error:
@@ -173,7 +173,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
 
     def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
         """Look once at a condition with the client's patience, and more where something seems to be missing."""
-        steps = look_until_sure(condition, Progress(self.log, condition.subject), self.pause())
+        steps = poll_until_stable(condition, Progress(self.log, condition.subject), self.pause())
         return client.run(steps, patience_s=client.patience_s)
 
     # -- waiting -----------------------------------------------------------------------------------------------
@@ -243,6 +243,11 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
         super().__init__(**kwargs)
         self.job = job
         self.if_not_found = if_not_found
+
+    @property
+    def requester(self) -> str:
+        """Who asks, for the savepoint catalogue and for those who have to wait for an upgrade."""
+        return f"airflow: {self.dag_id}/{self.task_id}"
 
     @property
     def job_id(self) -> XComArg:

@@ -13,7 +13,7 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.drill import has_slots, progress_of_restore
-from airflow_provider_ckpt.conditions.job import JobCondition
+from airflow_provider_ckpt.conditions.job import JobStatusCondition
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptDrillFailed, CkptOperationFailed
 from airflow_provider_ckpt.lineage import program_location
@@ -249,7 +249,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
             client.execute(requests.cancel_job(job_id))
         except (NotFound, Conflict):
             return
-        ended = JobCondition(job_id, TERMINAL_STATES)
+        ended = JobStatusCondition(job_id, TERMINAL_STATES)
         verdict = Wait(ended, time.time() + _REMOVAL_SECONDS, self.pause(), self.log).in_a_worker(client)
         if verdict.status is Status.TIMEOUT:
             self.log.warning("Drill %s is cancelled and has not ended yet: %s", job_id, verdict.message)

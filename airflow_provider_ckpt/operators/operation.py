@@ -16,6 +16,8 @@ import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow.sdk.exceptions import AirflowSkipException
+
 from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
 from airflow_provider_ckpt.conditions.job import ReadyForSnapshotCondition
 from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
@@ -35,13 +37,16 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 MAX_ROUNDS = 3
-"""So often one try starts the operation, whatever its deadline."""
+"""Maximum number of times one attempt starts the operation."""
 RECORD = "ckpt_operation"
 _NOTHING = Verdict(Status.MISSING, "no earlier try has started an operation")
 
 
 class CkptOperationOperator(CkptJobOperator):
     """Base of the operators that start an operation of a job and wait for its end; not for use in DAGs.
+
+    With ``if_not_found="skip"`` a job that was found and has ended since counts as one that is not there, unless it has
+    failed.
 
     :raises CkptJobFailed: the job has ended, and can take nothing of the kind any more
     """
@@ -130,8 +135,10 @@ class CkptOperationOperator(CkptJobOperator):
                 if result is None:
                     noun = self.operation.noun
                     tell_trace(self.log, event)
-                    state = f"{facts['status']}{event['message']}"
-                    raise CkptJobFailed(f"job {job_id} is {state}; it takes no {noun} any more")
+                    text = f"job {job_id} is {facts['status']}{event['message']}; it takes no {noun} any more"
+                    if self.skips and facts["status"] != "FAILED":
+                        raise AirflowSkipException(text)
+                    raise CkptJobFailed(text)
                 return self._succeed(context, result)
             trigger_id = memo["trigger_id"] or new_id(context, f"{self.operation.value}/{memo['round']}")
             Journal(context, RECORD).write(operation=self.operation.value, job_id=job_id, trigger_id=trigger_id)

@@ -15,7 +15,15 @@ from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptOperationFailed, CkptSnapshotDamaged
 from airflow_provider_ckpt.job_names import is_id
 from airflow_provider_ckpt.operators.base import CkptOperator
-from airflow_provider_ckpt.retention import Decision, StoredSavepoint, catalogued, decide, savepoints_of, spared
+from airflow_provider_ckpt.retention import (
+    Decision,
+    StoredSavepoint,
+    by_lineage,
+    catalogued,
+    decide,
+    savepoints_of,
+    spared,
+)
 from airflow_provider_ckpt.snapshot_process import SnapshotProcess
 from ckpt_runtime.client import requests, waiting
 from ckpt_runtime.client.clients import CkptClient
@@ -38,9 +46,10 @@ class _Limits:
 class CleanUpSavepointsOperator(CkptOperator):
     """Keeps the newest savepoints of a job or a directory and the young ones, and has the session delete the others.
 
-    The newest savepoint that is intact is never deleted; that is read and proven before anything is, and noted in the
-    catalogue. Checkpoints are left to their jobs, and what cannot be read is left to people. What a living job needs is
-    refused by the session and stays. Repeating it is harmless.
+    Of each lineage, which is all jobs that started from each other's snapshots, the newest savepoint that is intact is
+    never deleted, so that a suspended job keeps what it starts from. That is read and proven before anything is
+    deleted, and noted in the catalogue. Checkpoints are left to their jobs, and what cannot be read is left to people.
+    What a living job needs is refused by the session and stays. Repeating it is harmless.
 
     What there is tells the session's savepoint catalogue. A worker that cannot read a savepoint itself, for want of the
     extra ``runtime`` or of access to the storage, believes a verification or a drill that the catalogue knows of. A
@@ -150,15 +159,34 @@ class CleanUpSavepointsOperator(CkptOperator):
     def _spare_the_last_good(
         self, client: CkptClient, decision: Decision, newest_first: list[StoredSavepoint], *, notes: bool
     ) -> Decision:
-        """Whatever the limits say, one savepoint stays that is known to be intact."""
-        for item in newest_first:
-            if item.problem is not None:
-                self.log.warning("%s does not count as the last good one: %s", item.path, item.problem)
-            elif self._is_intact(client, item, notes=notes):
-                return spared(decision, item.path, "the newest that is intact")
-            else:
-                self.log.warning("%s is damaged: it does not count as the last good one", item.path)
-        raise CkptOperationFailed("no savepoint is intact, so nothing is deleted; take another one first")
+        """Whatever the limits say, of each lineage one savepoint stays that is known to be intact, or else all of them.
+
+        A job that is suspended, or whose upgrade waits for an approval, has nothing else to start from.
+        """
+        going, any_good = set(decision.deleted), False
+        for items in by_lineage(newest_first):
+            candidates = [item for item in items if item.path in going]
+            if not candidates:
+                continue
+            good = next((item for item in items if self._is_good(client, item, notes=notes)), None)
+            if good is not None:
+                any_good = True
+                decision = spared(decision, good.path, "the newest of its lineage that is intact")
+                continue
+            for item in candidates:
+                decision = spared(decision, item.path, "no savepoint of its lineage is intact")
+        if not any_good:
+            raise CkptOperationFailed("no savepoint is intact, so nothing is deleted; take another one first")
+        return decision
+
+    def _is_good(self, client: CkptClient, item: StoredSavepoint, *, notes: bool) -> bool:
+        if item.problem is not None:
+            self.log.warning("%s does not count as the last good one: %s", item.path, item.problem)
+            return False
+        intact = self._is_intact(client, item, notes=notes)
+        if not intact:
+            self.log.warning("%s is damaged: it does not count as the last good one", item.path)
+        return intact
 
     def _is_intact(self, client: CkptClient, item: StoredSavepoint, *, notes: bool) -> bool:
         try:

@@ -43,11 +43,6 @@ class CkptSavepointOperator(CkptOperationOperator):
         """The savepoint that this task takes, for arguments of other tasks."""
         return XComArg(self, "savepoint_path")
 
-    @property
-    def requester(self) -> str:
-        """Who takes the savepoint, for the catalogue."""
-        return f"airflow: {self.dag_id}/{self.task_id}"
-
     def checked_directory(self) -> str | None:
         """Return where the savepoint is to lie; ``None`` for the job's default directory."""
         return arguments.optional_text("target_directory", self.target_directory)

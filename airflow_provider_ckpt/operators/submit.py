@@ -82,6 +82,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     :param if_no_snapshot: ``fail``, or ``start`` from nothing, when ``from_latest_of`` is no job of the session, or has
         completed nothing yet. (templated)
     :param claim_mode: ``NO_CLAIM``, or ``CLAIM`` to make the system the owner of the snapshot. (templated)
+    :param fork: the job writes elsewhere than the one whose snapshot it starts from, and may run beside it. (templated)
     :param wait_for_completion: wait until the job is FINISHED instead, without an end unless ``wait_timeout`` is given.
     :param cancel_on_kill: cancel the job when a person marks this task failed while it waits; never when the task is
         cleared, since its next try goes on with the job, or marked successful.
@@ -106,6 +107,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         "from_latest_of",
         "latest_kind",
         "if_no_snapshot",
+        "fork",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
@@ -131,6 +133,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         from_latest_of: Templated[str] | None = None,
         latest_kind: Templated[str] = "ANY",
         if_no_snapshot: Templated[str] = "fail",
+        fork: Templated[bool | str] = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -152,6 +155,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self.from_latest_of = from_latest_of
         self.latest_kind = latest_kind
         self.if_no_snapshot = if_no_snapshot
+        self.fork = fork
         self._waiting_for: str | None = None
         self._instance: Any = None
         self._reused = False
@@ -345,6 +349,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             configuration=configuration,
             savepoint_path=self._snapshot(),
             claim_mode=arguments.choice("claim_mode", self.claim_mode, CLAIM_MODES),
+            fork=arguments.boolean("fork", self.fork),
         )
 
     def _snapshot(self) -> str | None:
@@ -372,6 +377,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
             self._run(client, options, record)
         self.log.info("Started job %s of pipeline %s", job_id, record["pipeline_id"])
+        self._tell_warnings(client, job_id)
         return journal.write(**record | {"started": True})
 
     def _run(self, client: CkptClient, options: RunOptions, record: Json) -> None:
@@ -381,6 +387,16 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         except Conflict:
             self._check_name(client, but_for=record["job_id"])
             raise
+
+    def _tell_warnings(self, client: CkptClient, job_id: str) -> None:
+        """In the log, what the job manager warns of in a job that was just started. Flink warns of nothing."""
+        try:
+            details = client.execute(job_details(job_id))
+        except CkptClientError as error:  # the wait that follows deals with it
+            self.log.info("Job %s cannot be looked at yet: %s", job_id, error)
+        else:
+            for warning in details.warnings:
+                self.log.warning("Job %s: %s", job_id, warning)
 
     def _end_if_killed(self) -> None:
         """A task that is killed goes on for some seconds, and would take the end of its job for a failure."""

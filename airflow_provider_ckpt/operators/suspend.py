@@ -10,7 +10,7 @@ from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of, series
 from airflow_provider_ckpt.secret_values import refuse
 from airflow_provider_ckpt.upgrades.machine import begin
-from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Upgrade, Wish
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Upgrade
 from ckpt_runtime.client.clients import CkptClient
 
 if TYPE_CHECKING:
@@ -62,18 +62,18 @@ class SuspendJobOperator(CkptStepsOperator):
         self.savepoint_format = savepoint_format
 
     def check_arguments(self) -> None:
-        self._wish("0" * 32)
+        self._desired("0" * 32)
 
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        return begin(self._wish(self.find(context, deadline)), series(context))
+        return begin(self._desired(self.find(context, deadline)), series(context))
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
         """A job is suspended once; by its name it may be another one that lives now."""
         given = arguments.job(self.job)
         return record.outcome is Outcome.SUSPENDED and given == record.old_job
 
-    def _wish(self, job: str) -> Wish:
-        return Wish(
+    def _desired(self, job: str) -> DesiredUpgrade:
+        return DesiredUpgrade(
             goal=Goal.SUSPEND,
             job=job,
             mode=Mode(mode_of(self.mode, MODES)),
@@ -119,20 +119,20 @@ class ResumeJobOperator(CkptStepsOperator):
         self.healthy_checkpoints = healthy_checkpoints
 
     def check_arguments(self) -> None:
-        self._wish("0" * 32)
+        self._desired("0" * 32)
 
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        return begin(self._wish(self.find(context, deadline)), series(context))
+        return begin(self._desired(self.find(context, deadline)), series(context))
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
         """What was resumed once, from one snapshot, is not resumed again: its rows would be written twice."""
         given = arguments.job(self.job)
         return record.outcome in (Outcome.RESUMED, Outcome.STRANDED) and given == record.old_job
 
-    def _wish(self, job: str) -> Wish:
+    def _desired(self, job: str) -> DesiredUpgrade:
         configuration = arguments.options("configuration", self.configuration)
         refuse("configuration", configuration)
-        return Wish(
+        return DesiredUpgrade(
             goal=Goal.RESUME,
             job=job,
             options={"configuration": configuration},

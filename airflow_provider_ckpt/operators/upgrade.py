@@ -13,7 +13,7 @@ from airflow_provider_ckpt.program import FIELDS, RENDERERS, RunsProgram
 from airflow_provider_ckpt.secret_values import refuse
 from airflow_provider_ckpt.upgrades.actions import Decided
 from airflow_provider_ckpt.upgrades.machine import advance, begin
-from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import NotFound
@@ -112,17 +112,17 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         self.fail_on_rollback = arguments.flag("fail_on_rollback", fail_on_rollback)
 
     def check_arguments(self) -> None:
-        self._wish("0" * 32, None)
+        self._desired("0" * 32, None)
 
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        return begin(self._wish(self.find(context, deadline), self._program(client)), series(context))
+        return begin(self._desired(self.find(context, deadline), self._program(client)), series(context))
 
     def is_fine(self, outcome: Outcome) -> bool:
         return outcome is Outcome.ROLLED_BACK and not self.fail_on_rollback
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
         """An upgrade to this program whose job still lives is done; a paused one is, while nothing was started."""
-        if record.wish.program != self._program(client):
+        if record.desired.program != self._program(client):
             return False
         if record.step is Step.PAUSED:
             return not any(self._lives(client, job) for job in (record.old_job, record.new_job, record.restarted_job))
@@ -134,9 +134,9 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         except NotFound:
             return False
 
-    def _wish(self, job: str, program: str | None) -> Wish:
+    def _desired(self, job: str, program: str | None) -> DesiredUpgrade:
         """All arguments, checked."""
-        return Wish(
+        return DesiredUpgrade(
             goal=Goal.UPGRADE,
             job=job,
             mode=Mode(mode_of(self.mode, MODES)),
@@ -210,7 +210,8 @@ class FinishUpgradeOperator(CkptStepsOperator):
             record = Upgrade.from_json(document)
         except ValueError as error:
             allowed = f"it must be what a paused one gives: {error}"
-            raise CkptArgumentInvalid("upgrade", type(given).__name__, allowed) from error
+            shown = None if given is None else type(given).__name__
+            raise CkptArgumentInvalid("upgrade", shown, allowed) from error
         if record.step is not Step.PAUSED:
             raise CkptArgumentInvalid("upgrade", record.step.value, "it must be one that is PAUSED")
         return record

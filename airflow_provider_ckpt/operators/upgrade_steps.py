@@ -28,10 +28,10 @@ from airflow_provider_ckpt.operators.journal import Journal
 from airflow_provider_ckpt.triggers.upgrade import CkptUpgradeTrigger
 from airflow_provider_ckpt.upgrades.actions import Action, Answer
 from airflow_provider_ckpt.upgrades.driving import drive
+from airflow_provider_ckpt.upgrades.executor import perform
 from airflow_provider_ckpt.upgrades.machine import WATCHES
-from airflow_provider_ckpt.upgrades.performing import perform
+from airflow_provider_ckpt.upgrades.messages import ending, result_of, standing
 from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade
-from airflow_provider_ckpt.upgrades.telling import ending, result_of, standing
 from ckpt_runtime.client.clients import CkptClient
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class CkptStepsOperator(CkptJobOperator):
         with self.connected(deadline) as client:
 
             def carry_out(action: Action) -> Answer:
-                return client.run(perform(action, self.pause()), patience_s=client.patience_s)
+                return client.run(perform(action, self.pause(), self.requester), patience_s=client.patience_s)
 
             record = drive(record, carry_out, keep, wall_clock_ms)
         if record.step in WATCHES:
@@ -185,9 +185,11 @@ class CkptStepsOperator(CkptJobOperator):
 
     def _tell(self, record: Upgrade) -> None:
         """A savepoint that a stop took is written, whatever else it was gone on from is read."""
-        writes = record.wish.goal is not Goal.RESUME and record.wish.mode is Mode.SAVEPOINT and not record.falls_back
+        writes = (
+            record.desired.goal is not Goal.RESUME and record.desired.mode is Mode.SAVEPOINT and not record.falls_back
+        )
         started = record.outcome in _STARTED
-        program = record.wish.program if record.outcome is Outcome.UPGRADED else record.old_program
+        program = record.desired.program if record.outcome is Outcome.UPGRADED else record.old_program
         self.tell_lineage(
             reads=[
                 program_location(self.ckpt_conn_id, None, program) if started else None,

@@ -23,6 +23,7 @@ from ckpt_runtime.web.files import INDEX, PageFile, page_files
 _MAY_READ = Depends(requires_access_connection("GET"))
 _ROOT = "/{connection_id}"
 _STYLE = "style.css"
+_THEME = "theme.js"
 
 
 @cache
@@ -31,6 +32,7 @@ def application() -> FastAPI:
     app = FastAPI(title="ckpt", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_api_route("/", _listing, methods=["GET"])
     app.add_api_route(f"/{_STYLE}", _style, methods=["GET"])
+    app.add_api_route(f"/{_THEME}", _theme, methods=["GET"])
     app.add_api_route(f"{_ROOT}/web/", _page, methods=["GET"], dependencies=[_MAY_READ])
     app.add_api_route(f"{_ROOT}/web/session", _session, methods=["GET"], dependencies=[_MAY_READ])
     app.add_api_route(f"{_ROOT}/web/{{name}}", _page, methods=["GET"], dependencies=[_MAY_READ])
@@ -53,9 +55,17 @@ async def _session() -> dict[str, bool]:
     return {"login": False, "flink": False}
 
 
-async def _style() -> Response:
-    file = page_files()[_STYLE]
+def _file(name: str) -> Response:
+    file = page_files()[name]
     return Response(file.content, headers=file.headers(may_be_framed=True))
+
+
+async def _style() -> Response:
+    return _file(_STYLE)
+
+
+async def _theme() -> Response:
+    return _file(_THEME)
 
 
 async def _through(request: Request, connection_id: str, path: str) -> Response:
@@ -84,7 +94,7 @@ async def _listing(user: GetUserDep) -> Response:
     body = (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Checkpoints</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="stylesheet" href="{_STYLE}"></head>'
+        f'<link rel="stylesheet" href="{_STYLE}"><script type="module" src="{_THEME}"></script></head>'
         f"<body><main><h1>Job managers</h1>{f'<ul>{items}</ul>' if found else nothing}</main></body></html>"
     )
     page = PageFile(body.encode(), "text/html; charset=utf-8", '""')

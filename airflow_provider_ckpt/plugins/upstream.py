@@ -33,7 +33,7 @@ _TYPE = "ckpt"
 _DEFAULT = "ckpt_default"
 _ID = "[0-9a-fA-F]{32}"
 _PATHS = re.compile(
-    rf"overview|jobs/overview|savepoints|jobs/{_ID}(?:|/health|/config|/exceptions|/checkpoints|/checkpoints/config"
+    rf"overview|jobs/overview|savepoints/known|jobs/{_ID}(?:|/health|/config|/exceptions|/checkpoints|/checkpoints/config"
     rf"|/checkpoints/details/[0-9]{{1,19}}(?:/subtasks/{_ID})?|/vertices/{_ID}/backpressure)"
 )
 _QUERY = {"job": re.compile(_ID)}

@@ -15,7 +15,7 @@ from airflow_provider_ckpt import advice, arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
 from airflow_provider_ckpt.conditions.progress import Progress
-from airflow_provider_ckpt.conditions.waiting import is_waited_out, look_until_sure
+from airflow_provider_ckpt.conditions.waiting import is_waited_out, poll_until_stable
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobFailed,
@@ -161,7 +161,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
             with self.hook.get_conn(endpoint=self._begun_with) as client:
                 # A job that seems to be unknown is looked for again at once: the next poke may be another process.
                 pause = min(self.poke_interval, CONFIRMING_SECONDS)
-                verdict = client.run(look_until_sure(self._condition, self._progress, pause))
+                verdict = client.run(poll_until_stable(self._condition, self._progress, pause))
         except CkptClientError as error:
             begun_with, self._begun_with = self._begun_with, self.hook.endpoint()
             renewed = advice.is_refused_token(error) and goes_on(self.hook, begun_with, self._begun_with)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_provider_ckpt.conditions.job import JobCondition, NameFreeCondition
+from airflow_provider_ckpt.conditions.job import JobStatusCondition, NameFreeCondition
 from airflow_provider_ckpt.triggers.base import CkptTrigger
 
 
@@ -33,8 +33,8 @@ class CkptJobTrigger(CkptTrigger):
         self.all_tasks = all_tasks
         self.cancel_on_kill = cancel_on_kill
 
-    def condition(self) -> JobCondition:
-        return JobCondition(self.job_id, self.expected, all_tasks=self.all_tasks)
+    def condition(self) -> JobStatusCondition:
+        return JobStatusCondition(self.job_id, self.expected, all_tasks=self.all_tasks)
 
     def arguments(self) -> dict[str, Any]:
         return {

@@ -6,8 +6,8 @@ from typing import Any
 
 from airflow_provider_ckpt.conditions.upgrade import UpgradeCondition
 from airflow_provider_ckpt.triggers.base import CkptTrigger
+from airflow_provider_ckpt.upgrades.messages import standing
 from airflow_provider_ckpt.upgrades.record import Upgrade
-from airflow_provider_ckpt.upgrades.telling import standing
 
 
 class CkptUpgradeTrigger(CkptTrigger):

@@ -10,8 +10,23 @@ from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Have the lineage of a job held for this upgrade, so that nobody else ends or starts a job of it.
+
+    Before each step: it is prolonged then, and a step is taken only while it holds. ``own_jobs`` are the jobs that the
+    upgrade itself may have started. Answers: Accepted, Lost, JobMissing.
+    """
+
+    job: str
+    owner: str
+    own_jobs: tuple[str, ...]
+    snapshot: str | None
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
-    """Have a program kept. Answers: Accepted, Gone."""
+    """Have a program kept. Answers: Accepted, JobMissing."""
 
     program: str
     owner: str
@@ -19,23 +34,29 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give up the holds of these programs. Answer: Accepted."""
+    """Give up the holds of these programs, and the lineage of the job. Answer: Accepted."""
 
     programs: tuple[str, ...]
     owner: str
+    job: str
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """See a job. ``closely``: with its program and whether its checkpoints can be retained. Answers: Seen, Gone."""
+    """Look at a job. Answers: Seen, JobMissing.
+
+    ``closely`` adds its program and whether its checkpoints can be retained; ``judged`` adds its health.
+    """
 
     job: str
     closely: bool = False
+    judged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """How a snapshot fits a program. Answers: Fits, Refused, Gone.
+    """How a snapshot fits a program. Answers: Fits, Refused, JobMissing.
 
     ``is_passing``: it is the latest of a job that runs, and a later one may have taken its place.
     """
@@ -49,12 +70,13 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop a job with a savepoint. Answers: Accepted, Refused, Gone."""
+    """Stop a job with a savepoint. Answers: Accepted, Refused, JobMissing."""
 
     job: str
     trigger: str
     directory: str | None
     format: str
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +89,39 @@ class LookAtStop:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a job; with ``retain`` its checkpoints stay. Answers: Accepted, Refused (it has ended), Gone."""
+    """End a job; with ``retain`` its checkpoints stay. Answers: Accepted, Refused (it has ended), JobMissing."""
 
     job: str
     retain: bool
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Start a job of a program with all that another job has, under the options. Answers: Accepted, Refused, Gone."""
+    """Start a job of a program with the settings of another job, overridden by the options.
+
+    Answers: Accepted, Refused, JobMissing.
+    """
 
     program: str
     job: str
     like_job: str
     options: dict[str, Any]
     snapshot: str | None
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
-class Burn:
+class Retire:
     """Have no job started with this id any more, by a late request either.
 
-    Answers: Accepted, Refused (a job of the id lives), Gone (the server cannot do that).
+    Answers: Accepted, Refused (a job of the id lives), JobMissing (the server cannot do that).
     """
 
     job: str
 
 
-Action: TypeAlias = Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run | Burn
+Action: TypeAlias = Claim | Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run | Retire
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +137,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class Lost:
+    """Somebody else has the lineage, or has started another job of it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobMissing:
     """What the action names is unknown to the job manager, said several times."""
 
     what: str
@@ -137,7 +171,8 @@ class Newest:
 class Seen:
     """A job. ``ready``: all tasks run, and no stop is in progress. ``restored`` is the snapshot that it began with.
 
-    ``completed`` counts its checkpoints. ``cause`` says why it failed. The rest is seen closely: what it runs, and
+    ``completed`` counts its checkpoints since its last restart, and ``ailment`` says why it is not well, when it is
+    judged. ``cause`` says why it failed. The rest is seen closely: what it runs, and
     whether its checkpoints outlive it when it is cancelled.
     """
 
@@ -148,6 +183,7 @@ class Seen:
     newest: Newest | None = None
     restored: str | None = None
     cause: str = ""
+    ailment: str = ""
     name: str = ""
     program: str | None = None
     retainable: bool = True
@@ -157,7 +193,7 @@ class Seen:
 class StopSeen:
     """A stop. ``path`` once it has succeeded, ``failure`` once it has not; ``known`` is false for a forgotten one."""
 
-    job: Seen | Gone
+    job: Seen | JobMissing
     known: bool = True
     path: str | None = None
     failure: str = ""
@@ -171,4 +207,4 @@ class Decided:
     by: str = ""
 
 
-Answer: TypeAlias = Accepted | Refused | Gone | Fits | Seen | StopSeen | Decided
+Answer: TypeAlias = Accepted | Refused | Lost | JobMissing | Fits | Seen | StopSeen | Decided

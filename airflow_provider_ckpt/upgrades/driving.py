@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airflow_provider_ckpt.upgrades.actions import Action, Answer
-from airflow_provider_ckpt.upgrades.machine import WATCHES, action_of, advance
+from airflow_provider_ckpt.upgrades.actions import Action, Answer, Lost
+from airflow_provider_ckpt.upgrades.machine import WATCHES, action_of, advance, claim_of
 from airflow_provider_ckpt.upgrades.record import Step, Upgrade
 
 
@@ -15,11 +15,16 @@ def drive(
     keep: Callable[[Upgrade], None],
     now_ms: Callable[[], int],
 ) -> Upgrade:
-    """Goes on until there is something to watch, to decide, or nothing left. Each record is kept before it is used."""
-    while record.step not in WATCHES and record.step is not Step.PAUSED:
-        action = action_of(record)
-        if action is None:
-            break
-        record = advance(record, perform(action), now_ms())
+    """Goes on until there is something to watch, to decide, or nothing left. Each record is kept before it is used.
+
+    Nothing is done, watched or waited for without the lineage.
+    """
+    while (action := action_of(record)) is not None or record.step is Step.PAUSED:
+        answer = perform(claim_of(record)) if record.step is not Step.RELEASE else None
+        if not isinstance(answer, Lost):
+            if action is None or record.step in WATCHES:
+                break
+            answer = perform(action)
+        record = advance(record, answer, now_ms())
         keep(record)
     return record

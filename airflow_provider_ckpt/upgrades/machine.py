@@ -5,14 +5,16 @@ Whoever drives it performs the action, writes the new record down, and only then
 never written down is performed again. Everything that keeps two versions from running is here:
 
 * The new version is started only after the old job was seen to have ended, and the old one again only after the new.
+* Nothing is done without the lineage of the job, which the job manager grants to one upgrade at a time. An upgrade
+  that loses it ends, and leaves alone what somebody else has begun.
 * Before another one is started in the place of a job that was asked for, or a person is told that nothing runs, that
-  job's id is burnt: a request that was sent for it, and arrives late, is refused.
+  job's id is retired: a request that was sent for it, and arrives late, is refused.
 * What the next version starts from is fixed before anything is started, and is the same for a rollback.
 * Nothing is stopped before the programs are held and the snapshot's fit was looked at.
 
 ``PIN_NEW, INSPECT, PIN_OLD, PREVIEW``: nothing has changed, and what does not fit is refused. ``READY, STOP, STOPPING``
 or ``CANCEL, CANCELLING``: the old version ends. ``CHECK, PAUSED, START, GATE``: the new one has to become healthy.
-``CANCEL_NEW, CANCELLING_NEW, BURN_NEW, ROLL_BACK, GATE_OLD, BURN_RESTARTED``: it did not. ``RELEASE, ENDED``: the
+``CANCEL_NEW, CANCELLING_NEW, RETIRE_NEW, ROLL_BACK, GATE_OLD, RETIRE_RESTARTED``: it did not. ``RELEASE, ENDED``: the
 programs are let go.
 """
 
@@ -28,43 +30,47 @@ from msgspec.structs import replace
 from airflow_provider_ckpt.upgrades.actions import (
     Action,
     Answer,
-    Burn,
     Cancel,
+    Claim,
     Decided,
     Fits,
-    Gone,
     Hold,
+    JobMissing,
     Look,
     LookAtStop,
+    Lost,
     Newest,
     Preview,
     Refused,
     Release,
+    Retire,
     Run,
     Seen,
     Stop,
     StopSeen,
 )
-from airflow_provider_ckpt.upgrades.objections import misfit, objection
-from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
+from airflow_provider_ckpt.upgrades.validation import misfit, objection
 
 _NAMESPACE = uuid.UUID("7a0f2f0e-6f3c-5c0e-9c55-27d94f1f1f0b")
 _CHECK = ". Check the id, and the connection"
+_CLAIM_MS, _PAUSED_CLAIM_MS = 24 * 3_600_000, 7 * 24 * 3_600_000
+"""For so long an upgrade keeps its lineage from others although nothing is heard of it."""
 MAX_STOPS = 3
 """So often a stop is asked for, when the job manager has forgotten it and the job goes on."""
 WATCHES = frozenset({Step.READY, Step.STOPPING, Step.CANCELLING, Step.GATE, Step.CANCELLING_NEW, Step.GATE_OLD})
 """Steps that only look, again and again until something has happened."""
 
 
-def begin(wish: Wish, series: str) -> Upgrade:
+def begin(desired: DesiredUpgrade, series: str) -> Upgrade:
     """The record before the first step; ``series`` is no other upgrade's."""
-    upgrades, new_job = wish.goal is Goal.UPGRADE, _id(series, "new")
+    upgrades, new_job = desired.goal is Goal.UPGRADE, _id(series, "new")
     return Upgrade(
-        wish=wish,
+        desired=desired,
         series=series,
         new_job=new_job,
         restarted_job=_id(series, "restarted"),
-        owner=f"upgrade-{new_job}" if upgrades else f"suspended-{wish.job}",
+        owner=f"upgrade-{new_job}" if upgrades else f"suspended-{desired.job}",
         step=Step.PIN_NEW if upgrades else Step.INSPECT,
     )
 
@@ -82,18 +88,24 @@ def action_of(record: Upgrade) -> Action | None:
     return None if action is None else action(record)
 
 
+def claim_of(record: Upgrade) -> Claim:
+    """What makes sure, before each step, that nobody else ends or starts a job of the lineage."""
+    duration = _PAUSED_CLAIM_MS if record.step is Step.PAUSED else _CLAIM_MS
+    own_jobs = (record.new_job, record.restarted_job)
+    return Claim(record.old_job, record.claim, own_jobs, record.snapshot, duration)
+
+
 def _preview(record: Upgrade) -> Preview:
-    wish, passing = record.wish, record.step is Step.PREVIEW
-    snapshot = None if wish.mode is Mode.STATELESS else record.snapshot
-    return Preview(_known(wish.program), record.old_job, wish.options, snapshot, passing)
+    desired, passing = record.desired, record.step is Step.PREVIEW
+    snapshot = None if desired.mode is Mode.STATELESS else record.snapshot
+    return Preview(_known(desired.program), record.old_job, desired.options, snapshot, passing)
 
 
 def _start(record: Upgrade) -> Run:
-    wish = record.wish
-    if wish.goal is Goal.RESUME:
-        return Run(_known(record.old_program), record.new_job, record.old_job, wish.options, record.snapshot)
-    snapshot = None if wish.mode is Mode.STATELESS else record.snapshot
-    return Run(_known(wish.program), record.new_job, record.old_job, wish.options, snapshot)
+    desired = record.desired
+    program = record.old_program if desired.goal is Goal.RESUME else desired.program
+    snapshot = None if desired.mode is Mode.STATELESS else record.snapshot
+    return Run(_known(program), record.new_job, record.old_job, desired.options, snapshot, record.claim)
 
 
 def _known(program: str | None) -> str:
@@ -106,31 +118,42 @@ def _trigger(record: Upgrade) -> str:
 
 
 def _held(record: Upgrade) -> tuple[str, ...]:
-    return tuple(sorted({program for program in (record.wish.program, record.old_program) if program is not None}))
+    """A suspended job's program stays held, and so do the programs when a person has to go on.
+
+    The hold of a suspended job is whose the suspension is: who has lost the lineage leaves it alone.
+    """
+    suspended = record.outcome is Outcome.REFUSED and record.desired.goal is Goal.RESUME
+    if suspended or (record.lost and record.desired.goal is not Goal.UPGRADE):
+        return ()
+    if record.outcome in (Outcome.SUSPENDED, Outcome.STRANDED):
+        return ()
+    return tuple(sorted({program for program in (record.desired.program, record.old_program) if program is not None}))
 
 
 _ACTIONS: Mapping[Step, Callable[[Upgrade], Action]] = {
-    Step.PIN_NEW: lambda record: Hold(_known(record.wish.program), record.owner),
+    Step.PIN_NEW: lambda record: Hold(_known(record.desired.program), record.owner),
     Step.INSPECT: lambda record: Look(record.old_job, closely=True),
     Step.PIN_OLD: lambda record: Hold(_known(record.old_program), record.owner),
     Step.PREVIEW: _preview,
     Step.READY: lambda record: Look(record.old_job),
-    Step.STOP: lambda record: Stop(record.old_job, _trigger(record), record.wish.directory, record.wish.format),
+    Step.STOP: lambda record: Stop(
+        record.old_job, _trigger(record), record.desired.directory, record.desired.format, record.claim
+    ),
     Step.STOPPING: lambda record: LookAtStop(record.old_job, _trigger(record)),
-    Step.CANCEL: lambda record: Cancel(record.old_job, retain=True),
+    Step.CANCEL: lambda record: Cancel(record.old_job, True, record.claim),
     Step.CANCELLING: lambda record: Look(record.old_job),
     Step.CHECK: _preview,
     Step.START: _start,
-    Step.GATE: lambda record: Look(record.new_job),
-    Step.CANCEL_NEW: lambda record: Cancel(record.new_job, retain=False),
+    Step.GATE: lambda record: Look(record.new_job, judged=True),
+    Step.CANCEL_NEW: lambda record: Cancel(record.new_job, False, record.claim),
     Step.CANCELLING_NEW: lambda record: Look(record.new_job),
-    Step.BURN_NEW: lambda record: Burn(record.new_job),
+    Step.RETIRE_NEW: lambda record: Retire(record.new_job),
     Step.ROLL_BACK: lambda record: Run(
-        _known(record.old_program), record.restarted_job, record.old_job, {}, record.snapshot
+        _known(record.old_program), record.restarted_job, record.old_job, {}, record.snapshot, record.claim
     ),
     Step.GATE_OLD: lambda record: Look(record.restarted_job),
-    Step.BURN_RESTARTED: lambda record: Burn(record.restarted_job),
-    Step.RELEASE: lambda record: Release(_held(record), record.owner),
+    Step.RETIRE_RESTARTED: lambda record: Retire(record.restarted_job),
+    Step.RELEASE: lambda record: Release(_held(record), record.owner, record.old_job, record.claim),
 }
 
 
@@ -139,7 +162,10 @@ _ACTIONS: Mapping[Step, Callable[[Upgrade], Action]] = {
 
 def advance(record: Upgrade, answer: Answer, now_ms: int) -> Upgrade:
     """The record after the answer; the same one when a step that watches has to go on watching."""
-    changed = _AFTER[record.step](_Turn(record, answer, now_ms))
+    if isinstance(answer, Lost):
+        changed = _refuse(replace(record, lost=True), answer.reason)
+    else:
+        changed = _AFTER[record.step](_Turn(record, answer, now_ms))
     return record if changed == record else replace(changed, revision=record.revision + 1)
 
 
@@ -148,10 +174,7 @@ def _to(record: Upgrade, step: Step, deadline: int | None = None, **changes: Any
 
 
 def _end(record: Upgrade, outcome: Outcome, why: str = "") -> Upgrade:
-    """A suspended job's program stays held, and so do the programs when a person has to go on."""
-    still_suspended = outcome is Outcome.REFUSED and record.wish.goal is Goal.RESUME
-    kept = still_suspended or outcome in (Outcome.SUSPENDED, Outcome.STRANDED)
-    return _to(record, Step.ENDED if kept else Step.RELEASE, outcome=outcome, why=why or record.why)
+    return _to(record, Step.RELEASE, outcome=outcome, why=why or record.why)
 
 
 def _refuse(record: Upgrade, why: str) -> Upgrade:
@@ -166,16 +189,16 @@ def _strand(record: Upgrade, why: str, what: str = "Nothing runs") -> Upgrade:
 def _with_snapshot(record: Upgrade, snapshot: str | None) -> Upgrade:
     """The old version has ended, and this is what it left."""
     record = replace(record, snapshot=snapshot)
-    if record.wish.goal is Goal.SUSPEND:
+    if record.desired.goal is Goal.SUSPEND:
         return _end(record, Outcome.SUSPENDED)
-    return _checked(record) if record.wish.mode is Mode.STATELESS else _to(record, Step.CHECK)
+    return _checked(record) if record.desired.mode is Mode.STATELESS else _to(record, Step.CHECK)
 
 
 def _checked(record: Upgrade) -> Upgrade:
-    return _to(record, Step.PAUSED if record.wish.pauses else Step.START)
+    return _to(record, Step.PAUSED if record.desired.pauses else Step.START)
 
 
-def _refusal(answer: Refused | Gone) -> str:
+def _refusal(answer: Refused | JobMissing) -> str:
     return answer.reason if isinstance(answer, Refused) else answer.what
 
 
@@ -201,7 +224,7 @@ class _Turn:
     # --- before anything has changed
 
     def pin_new(self) -> Upgrade:
-        if isinstance(self.answer, Gone):
+        if isinstance(self.answer, JobMissing):
             return _refuse(self.record, self.answer.what)
         return _to(self.record, Step.INSPECT)
 
@@ -222,9 +245,9 @@ class _Turn:
         return _refuse(record, why) if why else _to(record, Step.PIN_OLD)
 
     def pin_old(self) -> Upgrade:
-        if isinstance(self.answer, Gone):
+        if isinstance(self.answer, JobMissing):
             return _refuse(self.record, f"the program that the job runs cannot be kept: {self.answer.what}")
-        match self.record.wish.goal:
+        match self.record.desired.goal:
             case Goal.UPGRADE:
                 return _to(self.record, Step.PREVIEW)
             case Goal.RESUME:
@@ -241,8 +264,8 @@ class _Turn:
     # --- the old version ends
 
     def _end_the_old_one(self, record: Upgrade) -> Upgrade:
-        if record.wish.mode is Mode.SAVEPOINT:
-            return _to(record, Step.READY, self.now_ms + record.wish.savepoint_within)
+        if record.desired.mode is Mode.SAVEPOINT:
+            return _to(record, Step.READY, self.now_ms + record.desired.savepoint_within)
         return _to(record, Step.CANCEL)
 
     def ready(self) -> Upgrade:
@@ -266,21 +289,21 @@ class _Turn:
         return _to(self.record, Step.CANCEL, falls_back=True, why=f"{why}; it falls back to the latest checkpoint")
 
     def _is_too_old(self, newest: Newest | None) -> bool:
-        age = self.record.wish.fallback_age
+        age = self.record.desired.fallback_age
         return age is None or newest is None or self.now_ms - newest.taken_at_ms > age
 
     def stop(self) -> Upgrade:
         """Whether it was accepted shows when it is looked at; one that is refused was perhaps carried out before."""
-        wish = self.record.wish
+        desired = self.record.desired
         why = self.answer.reason if isinstance(self.answer, Refused) else self.record.why
-        if wish.fallback_age is None:
+        if desired.fallback_age is None:
             return _to(self.record, Step.STOPPING, why=why)
-        return self._limited(Step.STOPPING, wish.savepoint_within, why=why)
+        return self._limited(Step.STOPPING, desired.savepoint_within, why=why)
 
     def stopping(self) -> Upgrade:
         assert isinstance(self.answer, StopSeen)
         job, path = self.answer.job, self.answer.path
-        if isinstance(job, Gone):
+        if isinstance(job, JobMissing):
             return _strand(self.record, f"{self._old} was being stopped and is unknown to the job manager now")
         if not job.has_ended:
             return self._still_stopping(job, self.answer)
@@ -290,7 +313,7 @@ class _Turn:
         if stop.path is not None:
             return self.record  # its tasks are ending
         if not stop.known and self.record.stops + 1 < MAX_STOPS:
-            return self._limited(Step.READY, self.record.wish.savepoint_within, stops=self.record.stops + 1)
+            return self._limited(Step.READY, self.record.desired.savepoint_within, stops=self.record.stops + 1)
         if not stop.known or stop.failure:
             why = f"the stop of {self._old} failed: {stop.failure or self.record.why or 'it was forgotten'}"
             return self._fall_back(job, why) or _refuse(self.record, f"{why}. The job goes on")
@@ -302,6 +325,8 @@ class _Turn:
         """The old job has ended, and of a savepoint that it took for us nothing is known."""
         newest, record = job.newest, self.record
         stopped = newest is not None and newest.is_stop
+        if job.state == "CANCELED" or (stopped and record.step is Step.READY and not record.stops):
+            return _refuse(record, f"{self._old} was {'stopped' if stopped else 'cancelled'} by somebody else")
         if job.state == "FINISHED" and not stopped:
             return _refuse(record, f"{self._old} has finished by itself")
         if newest is not None and newest.path is None:
@@ -313,7 +338,7 @@ class _Turn:
         record = replace(record, snapshot=snapshot, why=why)
         if not self._is_too_old(newest):
             return _with_snapshot(replace(record, falls_back=True), snapshot)
-        return _end(record, Outcome.SUSPENDED) if record.wish.goal is Goal.SUSPEND else _to(record, Step.ROLL_BACK)
+        return _end(record, Outcome.SUSPENDED) if record.desired.goal is Goal.SUSPEND else _to(record, Step.ROLL_BACK)
 
     def cancel(self) -> Upgrade:
         return _to(self.record, Step.CANCELLING)
@@ -348,30 +373,33 @@ class _Turn:
         return _to(self.record, Step.ROLL_BACK, why=f"the new version was rejected{by}")
 
     def start(self) -> Upgrade:
-        wish = self.record.wish
-        if not isinstance(self.answer, Refused | Gone):
-            return self._limited(Step.GATE, wish.healthy_within)
-        what = "the job" if wish.goal is Goal.RESUME else "the new version"
-        return _to(self.record, Step.BURN_NEW, why=f"{what} was not started: {_refusal(self.answer)}")
+        desired = self.record.desired
+        if not isinstance(self.answer, Refused | JobMissing):
+            return self._limited(Step.GATE, desired.healthy_within)
+        what = "the job" if desired.goal is Goal.RESUME else "the new version"
+        return _to(self.record, Step.RETIRE_NEW, why=f"{what} was not started: {_refusal(self.answer)}")
 
     def gate(self) -> Upgrade:
-        job, wish = self.answer, self.record.wish
+        job, desired = self.answer, self.record.desired
         if isinstance(job, Seen):
-            healthy = job.ready and job.state == "RUNNING" and job.completed >= wish.checkpoints
+            well = job.ready and job.state == "RUNNING" and not job.ailment
+            healthy = well and job.completed >= desired.checkpoints
             if healthy or job.state == "FINISHED":
-                return _end(self.record, Outcome.RESUMED if wish.goal is Goal.RESUME else Outcome.UPGRADED)
+                return _end(self.record, Outcome.RESUMED if desired.goal is Goal.RESUME else Outcome.UPGRADED)
             if not job.has_ended and not self.is_due:
                 return self.record
-            late = f"it is {job.state} and has completed {job.completed} of {wish.checkpoints} checkpoints in time"
+            ailment = f", and it is not well: {job.ailment}" if job.ailment else ""
+            in_a_row = f"{job.completed} of {desired.checkpoints} checkpoints in time, in a row without a restart"
+            late = f"it is {job.state} and has completed {in_a_row}{ailment}"
             why = f"it is {job.state}{job.cause}" if job.has_ended else late
-        elif wish.goal is Goal.RESUME:
+        elif desired.goal is Goal.RESUME:
             unknown = (
                 f"the job, resumed as {self.record.new_job}, is unknown to the job manager, and may have committed"
             )
-            return _to(self.record, Step.BURN_NEW, why=unknown)
+            return _to(self.record, Step.RETIRE_NEW, why=unknown)
         else:
             why = "it is unknown to the job manager"
-        if wish.goal is Goal.RESUME:  # there is no version to go back to
+        if desired.goal is Goal.RESUME:  # there is no version to go back to
             what = "What it has committed is not to be repeated: it is left as it is"
             return _strand(self.record, f"the job, resumed as {self.record.new_job}, is not healthy: {why}", what)
         return _to(self.record, Step.CANCEL_NEW, why=f"the new version is not healthy: {why}")
@@ -387,26 +415,26 @@ class _Turn:
             return self.record
         if isinstance(job, Seen) and job.state == "FINISHED":
             return _end(self.record, Outcome.UPGRADED, "the new version has finished")
-        return _to(self.record, Step.BURN_NEW)
+        return _to(self.record, Step.RETIRE_NEW)
 
-    def burn_new(self) -> Upgrade:
+    def retire_new(self) -> Upgrade:
         """Refused: the request for it, which was sent and had no answer, has arrived after all."""
-        lives, resumes = isinstance(self.answer, Refused), self.record.wish.goal is Goal.RESUME
+        lives, resumes = isinstance(self.answer, Refused), self.record.desired.goal is Goal.RESUME
         if resumes:
-            within = self.record.wish.healthy_within
+            within = self.record.desired.healthy_within
             return self._limited(Step.GATE, within) if lives else _strand(self.record, self.record.why)
         return _to(self.record, Step.CANCEL_NEW if lives else Step.ROLL_BACK)
 
     def roll_back(self) -> Upgrade:
-        if isinstance(self.answer, Refused | Gone):
+        if isinstance(self.answer, Refused | JobMissing):
             why = f"{self.record.why}; and the old version was not started again: {_refusal(self.answer)}"
-            return _to(self.record, Step.BURN_RESTARTED, why=why)
-        return self._limited(Step.GATE_OLD, self.record.wish.healthy_within)
+            return _to(self.record, Step.RETIRE_RESTARTED, why=why)
+        return self._limited(Step.GATE_OLD, self.record.desired.healthy_within)
 
     def gate_old(self) -> Upgrade:
         job, started = self.answer, f"{self.record.why}; and the old version, started again, is"
         if not isinstance(job, Seen):
-            return _to(self.record, Step.BURN_RESTARTED, why=f"{started} unknown to the job manager")
+            return _to(self.record, Step.RETIRE_RESTARTED, why=f"{started} unknown to the job manager")
         if job.state == "FINISHED" or (job.ready and job.state == "RUNNING"):
             return _end(self.record, Outcome.ROLLED_BACK)
         if job.has_ended:
@@ -415,10 +443,10 @@ class _Turn:
             return _end(self.record, Outcome.ROLLED_BACK, f"{started} still {job.state}")
         return self.record
 
-    def burn_restarted(self) -> Upgrade:
+    def retire_restarted(self) -> Upgrade:
         if isinstance(self.answer, Refused):
             why = f"{self.record.why}; then the request for it arrived after all"
-            return self._limited(Step.GATE_OLD, self.record.wish.healthy_within, why=why)
+            return self._limited(Step.GATE_OLD, self.record.desired.healthy_within, why=why)
         return _strand(self.record, self.record.why)
 
     def release(self) -> Upgrade:

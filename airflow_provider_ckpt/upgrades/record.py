@@ -46,10 +46,10 @@ class Step(StrEnum):
     GATE = "GATE"
     CANCEL_NEW = "CANCEL_NEW"
     CANCELLING_NEW = "CANCELLING_NEW"
-    BURN_NEW = "BURN_NEW"
+    RETIRE_NEW = "RETIRE_NEW"
     ROLL_BACK = "ROLL_BACK"
     GATE_OLD = "GATE_OLD"
-    BURN_RESTARTED = "BURN_RESTARTED"
+    RETIRE_RESTARTED = "RETIRE_RESTARTED"
     RELEASE = "RELEASE"
     ENDED = "ENDED"
 
@@ -65,7 +65,7 @@ class Outcome(StrEnum):
     STRANDED = "STRANDED"
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class DesiredUpgrade(Struct, frozen=True, kw_only=True):
     """What was asked for. Times in milliseconds.
 
     ``program`` is the new version's, ``options`` are those of its run, by the names of ``RunOptions``. ``fallback_age``
@@ -93,9 +93,10 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     ``series`` is what ids are made of, and ``new_job`` and ``restarted_job`` are those of the jobs that it may start.
     ``owner`` holds the programs. ``origin`` is what the old job began with, ``snapshot`` what is gone on from.
     ``retainable``: its checkpoints can outlive it. ``stops`` counts forgotten stops. ``why`` says why it went this way.
+    ``lost``: somebody else has the lineage.
     """
 
-    wish: Wish
+    desired: DesiredUpgrade
     series: str
     new_job: str
     restarted_job: str
@@ -114,11 +115,17 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     why: str = ""
     outcome: Outcome | None = None
     approved_by: str = ""
+    lost: bool = False
+
+    @property
+    def claim(self) -> str:
+        """The token that holds the lineage: another one for each record, and the same for each try of it."""
+        return f"{self.desired.goal.lower()}-{self.new_job}"
 
     @property
     def old_job(self) -> str:
         """The job that is replaced, suspended or resumed."""
-        return self.wish.job
+        return self.desired.job
 
     def to_json(self) -> dict[str, Any]:
         """For the journal, and for the next task: what JSON has, no tuples."""

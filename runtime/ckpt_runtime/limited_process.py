@@ -1,4 +1,4 @@
-"""Runs what strangers have sent in a process of its own, with limits on memory, time and output. Both sides of it.
+"""Runs untrusted code in a separate process, with limits on memory, time and output. Both sides of it.
 
 The caller's side is :func:`run_limited`. The other side is a module whose ``main`` calls :func:`serve`. Request and
 answer are files without a name that only these two processes have open; the answer is read up to a limit and is to be

@@ -123,6 +123,8 @@ class StateColumns:
             if sorted(found[name] or ()) != sorted(members or ()):
                 raise TableError(f"column {name!r} has the fields {members} in the state, {found[name]} in the table")
         given = to_arrow_schema(table, timezone="UTC")
+        if KEY_GROUP in given.names and not pa.types.is_integer(given.field(KEY_GROUP).type):
+            raise TableError(f"column {KEY_GROUP!r} has to be of an integer type, it is {given.field(KEY_GROUP).type}")
         for name, stored in self._parts.items():
             column = given.field(name).type
             for short, member in stored.items():

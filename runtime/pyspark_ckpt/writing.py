@@ -27,7 +27,7 @@ from ckpt_runtime.state.stored_rows import KEY_PREFIX, descriptor_of, without_pr
 from ckpt_runtime.state.values import check_supported
 from ckpt_runtime.storage.errors import AlreadyExistsError
 from ckpt_runtime.storage.filesystem import exists, resolve
-from pyspark_ckpt.columns import StateColumns, TableError, new_stored_schema
+from pyspark_ckpt.columns import KEY_GROUP, StateColumns, TableError, new_stored_schema
 from pyspark_ckpt.options import WRITING, OptionError, Options
 
 _NEW_KINDS = ("value", "list", "map", "timers")
@@ -102,11 +102,19 @@ class StateDataWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         state = self._state
         columns = StateColumns(state.descriptor["kind"], state.schema)
+        groups: list[pa.Array] = []
+
+        def stored(table: pa.RecordBatch) -> pa.RecordBatch:
+            if KEY_GROUP in table.schema.names:
+                groups.append(table.column(KEY_GROUP).cast(pa.int64()))
+            return columns.stored_rows(table)
+
         try:
-            rows = pa.Table.from_batches(map(columns.stored_rows, iterator), state.schema)
+            rows = pa.Table.from_batches(map(stored, iterator), state.schema)
         except TableError as error:
             raise TableError(f"state {state.name!r} of operator {state.uid!r}: {error}") from error
-        return WrittenPart(write_part(resolve(self._target), self.prefix, state, rows))
+        given = pa.chunked_array(groups) if groups else None
+        return WrittenPart(write_part(resolve(self._target), self.prefix, state, rows, given))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         written = [message.handle for message in messages if isinstance(message, WrittenPart)]

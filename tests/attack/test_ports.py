@@ -50,7 +50,7 @@ def _registers(port: int) -> bool:
         connection = ControlConnection.dial(("127.0.0.1", port), SETTINGS[CONTROL_SECRET])
     except OSError:
         return False
-    connection.send(RegisterAgent("0-0", 0, "127.0.0.1", (), ProcessIdentity("", 1, 0)))
+    connection.send(RegisterAgent("0-0", "127.0.0.1", (), ProcessIdentity("", 1, 0)))
     connection.close()
     return True
 

@@ -27,6 +27,7 @@ TEXTS = [
     "1 second 1 second",
 ]
 OFFSETS = ["-1 hour 30 minutes", "-1 hour -30 minutes", "interval -3 seconds", "-250 milliseconds", "-0.5 seconds"]
+DELAYS = ["1 month", "2 years 1 month", "3 months -40 days", "1 MONTH 1.5 seconds"]
 REFUSED = ["1.5 minutes", "1 fortnight", "minutes", "", "interval", "1 second x"]
 
 
@@ -46,3 +47,17 @@ def test_spark_refuses_the_same(spark: SparkSession, text: str) -> None:
     for parse in (parse_interval, parse_offset):
         with pytest.raises(ValueError, match="one or more numbers"):
             parse(text)
+
+
+def test_months_of_a_delay_have_31_days_as_in_spark(spark: SparkSession) -> None:
+    catalyst = spark._jvm.org.apache.spark.sql.catalyst
+    read, delay = catalyst.util.IntervalUtils.fromIntervalString, catalyst.plans.logical.EventTimeWatermark.getDelayMs
+    assert {text: parse_interval(text) for text in (*TEXTS, *DELAYS)} == {
+        text: delay(read(text)) for text in (*TEXTS, *DELAYS)
+    }
+
+
+@pytest.mark.parametrize("text", DELAYS)
+def test_months_are_no_bound_of_a_join(text: str) -> None:
+    with pytest.raises(ValueError, match="one or more numbers"):
+        parse_offset(text)

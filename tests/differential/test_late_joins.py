@@ -36,6 +36,8 @@ CHOSEN: list[list[Row]] = [
     [
         *[("l", "a", 100), ("l", "a", 100), ("l", "b", 103), ("l", "c", None), ("l", "q", 101)],
         *[("r", "a", 104), ("r", "a", 105), ("r", "a", 106), ("r", "a", 94), ("r", "c", None), ("r", "b", 98)],
+        # Event time begins at 1970.
+        *[("l", "p", -3), ("r", "p", -2), ("l", "p", 0), ("r", "p", 0), ("l", "p", 1), ("r", "p", 2)],
     ],
     # The watermark is at 93: at it, behind it and in front of it; equal times.
     [

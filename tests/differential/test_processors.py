@@ -168,7 +168,7 @@ def test_timers_of_event_time_and_late_rows(both: Both) -> None:
 def test_rows_of_a_readers_batch_have_no_order(both: Both) -> None:
     """The reader gives the latest first, by ones: as in Spark they make those late that come with the next batch."""
     batches = [
-        timed(*[("xyz"[second % 3], second) for second in range(40, 0, -1)], ("x", None)),
+        timed(*[("xyz"[second % 3], second) for second in range(40, 0, -1)], ("x", None), ("y", 0), ("x", -7)),
         timed(("x", 37), ("y", 38), ("z", 39), ("z", 90), ("x", 41), ("y", None)),
         timed(("x", 100), ("x", 88), ("y", 89)),
     ]
@@ -181,6 +181,7 @@ def test_rows_of_a_readers_batch_have_no_order(both: Both) -> None:
     theirs, ours = both(case)
     assert ours == theirs
     said = [row["said"] for row in theirs]
+    assert "-7" not in said, "event time begins at 1970"
     assert (said.count("37"), said.count("38"), said.count("39"), said.count("88"), said.count("89")) == (1, 1, 2, 0, 1)
 
 
@@ -193,6 +194,29 @@ def test_the_end_of_data(both: Both, fires: bool) -> None:
     assert [row for row in ours if row in theirs] == theirs
     assert [row["what"] for row in further] == (["fired"] * 2 if fires else [])
     assert all(str(2**63 - 1) in row["said"] for row in further), "event time is at its end, but for the last timer"
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_at_the_end_of_a_reader_timers_fire_that_its_last_range_has_reached(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path, parallelism: int
+) -> None:
+    """And no others, when those are to stay."""
+    case = Case(
+        "EventTimers", [timed(("x", 95), ("y", 200), ("z", 193))], SCHEMA, time_mode="EventTime",
+        watermark=("t", "5 seconds"), ends=True,
+        configuration={"execution.stateful-processor.fire-timers-at-end": "false"},
+    )  # fmt: skip
+    theirs = ordered(flat(in_spark(spark, case, tmp_path)))
+    assert ordered(EngineRun(cluster, case, tmp_path, parallelism=parallelism).rows()) == theirs
+    assert [row["k"] for row in theirs if row["what"] == "fired"] == ["x"]
+
+
+@pytest.mark.parametrize("time_mode", ["None", "ProcessingTime"])
+def test_a_processor_without_event_time_behind_a_watermark(both: Both, time_mode: str) -> None:
+    """Its rows are those of a trigger, none is late, and the watermark changes neither."""
+    theirs, ours = both(Case("Total", EVENTS, SCHEMA, time_mode=time_mode, watermark=("t", "2 seconds")))
+    assert ours == theirs
+    assert sum(int(row["what"].split()[0]) for row in theirs) == sum(batch.num_rows for batch in EVENTS)
 
 
 def test_a_processor_behind_another(both: Both) -> None:

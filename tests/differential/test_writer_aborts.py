@@ -1,60 +1,104 @@
-"""What a task's ``write`` has returned goes to ``abort`` when another task fails: in Spark and in the engine."""
+"""Stream writers whose ``write`` fails, in Spark and in the engine: what goes to ``commit`` and to ``abort``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES
 from tests.support.pipelines.early_writer import PARTITIONS, Early
+from tests.support.pipelines.failing_writers import CASES, GOOD, Failing
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-def in_spark(spark: SparkSession, directory: Path) -> None:
-    """The last task starts when an earlier one has ended."""
-    spark.dataSource.register(Early)
-    given = {"directory": str(directory), "failing": str(PARTITIONS - 1)}
-    rows = spark.readStream.format("early").options(**given).load()
-    state = str(directory / "state")
-    query = rows.writeStream.format("early").options(**given).option("checkpointLocation", state).start()
+def query_of(spark: SparkSession, source: type, options: Mapping[str, str]) -> StreamingQuery:
+    """The source's rows into its own writer, in Spark."""
+    spark.dataSource.register(source)  # type: ignore[type-abstract]
+    name = source.name()  # type: ignore[attr-defined]
+    writer = spark.readStream.format(name).options(**options).load().writeStream.format(name).options(**options)
+    return writer.option("checkpointLocation", f"{options['directory']}/state").start()
+
+
+def failure_of(query: StreamingQuery) -> str:
     try:
-        with pytest.raises(StreamingQueryException, match="this task fails"):
+        with pytest.raises(StreamingQueryException) as failure:
             query.awaitTermination(120)
     finally:
         query.stop()
+    return str(failure.value)
 
 
-def in_the_engine(cluster: MiniCluster, directory: Path) -> None:
-    job = cluster.submit(
+def submitted(cluster: MiniCluster, entry: str, *arguments: str, interval: str, parallelism: int) -> str:
+    return cluster.submit(
         PIPELINES,
-        entry="early_writer:pipeline",
-        arguments=[str(directory), "1"],
-        configuration={"execution.checkpointing.interval": "1 h", "restart-strategy.type": "none"},
-        parallelism=2,
+        entry=f"{entry}:pipeline",
+        arguments=list(arguments),
+        configuration={"execution.checkpointing.interval": interval, "restart-strategy.type": "none"},
+        parallelism=parallelism,
     )
-    cluster.wait_for_status(job, JobStatus.FAILED, timeout_s=120)
+
+
+def lines(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 @pytest.mark.row("io.2")
 def test_what_a_task_returned_before_another_one_failed(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
 ) -> None:
-    for name, batch in (("spark", 0), ("engine", 1)):
-        directory = tmp_path / name
-        directory.mkdir()
-        if name == "spark":
-            in_spark(spark, directory)
-        else:
-            in_the_engine(cluster, directory)
-        [told] = (directory / "aborted").read_text().splitlines()
-        batch_id, files = json.loads(told)
-        assert (batch_id, bool(files)) == (batch, True), name
-        assert not list(directory.glob("staged-*")), name
-        assert not (directory / "committed").exists(), name
+    """Spark calls ``abort`` once for all tasks, the engine once in each subtask."""
+    theirs, ours = tmp_path / "spark", tmp_path / "engine"
+    theirs.mkdir()
+    ours.mkdir()
+    # The last task starts when an earlier one has ended.
+    failed = failure_of(query_of(spark, Early, {"directory": str(theirs), "failing": str(PARTITIONS - 1)}))
+    assert "this task fails" in failed
+    job = submitted(cluster, "early_writer", str(ours), "1", interval="1 h", parallelism=2)
+    cluster.wait_for_status(job, JobStatus.FAILED, timeout_s=120)
+    [(batch, files)] = lines(theirs / "aborted")
+    assert (batch, bool(files)) == (0, True)
+    calls = lines(ours / "aborted")
+    assert [batch for batch, _ in calls] == [1, 1]
+    assert sorted(len(files) for _, files in calls) == [0, 1]
+    for directory in (theirs, ours):
+        assert not list(directory.glob("staged-*")), directory
+        assert not (directory / "committed").exists(), directory
+
+
+@pytest.mark.row("io.2")
+@pytest.mark.parametrize("case", CASES)
+def test_the_only_task_fails_behind_a_committed_batch(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path, case: str
+) -> None:
+    theirs, ours = tmp_path / "spark", tmp_path / "engine"
+    theirs.mkdir()
+    ours.mkdir()
+    query = query_of(spark, Failing, {"directory": str(theirs), "case": case})
+    query.processAllAvailable()
+    (theirs / "more").touch()
+    failed = failure_of(query)
+    job = submitted(cluster, "failing_writers", str(ours), case, interval="100 ms", parallelism=1)
+    cluster.wait_until(lambda: lines(ours / "calls"), "the first batch to be committed")
+    (ours / "more").touch()
+    cluster.wait_for_status(job, JobStatus.FAILED, timeout_s=120)
+    assert lines(theirs / "calls") == [["committed", 0, GOOD], ["aborted", 1, [None]]]
+    [(commit, first, rows), (abort, second, messages)] = lines(ours / "calls")
+    assert (commit, rows, abort, messages) == ("committed", GOOD, "aborted", [None])
+    assert second > first
+    if case in ("none", "text"):
+        kind = "NoneType" if case == "none" else "str"
+        text = "[DATA_SOURCE_TYPE_MISMATCH] Expected 'WriterCommitMessage' as the return type of the `write` method, "
+        assert f"{text}but got {kind}." in failed
+        failure = cluster.call(cluster.dispatcher.execution_result(job)).failure
+        assert failure is not None
+        assert f"{text}but got {kind}." in failure.message

@@ -101,7 +101,8 @@ def arguments(block: Block, orders: Path, output: Path) -> list[str]:
 @pytest.mark.parametrize("block", PIPELINES, ids=name_of)
 def test_a_pipeline_can_be_planned_without_a_warning(block: Block, orders: Path, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(block.text)
-    plan = load_plan(tmp_path, "example", arguments(block, orders, tmp_path / "out"), {})
+    given = {"execution.checkpointing.interval": "10 s"}
+    plan = load_plan(tmp_path, "example", arguments(block, orders, tmp_path / "out"), given)
     assert plan.warnings == ()
     assert len(plan.job_graph.vertices) >= 1
 

@@ -10,7 +10,7 @@ import pytest
 from ckpt_runtime.checkpoint.statistics import CheckpointStats
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import SequenceJob, fast
+from tests.support.jobs import ROCKSDB, SequenceJob, fast
 from tests.support.outputs import assert_sequence
 from tests.support.slow_mount import SlowMount
 
@@ -117,14 +117,40 @@ def test_a_job_that_fails_for_good_keeps_its_last_checkpoint_with_default_option
     job.assert_retained(f"chk-{latest.id}")
 
 
+def _fill(disk: Path) -> Path:
+    """Returns the file that takes all that was free."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(b"\0" * 4096)
+    return filler
+
+
+def test_a_full_local_disk_of_rocksdb_costs_restarts_until_there_is_room(job: SequenceJob, small_disk: Path) -> None:
+    local = {"state.backend.rocksdb.localdir": str(small_disk), "restart-strategy.fixed-delay.delay": "100 ms"}
+    durable = {"execution.checkpointing.dir": str(job.directory / "durable")}
+    job.start(configuration={**TOLERANT, **ROCKSDB, **local, **durable})
+    job.running()
+    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    filler = _fill(small_disk)
+    job.inject("map-raise")
+    job.cluster.wait_until(
+        lambda: any("No space left" in name for name in _names(job)), "a restore on the disk that is full"
+    )
+    failed = job.cluster.restarts(job.job_id)
+    job.cluster.wait_until(lambda: job.cluster.restarts(job.job_id) > failed, "another attempt")
+    filler.unlink()
+    job.cluster.wait_for_checkpoints(job.job_id, 2)
+    assert not any("StateRestoreError" in name for name in _names(job))
+    job.canceled()
+    assert_sequence(job.out, cancelled=True)
+
+
 def test_a_full_disk(job: SequenceJob, small_disk: Path) -> None:
     job.start(configuration=TOLERANT)
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 2)
-    filler = small_disk / "filler"
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        while True:
-            file.write(b"\0" * 4096)
+    filler = _fill(small_disk)
     _wait_for_failure(job, "No space left")
     assert job.cluster.status(job.job_id) is JobStatus.RUNNING
     filler.unlink()

@@ -106,27 +106,30 @@ def test_a_killed_spare_does_not_disturb_the_job(job: SequenceJob) -> None:
     job.stopped()
 
 
-def test_a_killed_agent_takes_its_stage_along_and_a_new_one_is_launched(job: SequenceJob) -> None:
-    """One restart, not one more for the end of the old stage. Spares that were ready go on in the new one."""
+def test_a_killed_agent_costs_its_slot_alone_and_another_one_is_launched(job: SequenceJob) -> None:
+    """One restart. The spare that was ready goes on in the new slot; the other slot keeps its agent and its worker."""
     job.start(rate=RATE, configuration=fast(restart_strategy__fixed_delay__attempts="1"))
     job.running()
     job.cluster.wait_until(lambda: len(job.cluster.spare_pids()) == 2, "two spares")
     job.cluster.wait_for_checkpoints(job.job_id, 1)
-    agents, spares = job.cluster.provider.agent_pids(), job.cluster.spare_pids()
-    staying = {*spares, *(parent(spare) for spare in spares)}
+    killed, other = job.cluster.provider.agent_pids()
+    (spare,) = set(job.cluster.spare_pids()) & set(children(killed))
+    (worker,) = set(job.cluster.worker_pids()) & set(children(other))
+    staying = {spare, parent(spare)}
 
     def leaving() -> list[int]:
-        return [pid for agent in agents for pid in (agent, *children(agent)) if pid not in staying]
+        return [pid for pid in (killed, *children(killed)) if pid not in staying]
 
-    # Keepers of workers that the tests before have killed may take a moment to end.
-    what = "an agent, its template, its worker and the worker's keeper in each slot alone"
-    job.cluster.wait_until(lambda: len(leaving()) == 8, what)
+    # Supervisors of workers that the tests before have killed may take a moment to end.
+    what = "an agent, its template, its worker and the worker's supervisor alone"
+    job.cluster.wait_until(lambda: len(leaving()) == 4, what)
     before = leaving()
-    _kill(agents[0])
+    _kill(killed)
     job.restarted(1)
-    job.cluster.wait_until(lambda: not living(before), "the old stage's processes to end")
+    job.cluster.wait_until(lambda: not living(before), "the processes of the lost slot to end")
     job.running()
-    assert sorted(job.cluster.worker_pids()) == sorted(spares)
+    assert sorted(job.cluster.worker_pids()) == sorted((spare, worker))
+    assert living([other, worker]) == [other, worker]
     job.stopped()
 
 
@@ -151,10 +154,10 @@ def test_an_adopted_worker_ends_with_the_agent_that_adopted_it(job: SequenceJob)
     job.cluster.wait_until(lambda: len(job.cluster.spare_pids()) == 2, "two spares")
     spares = job.cluster.spare_pids()
     job.cluster.wait_for_checkpoints(job.job_id, 1)
-    _kill(job.cluster.provider.agent_pids()[0])
-    job.restarted(1)
+    for agent in job.cluster.provider.agent_pids():
+        _kill(agent)
+    job.cluster.wait_until(lambda: sorted(job.cluster.worker_pids()) == sorted(spares), "the spares to be adopted")
     job.running()
-    assert sorted(job.cluster.worker_pids()) == sorted(spares)
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     for agent in job.cluster.provider.agent_pids():
         _kill(agent)
@@ -172,7 +175,7 @@ def test_a_worker_that_was_adopted_is_killed_like_any_other(job: SequenceJob) ->
     _kill(job.cluster.provider.agent_pids()[0])
     job.restarted(1)
     job.cluster.wait_for_checkpoints(job.job_id, 1)
-    frozen = job.cluster.worker_pids()[0]
+    frozen = job.cluster.worker_pids()[-1]
     _kill(frozen, signal.SIGSTOP)
     job.restarted(2)
     job.cluster.wait_until(lambda: not living([frozen]), "the frozen worker to be killed")

@@ -11,8 +11,8 @@ import pytest
 
 from airflow_provider_ckpt.upgrades import actions as act
 from airflow_provider_ckpt.upgrades import machine
-from airflow_provider_ckpt.upgrades.performing import perform
-from airflow_provider_ckpt.upgrades.record import Goal, Outcome, Step, Upgrade, Wish
+from airflow_provider_ckpt.upgrades.executor import perform
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Outcome, Step, Upgrade
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
@@ -86,14 +86,14 @@ def test_a_run_that_arrives_after_the_rollback_starts_nothing_although_another_d
     old, program = submitted(client, tmp_path)
     checkpoints = tmp_path / "new-checkpoints"
     checkpoints.write_text("in the way, for a while")
-    wish = Wish(
+    desired = DesiredUpgrade(
         goal=Goal.UPGRADE,
         job=old,
         program=program,
         options={"configuration": {"execution.checkpointing.dir": str(checkpoints)}},
         directory=str(tmp_path / "savepoints"),
     )
-    upgrade = Driven(client, machine.begin(wish, "series"))
+    upgrade = Driven(client, machine.begin(desired, "series"))
     upgrade.go_until(Step.ROLL_BACK)
     assert "the new version was not started" in upgrade.record.why
     assert upgrade.record.step is Step.ROLL_BACK
@@ -102,11 +102,11 @@ def test_a_run_that_arrives_after_the_rollback_starts_nothing_although_another_d
 
     sessions.kill()
     upgrade.client = client = sessions.start()
-    assert [each.id for each in client.burnt_job_ids()] == [late.job]
+    assert [each.id for each in client.retired_job_ids()] == [late.job]
     answer = upgrade.ask(late)
     assert isinstance(answer, act.Refused)
     assert answer.reason.endswith(
-        f"The job id {late.job} is burnt: nothing is started with it any more; choose another one"
+        f"The job id {late.job} is retired: nothing is started with it any more; choose another one"
     )
     assert upgrade.living() == []
 

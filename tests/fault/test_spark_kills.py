@@ -57,6 +57,45 @@ def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_lost_agent_restarts_its_own_job_alone_and_a_job_without_room_holds_up_nobody(
+    session: SessionInfo, client: CkptClient, tmp_path: Path
+) -> None:
+    large, one, other = (
+        FlightsJob(session, client, write_slice(tmp_path / f"{name}.parquet", ROWS), tmp_path / name)
+        for name in ("large", "one", "other")
+    )
+    large.start(RATE, parallelism=3, expect_slots=False)
+    reason = "needs 3 slots, the cluster has 2"
+    wait_until(lambda: client.job_details(large.job_id).status_reason == reason, "the reason why the large job waits")
+    one.start(RATE, parallelism=1)
+    other.start(RATE, parallelism=1)
+    overview = client.cluster_overview()
+    assert (overview.slots_total, overview.slots_available) == (2, 0)
+    assert client.job_details(large.job_id).state == "CREATED"
+    assert f"it is CREATED: {reason}" in client.job_health(large.job_id).reasons
+
+    for job in (one, other):
+        wait_until(lambda job=job: len(workers_of(session.pid, job.source)) == 1, "the worker to read")  # type: ignore[misc]
+    (worker,), (neighbour,) = (workers_of(session.pid, job.source) for job in (one, other))
+    if len(os.sched_getaffinity(0)) > 1:
+        cores = [os.sched_getaffinity(pid) for pid in (worker, neighbour)]
+        assert [len(each) for each in cores] == [1, 1]
+        assert cores[0] != cores[1]
+    one.wait_for_checkpoint()
+    os.kill(agent_of(worker), signal.SIGKILL)
+    wait_until(lambda: one.restarts() == 1, "the restart of the job that lost an agent")
+    one.wait_for_checkpoint()
+    other.wait_for_checkpoint()
+    assert other.restarts() == 0
+    assert workers_of(session.pid, other.source) == [neighbour]
+    for job in (large, one, other):
+        client.cancel_job(job.job_id)
+        client.wait_for_state(job.job_id, ["CANCELED"], timeout_s=180)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.row("203.2")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

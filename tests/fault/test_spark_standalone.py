@@ -1,4 +1,4 @@
-"""A standalone Spark cluster: slots in two executors, one executor lost, then a host, and nothing of the output."""
+"""A standalone Spark cluster: an executor comes late, one is lost, then a host, and nothing of the output."""
 
 from __future__ import annotations
 
@@ -42,8 +42,15 @@ def _executors(cluster: SparkCluster) -> list[int]:
 
 
 def _through_lost_executors(job: FlightsJob, cluster: SparkCluster) -> None:
-    wait_until(lambda: len(_executors(cluster)) == 2, "two executors", 120)
-    job.start(1000)
+    wait_until(lambda: job.client.cluster_overview().slots_total == 1, "the slot of the first executor", 120)
+    job.start(1000, expect_slots=False)
+    reason = "needs 2 slots, the cluster has 1"
+    wait_until(lambda: job.client.job_details(job.job_id).status_reason == reason, "the reason why the job waits")
+    for _ in range(2):
+        cluster.start_worker()
+    job.client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=180)
+    assert job.client.job_details(job.job_id).status_reason is None
+    assert job.client.cluster_overview().slots_total == 2
     job.wait_for_checkpoint()
     executors = _executors(cluster)
     assert len(executors) == 2
@@ -75,7 +82,7 @@ def _lose_a_host(cluster: SparkCluster) -> None:
 @pytest.mark.row("io.3")
 def test_a_lost_executor_and_a_lost_host(tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", ROWS)
-    with standalone_cluster(tmp_path, workers=3) as cluster:
+    with standalone_cluster(tmp_path, workers=1) as cluster:
         session = start_session(
             cluster.url, 2, spark_conf=SETTINGS | cluster.settings, log_file=tmp_path / "session.log"
         )

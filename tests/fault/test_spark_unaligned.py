@@ -137,7 +137,7 @@ def test_kills_and_rescales_with_the_policies_mixed(session: SessionInfo, tmp_pa
 @pytest.mark.slow
 @pytest.mark.row("203.14")
 @pytest.mark.timeout(600)
-def test_a_live_rescale_gets_its_slots_by_another_barrier_stage(session: SessionInfo, tmp_path: Path) -> None:
+def test_a_live_rescale_gets_the_slots_that_the_session_has(session: SessionInfo, tmp_path: Path) -> None:
     """The session has three slots: the job grows into all of them, cannot have a fourth, and leaves two of them.
 
     On RocksDB, with increments and data in flight; a worker is killed at each parallelism.

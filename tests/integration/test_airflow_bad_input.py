@@ -57,7 +57,6 @@ TASKS = [
     Asked("operators.checkpoint_config.PatchCheckpointConfigOperator", {"interval": 5}),
     Asked("operators.job_config.UpdateJobConfigOperator", {"configuration": {"pipeline.name": "another"}}),
     Asked("operators.rescale.RescaleJobOperator", {"parallelism": 3}),
-    Asked("operators.rescue.RescueCheckpointOperator", {}),
     Asked("operators.savepoint.TakeSavepointOperator", SAVEPOINTS),
     Asked("operators.stop.StopWithSavepointOperator", SAVEPOINTS),
     Asked("operators.suspend.SuspendJobOperator", SAVEPOINTS),

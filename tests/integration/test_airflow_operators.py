@@ -100,7 +100,7 @@ def test_savepoints_are_verified_copied_kept_and_deleted(named: SequenceJob) -> 
         run(VerifySavepointOperator(task_id="t", savepoint_path=paths[2]))
     cleaned = run(CleanUpSavepointsOperator(task_id="t", directory=directory, keep=1, **FAST))
     assert cleaned["deleted"] == [paths[0]]
-    assert cleaned["kept"] == {paths[1]: "the newest that is intact", paths[2]: "one of the newest 1"}
+    assert cleaned["kept"] == {paths[1]: "the newest of its lineage that is intact", paths[2]: "one of the newest 1"}
     assert [local(path).exists() for path in paths] == [False, True, True]
     noted = {item.location: item.verified for item in CkptHook().savepoints(directory)}
     assert [mark is not None and mark.passed for mark in map(noted.get, paths[1:])] == [True, False]

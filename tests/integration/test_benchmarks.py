@@ -26,6 +26,7 @@ NAMES = (
     "progress",
     "recovery",
     "savepoint",
+    "scale",
     "spark_peer",
     "triggers",
 )
@@ -174,6 +175,14 @@ def test_coordinator_reads_back_what_it_wrote() -> None:
     assert [run["subtasks"] for run in document["runs"]] == [10, 40]
     times = {"ack_s", "cpu_s", "metadata_write_s", "decode_s", "register_s", "recovery_s"}
     assert all(set(run) == times | {"subtasks", "memory_mb", "metadata_bytes"} for run in document["runs"])
+
+
+def test_scale_measures_each_number_of_subtasks() -> None:
+    document, _ = measured("benchmarks.scale", "--subtasks", "10,40")
+    assert set(document) == COMMON_KEYS | {"runs"}
+    assert [run["subtasks"] for run in document["runs"]] == [10, 40]
+    keys = {"subtasks", "plan_deployments_s", "encode_s", "message_bytes", "restart_message_bytes"}
+    assert all(set(run) == keys for run in document["runs"])
 
 
 @pytest.mark.long

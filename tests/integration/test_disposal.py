@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,6 +53,51 @@ def _checkpoint(job: SequenceJob) -> Path:
 def _dispose(client: CkptClient, path: Path | str) -> None:
     trigger_id = client.dispose_savepoint(str(path))
     client.wait_for_operation("savepoint-disposal", trigger_id, timeout_s=180)
+
+
+@pytest.fixture
+def dead_address() -> Iterator[str]:
+    """Takes connections and answers nothing; in the end it closes them, so that nobody waits for it any more."""
+    taken: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+
+        def take() -> None:
+            with suppress(OSError):
+                while True:
+                    taken.append(server.accept()[0])
+
+        accepting = threading.Thread(target=take)
+        accepting.start()
+        yield f"webhdfs://127.0.0.1:{server.getsockname()[1]}/snapshots"
+        server.shutdown(socket.SHUT_RDWR)
+        accepting.join()
+        for connection in taken:
+            connection.close()
+
+
+def test_20_disposals_at_an_address_that_never_answers_block_nothing_at_other_addresses(
+    client: CkptClient, job: SequenceJob, dead_address: str, tmp_path: Path
+) -> None:
+    job.start()
+    job.running()
+    cluster = job.cluster
+    dispatcher = cluster.dispatcher
+    disposals: list[asyncio.Task[str]] = []
+
+    async def dispose_of_all() -> None:
+        disposals.extend(
+            asyncio.ensure_future(dispatcher.dispose_savepoint(f"{dead_address}/savepoint-{number}", None))
+            for number in range(20)
+        )
+
+    cluster.call(dispose_of_all())
+    savepoint = cluster.savepoint(job.job_id, tmp_path / "savepoints")
+    before = cluster.completed_checkpoints(job.job_id)
+    cluster.wait_until(lambda: cluster.completed_checkpoints(job.job_id) > before + 2, "more checkpoints")
+    assert [found.location for found in client.list_savepoints(str(tmp_path / "savepoints"))] == [savepoint]
+    _dispose(client, savepoint)
+    assert not any(disposal.done() for disposal in disposals)
+    job.stopped()
 
 
 def test_the_latest_checkpoint_of_a_living_job_stays(client: CkptClient, job: SequenceJob, tmp_path: Path) -> None:

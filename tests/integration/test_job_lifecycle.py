@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -48,7 +49,7 @@ def test_a_savepoint_restored_beside_its_job_commits_what_was_pending_once(job: 
     job.has_rows()
     savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints")
     beside = SequenceJob(job.cluster, job.directory)
-    beside.start(rows=30_000, rate=0, savepoint=savepoint)
+    beside.start(rows=30_000, rate=0, savepoint=savepoint, fork=True)
     beside.finished()
     job.canceled()
     job.cluster.wait_until(lambda: hidden(job.out) == [], "the sinks to give up their files")
@@ -159,3 +160,27 @@ def test_two_jobs_run_in_one_session(job: SequenceJob, tmp_path: Path) -> None:
     other.running()
     job.stopped()
     other.stopped()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="counts on two cores")
+def test_workers_of_two_jobs_have_a_core_each_and_three_share_both(job: SequenceJob, tmp_path: Path) -> None:
+    def cores(of: SequenceJob) -> set[int]:
+        (worker,) = of.cluster.worker_pids(of.job_id)
+        return os.sched_getaffinity(worker)
+
+    other, third = (SequenceJob(job.cluster, tmp_path / name) for name in ("other", "third"))
+    try:
+        for each in (job, other):
+            each.start(parallelism=1)
+            each.running()
+        assert sorted([*cores(job), *cores(other)]) == sorted(os.sched_getaffinity(0))
+        third.start(parallelism=1)
+        third.running()
+        assert cores(third) == os.sched_getaffinity(0)
+        job.inject("map-raise")
+        job.restarted(1)
+        job.running()
+        assert cores(job) == os.sched_getaffinity(0), "its core is not its own among three workers"
+    finally:
+        other.end()
+        third.end()

@@ -6,14 +6,16 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from ckpt_runtime.jobmaster.gateway_errors import Conflict
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob
+from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import assert_sequence, visible
 from tests.unit.provider.conftest import Task
 
@@ -135,6 +137,52 @@ def test_an_unhealthy_version_is_rolled_back_and_no_row_is_lost_or_repeated(
     assert failure.type is CkptUpgradeRolledBack or upgraded.job.job_id == upgraded.old
     assert upgraded.holds() == []
     upgraded.job.stopped()
+
+
+def test_beside_an_upgrade_that_waits_for_approval_nothing_else_is_started_or_ended(
+    upgraded: Upgraded, tmp_path: Path
+) -> None:
+    """A second upgrade, a resumption, submissions by name and from the savepoint, and the old id after the upgrade."""
+    from airflow_provider_ckpt.exceptions import CkptUpgradeRefused
+    from airflow_provider_ckpt.operators.suspend import ResumeJobOperator
+    from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, UpgradeJobOperator
+
+    job, old = upgraded.job, upgraded.old
+    paused = upgraded.upgrade(pause_before_start=True)
+    held = sorted(upgraded.holds())
+
+    def second() -> UpgradeJobOperator:
+        return UpgradeJobOperator(task_id="second", job=old, pipeline=str(upgraded.version), **FAST)
+
+    def resume() -> ResumeJobOperator:
+        return ResumeJobOperator(task_id="resume", job=old, **FAST)
+
+    for rival in (second(), resume()):
+        with pytest.raises(CkptUpgradeRefused, match=f"Job {old} is being upgraded by airflow: "):
+            rival.execute(Task().context())
+    with pytest.raises(Conflict, match="is being upgraded by"):
+        job.start(savepoint=paused["savepoint_path"])
+    with pytest.raises(Conflict, match="is being upgraded by"):
+        job.start(configuration=fast(pipeline__name=paused["name"], pipeline__unique_name="true"))
+    with pytest.raises(Conflict, match="the upgrade may go on from it"):
+        job.cluster.call(job.cluster.dispatcher.dispose_savepoint(paused["savepoint_path"], None))
+    assert (upgraded.living(), sorted(upgraded.holds())) == ("", held)
+
+    finish = FinishUpgradeOperator(task_id="finish", upgrade=paused, approve=True, **FAST)
+    result = finish.execute(Task().context())
+    job.job_id = upgraded.living()
+    assert (result["outcome"], result["job_id"]) == ("UPGRADED", job.job_id)
+    for rival in (second(), resume()):
+        with pytest.raises(CkptUpgradeRefused, match=f"is {job.job_id}, which is RUNNING as incarnation 2"):
+            rival.execute(Task().context())
+    again = FinishUpgradeOperator(task_id="finish", upgrade=paused, approve=True, **FAST)
+    with pytest.raises(CkptUpgradeRefused, match="does not hold the lineage"):
+        again.execute(Task().context())
+    with pytest.raises(Conflict, match=f"Job {job.job_id}, which is RUNNING, has the lineage {old} too"):
+        SequenceJob(job.cluster, tmp_path / "retried").start(savepoint=paused["savepoint_path"])
+    assert upgraded.living() == job.job_id
+    assert upgraded.holds() == []
+    job.stopped()
 
 
 def test_a_version_whose_state_does_not_fit_stops_nothing(upgraded: Upgraded) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ckpt_runtime.cli.main import app
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import BadRequest, Conflict
-from ckpt_runtime.jobmaster.slot_stages import StageEnded
+from ckpt_runtime.jobmaster.slots import SlotEnded
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import UNALIGNED, SequenceJob
 from tests.support.outputs import assert_sequence, visible
@@ -141,26 +141,17 @@ def test_slots_that_do_not_come(client: CkptClient, tmp_path_factory: pytest.Tem
         job.has_output()
         slots = small.cluster.slots
         slots._times = replace(slots._times, request_timeout_s=1)  # now that the job has its own
-        launched: dict[int, StageEnded] = {}
-        cancelled: list[int] = []
-
-        def cancel(stage_id: int) -> None:
-            cancelled.append(stage_id)
-            launched[stage_id](stage_id, None)
-
-        small.provider.launch = lambda stage_id, *more: launched.update({stage_id: more[-1]})  # type: ignore[method-assign,assignment]
-        small.provider.cancel = cancel  # type: ignore[method-assign]
+        launched: dict[str, SlotEnded] = {}
+        small.provider.launch = lambda slot_id, *more: launched.update({slot_id: more[-1]})  # type: ignore[method-assign,assignment]
         with pytest.raises(Conflict, match="keeps its parallelism: 3 slots were not available within 1 s"):
             own.rescale(job.job_id, all_at(own, job, 3))
         assert len(launched) == 1
-        assert cancelled == [*launched]
         (entry,) = own.job_exceptions(job.job_id, 5).entries
         assert "3 slots were not available" in entry.stack_trace
         assert own.job_metrics(job.job_id, ("numRestarts",))["numRestarts"] == "0"
         assert set(own.resource_requirements(job.job_id).values()) == {2}
         own.rescale(job.job_id, all_at(own, job, 1))
         job.running()
-        del small.provider.cancel
         small.savepoint(job.job_id, job.directory / "savepoints", stop=True)
         job.finished()
         assert_sequence(job.out)

@@ -83,6 +83,22 @@ def wait_for_clean_up(cluster: MiniCluster, bucket: str, job_id: str) -> None:
     cluster.wait_until(lambda: left() == [], f"the clean-up of {left()}")
 
 
+def test_what_is_being_uploaded_when_a_job_is_cancelled_does_not_stay(
+    cluster: MiniCluster, store: ObjectStore, bucket: str, job: SequenceJob
+) -> None:
+    """The store serves the last requests of the workers when everything else of the job has gone."""
+    configuration = fast(execution__checkpointing__dir=f"{bucket}/cancelled") | dict(ROCKSDB)
+    job_id = job.start(configuration=configuration)
+    job.running()
+    cluster.wait_for_checkpoints(job_id, 1)
+    with store.holding(lambda method, path: method == "PUT" and f"{job_id}/shared/" in path) as held:
+        assert held.arrived.wait(60)
+        job.canceled()
+        wait_for_clean_up(cluster, bucket, job_id)
+    cluster.wait_until(lambda: held.served == held.met, "the last requests to be served")
+    wait_for_clean_up(cluster, bucket, job_id)
+
+
 @pytest.mark.row("571.5")
 @pytest.mark.slow
 def test_a_job_lives_in_an_object_store(
@@ -373,7 +389,7 @@ def test_a_claimed_savepoint_in_an_object_store(
     assert "claim" in keys(place)
     rival = SequenceJob(cluster, job.directory / "rival")
     with pytest.raises(SnapshotInUse, match=job_id):
-        rival.start(savepoint=place, configuration=claiming)
+        rival.start(savepoint=place, configuration=claiming, fork=True)
     job.running()
     assert {path for method, path, _ in store.log[before:] if method == "GET"} >= files.keys()
     # It stands upon files of the savepoint, unless RocksDB has already merged all of them with newer ones.

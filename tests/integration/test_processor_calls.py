@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import os
+import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +14,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import PIPELINES, all_run, fast
 from tests.support.outputs import visible
 from tests.support.pipelines.side_processors import SCHEMA
 from tests.support.side_by_side import Case, EngineRun, ordered
@@ -63,3 +67,48 @@ def test_rows_that_wait_for_the_end_of_an_interval_are_in_a_savepoint_and_may_be
             {"k": "d", "what": "1 rows", "said": "1"},
         ]
     )
+
+
+@dataclass
+class KilledRun(EngineRun):
+    """Kills a worker of the job when the second batch has been committed, and goes on when all of it runs again."""
+
+    killed: bool = False
+
+    def _committed(self, job: str, source: Path) -> bool:
+        if not self.killed and (source / "committed-1").exists():
+            os.kill(self.cluster.worker_pids(job)[0], signal.SIGKILL)
+            self.killed = True
+        if not self.killed or not self.cluster.restarts(job):
+            return False
+        return super()._committed(job, source) and all_run(self.cluster, job)
+
+
+@pytest.mark.parametrize(
+    ("time_mode", "trigger"), [("None", "CHECKPOINT"), ("ProcessingTime", "PROCESSING_TIME"), ("None", "BUFFER")]
+)
+def test_a_processor_without_event_time_behind_a_watermark_gives_every_row_through_a_kill(
+    cluster: MiniCluster, tmp_path: Path, time_mode: str, trigger: str
+) -> None:
+    start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    numbers = list(range(600))
+    rows = {
+        "k": [f"k{number % 7}" for number in numbers],
+        "v": pa.array(numbers, pa.int32()),
+        "t": pa.array([start + dt.timedelta(seconds=number) for number in numbers], pa.timestamp("us", "UTC")),
+    }
+    table = pa.table(rows)
+    case = Case(
+        "Passed", [table.slice(first, 100) for first in range(0, 600, 100)], SCHEMA,
+        mode="Append", time_mode=time_mode, watermark=("t", "10 seconds"),
+        configuration={
+            "execution.stateful-processor.trigger.type": trigger,
+            "execution.stateful-processor.trigger.interval": "200 ms",
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.delay": "0 s",
+        },
+    )  # fmt: skip
+    run = KilledRun(cluster, case, tmp_path, parallelism=2)
+    said = [int(row["said"]) for row in run.rows(drain=True)]
+    assert run.killed
+    assert sorted(said) == numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,31 @@ def test_the_life_of_a_job_without_a_lost_or_repeated_row(job: Job) -> None:
     resumed = job.submit(ROWS, 20_000, savepoint_path=stopped["savepoint_path"], wait_for_completion=True)
     assert resumed["status"] == "FINISHED"
     assert_numbered(job.out, ROWS)
+
+
+def test_tasks_that_wait_in_the_triggerer_hear_of_a_jobs_state_although_flink_answers_from_copies(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait begins with a look, from when on Flink answers about that job with the same for up to 3 s.
+
+    A wait that hears of nothing looks once more at its deadline, and ends well then: so none may come near to it.
+    """
+    from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+    from airflow_provider_ckpt.sensors.job import JobStatusSensor
+
+    monkeypatch.setenv("AIRFLOW__CKPT__DEFER_AFTER", "0")
+    deadline = 120.0
+    took: list[float] = []
+    for _ in range(3):
+        for task, state in (
+            (lambda: job.submit(WITHOUT_END, 1000, wait_timeout=deadline), "RUNNING"),
+            (lambda: job.sense(JobStatusSensor, expected="RUNNING", timeout=deadline), "RUNNING"),
+            (lambda: job.run(CancelJobOperator, wait_timeout=deadline), "CANCELED"),
+        ):
+            begun = time.monotonic()
+            assert task()["status"] == state
+            took.append(time.monotonic() - begun)
+    assert max(took) < deadline / 2, took
 
 
 def test_a_task_that_is_tried_again_attaches_to_its_job_and_its_savepoint(

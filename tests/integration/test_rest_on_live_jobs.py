@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -69,6 +70,30 @@ def test_a_job_that_makes_its_checkpoints_is_healthy(
     health = client.job_health(job.job_id)
     assert (health.state, health.restarts, health.checkpoints.success_rate) == ("RUNNING", 0, 1.0)
     assert health.checkpoints.last_completed_age_ms is not None
+    job.canceled()
+
+
+def test_a_job_whose_sink_commits_with_checkpoints_is_warned_of_until_it_takes_checkpoints(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
+    program = client.upload_pipeline(*pack_pipeline(PIPELINES))
+    arguments = ("--output", str(job.out), "--rate", "100", "--faults", str(job.faults))
+    without = fast(execution__checkpointing__interval=None)
+    options = RunOptions("sequence:pipeline", arguments, 1, without)
+    assert client.plan_pipeline(program, replace(options, configuration=fast())).warnings == ()
+    (warning,) = client.plan_pipeline(program, options).warnings
+    assert "no execution.checkpointing.interval is set" in warning
+    document = {"entryClass": "sequence:pipeline", "programArgsList": list(arguments), "parallelism": 1}
+    answer = httpx.post(f"{cluster.rest_url}/jars/{program}/run", json=document | {"flinkConfiguration": without})
+    assert answer.json()["warnings"] == [warning]
+    job.job_id = answer.json()["jobid"]
+    job.running()
+    assert client.job_details(job.job_id).warnings == (warning,)
+    assert client.job_health(job.job_id).reasons == (warning,)
+    client.patch_checkpoint_config(job.job_id, CheckpointConfigPatch(interval_ms=100))
+    assert client.job_details(job.job_id).warnings == ()
+    cluster.wait_for_checkpoints(job.job_id, 1)
+    assert client.job_health(job.job_id).verdict == "HEALTHY"
     job.canceled()
 
 

@@ -91,7 +91,14 @@ class SharingJob:
 
 
 def submit(
-    cluster: MiniCluster, directory: Path, snapshot: Path | None, mode: str, interval: str = "1h", rate: int = 100
+    cluster: MiniCluster,
+    directory: Path,
+    snapshot: Path | None,
+    mode: str,
+    interval: str = "1h",
+    rate: int = 100,
+    *,
+    fork: bool = False,
 ) -> str:
     return cluster.submit(
         PIPELINES,
@@ -109,6 +116,7 @@ def submit(
         ),
         parallelism=1,
         savepoint=None if snapshot is None else str(snapshot),
+        fork=fork,
     )
 
 
@@ -171,7 +179,7 @@ def test_a_claimed_snapshot_becomes_the_jobs_file_by_file_and_goes(job: SharingJ
     job.start(snapshot, "CLAIM", interval="1h", rate=100)
     assert (place / "claim").exists()
     with pytest.raises(SnapshotInUse, match=f"cannot be claimed while job {job.job_id} is .*: that job would"):
-        submit(job.cluster, job.directory, snapshot, "CLAIM")
+        submit(job.cluster, job.directory, snapshot, "CLAIM", fork=True)
     dispatcher = job.cluster.dispatcher
     job.cluster.wait_until(lambda: all_run(job.cluster, job.job_id), "all subtasks to run")
     job.cluster.call(dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))

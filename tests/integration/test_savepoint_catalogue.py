@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ckpt_runtime.cli.main import main
@@ -62,3 +63,16 @@ def test_savepoints_are_catalogued_when_they_are_taken(
         client.wait_for_operation("savepoint-disposal", client.dispose_savepoint(location), timeout_s=60)
         assert not Path(location.removeprefix("file://")).exists()
     assert client.list_savepoints(str(directory)) == ()
+
+
+def test_the_savepoints_that_are_known_lie_in_every_directory_that_one_was_taken_into(
+    cluster: MiniCluster, client: CkptClient, job: SequenceJob
+) -> None:
+    configured, *others = [job.directory / name for name in ("configured", "first", "second", "third")]
+    job.start(configuration=fast(execution__checkpointing__savepoint_dir=str(configured)))
+    job.running()
+    taken = [cluster.savepoint(job.job_id, directory) for directory in (configured, *others)]
+    known = httpx.get(f"{cluster.rest_url}/savepoints/known", params={"job": job.job_id}).json()
+    assert [item["location"] for item in known["savepoints"]] == taken[::-1]
+    assert {directory.as_uri() for directory in (configured, *others)} <= set(known["directories"])
+    assert known["unread"] == []

@@ -5,6 +5,7 @@ The golden snapshots prove the cells about releases, tests/differential/test_sta
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.cli.main import main
 from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
@@ -20,6 +22,7 @@ from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.golden import IN_FILES, PARALLELISM, SOURCES, UNALIGNED, Kind, Rows, assert_whole, restored, take
+from tests.support.jobs import PIPELINES
 
 BACKENDS = {
     "hashmap": {"state.backend.type": "hashmap"},
@@ -142,6 +145,28 @@ def test_checkpoints_that_share_files_are_not_relocated(
     with pytest.raises(InvalidLocationError, match="is not self-contained.*take a savepoint"):
         copy_snapshot(str(snapshot(name, backend).path), resolve(tmp_path / "copy"))
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_copy_of_a_checkpoint_that_shares_files_is_refused_before_anything_starts(
+    snapshot: Take, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the original is there, and when it is gone."""
+    taken = snapshot("aligned", "rocksdb")
+    cluster, copy = taken.cluster, tmp_path / "copy"
+    shutil.copytree(taken.path, copy)
+    known = cluster.call(cluster.dispatcher.list_jobs())
+    away = taken.path.rename(tmp_path / "away")
+    try:
+        with pytest.raises(SubmissionFailed, match=f"cannot restore from {copy}: .*copied checkpoint.*savepoint"):
+            replace(taken, path=copy).goes_on(tmp_path)
+    finally:
+        away.rename(taken.path)
+    for command in ("run", "plan"):
+        asked = [command, "-s", str(copy), "-c", "capable:pipeline", str(PIPELINES), "same"]
+        assert main(["--url", cluster.rest_url, *asked]) != 0
+        assert f"written to {taken.path.as_uri()}" in capsys.readouterr().err
+    assert cluster.call(cluster.dispatcher.list_jobs()) == known
+    assert not (tmp_path / str(PARALLELISM) / "out").exists()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway_errors import JobNameTaken, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_errors import Conflict, SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_values import HoldRequest, Precondition
+from ckpt_runtime.jobmaster.lineages import LineageHeld, LineageLives, LineageNotHeld, NotTheLatest
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import assert_sequence
@@ -140,16 +143,112 @@ def test_a_savepoint_moves(job: SequenceJob, savepoint: Path, tmp_path: Path) ->
     job.finished()
 
 
+def test_a_job_that_starts_from_a_snapshot_joins_its_lineage(
+    cluster: MiniCluster, job: SequenceJob, savepoint: Path, tmp_path: Path
+) -> None:
+    first = open_snapshot(str(savepoint)).metadata.job_id
+    job.start(savepoint=str(savepoint), configuration=fast(pipeline__max_parallelism="128"))
+    job.running()
+    taken = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
+    overview = cluster.call(cluster.dispatcher.job_details(job.job_id)).overview
+    assert overview.lineage is not None
+    assert overview.lineage.id == first
+    assert overview.lineage.incarnation > 1
+    assert open_snapshot(taken).metadata.lineage_id == first
+    listed = cluster.call(cluster.dispatcher.list_savepoints(str(tmp_path / "savepoints"), None)).savepoints
+    assert [found.entry and found.entry.lineage_id for found in listed] == [first]
+
+
+def _ended(cluster: MiniCluster, job_id: str) -> None:
+    cluster.call(cluster.dispatcher.cancel_job(job_id))
+    cluster.wait_for_status(job_id, JobStatus.CANCELED)
+
+
+def test_of_jobs_started_at_once_from_snapshots_of_one_lineage_one_starts(
+    cluster: MiniCluster, savepoint: Path, tmp_path: Path
+) -> None:
+    configuration = fast(pipeline__max_parallelism="128")
+
+    def start(number: int) -> str | LineageLives:
+        job = SequenceJob(cluster, tmp_path / str(number))
+        try:
+            return job.start(parallelism=1, savepoint=str(savepoint), configuration=configuration)
+        except LineageLives as error:
+            return error
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(start, range(3)))
+    (started,) = (answer for answer in answers if isinstance(answer, str))
+    refusals = [str(answer) for answer in answers if isinstance(answer, LineageLives)]
+    assert len(refusals) == 2
+    assert all(text.startswith(f"Job {started}, which is ") and "fork" in text for text in refusals)
+    fork = SequenceJob(cluster, tmp_path / "fork")
+    forked = fork.start(parallelism=1, savepoint=str(savepoint), configuration=configuration, fork=True)
+    place = cluster.call(cluster.dispatcher.job_details(forked)).overview.lineage
+    assert place is not None
+    assert place.id == forked
+    for job_id in (started, forked):
+        _ended(cluster, job_id)
+    assert isinstance(start(4), str), "the lineage is free once its job has ended"
+    (living,) = (line for line in cluster.call(cluster.dispatcher.list_jobs()) if not line.status.is_globally_terminal)
+    _ended(cluster, living.job_id)
+
+
+def test_while_an_upgrade_is_in_progress_others_neither_end_nor_start_a_job_of_the_lineage(
+    cluster: MiniCluster, job: SequenceJob, tmp_path: Path
+) -> None:
+    gateway, mine = cluster.dispatcher, Precondition("upgrade-1")
+    old = job.start(parallelism=1)
+    job.running()
+    job.has_output()
+    request = HoldRequest("upgrade-1", 3_600_000, ("f" * 32,))
+    first = cluster.call(gateway.hold_lineage(old, request))
+    again = cluster.call(gateway.hold_lineage(old, request))
+    assert again.since_ms == first.since_ms, "the same owner goes on with its own"
+    with pytest.raises(LineageHeld, match="upgrade-1.*ckpt lineage release"):
+        cluster.call(gateway.hold_lineage(old, HoldRequest("upgrade-2", 1_000)))
+    with pytest.raises(LineageHeld):
+        cluster.call(gateway.cancel_job(old))
+    with pytest.raises(LineageHeld):
+        cluster.savepoint(old, tmp_path / "savepoints", stop=True)
+    with pytest.raises(LineageHeld):
+        cluster.call(gateway.cancel_job(old, condition=Precondition("upgrade-2")))
+    with pytest.raises(NotTheLatest):
+        cluster.call(gateway.cancel_job(old, condition=Precondition("upgrade-1", 7)))
+    assert cluster.call(gateway.job_details(old)).overview.status is JobStatus.RUNNING
+
+    taken = cluster.savepoint(old, tmp_path / "savepoints")
+    cluster.call(gateway.cancel_job(old, condition=mine))
+    cluster.wait_for_status(old, JobStatus.CANCELED)
+    cluster.call(gateway.hold_lineage(old, HoldRequest("upgrade-1", 3_600_000, ("f" * 32,), taken)))
+    with pytest.raises(Conflict, match="being upgraded by upgrade-1"):
+        cluster.call(gateway.dispose_savepoint(taken, None))
+    with pytest.raises(LineageHeld):
+        SequenceJob(cluster, tmp_path / "stranger").start(parallelism=1, savepoint=taken)
+
+    cluster.call(gateway.release_lineage(old, None))
+    with pytest.raises(LineageNotHeld):
+        cluster.call(gateway.cancel_job(old, condition=mine))
+    other = SequenceJob(cluster, tmp_path / "other").start(parallelism=1, savepoint=taken)
+    with pytest.raises(LineageNotHeld):
+        cluster.call(gateway.hold_lineage(old, request))
+    for ends in (True, False):
+        with pytest.raises(NotTheLatest, match=other):
+            cluster.call(gateway.hold_lineage(old, HoldRequest("upgrade-3", 1_000)))
+        if ends:
+            _ended(cluster, other)
+
+
 @pytest.mark.row("air.2")
 def test_of_jobs_of_one_name_that_are_started_at_once_one_starts(cluster: MiniCluster, tmp_path: Path) -> None:
     """None of them is known while the others are planned."""
 
-    def start(number: int, unique: bool = True) -> str | JobNameTaken:
+    def start(number: int, unique: bool = True) -> str | LineageLives:
         job = SequenceJob(cluster, tmp_path / str(number))
         configuration = fast(pipeline__name="the only one", pipeline__unique_name=str(unique).lower())
         try:
             return job.start(parallelism=1, configuration=configuration)
-        except JobNameTaken as error:
+        except LineageLives as error:
             return error
 
     with ThreadPoolExecutor(3) as pool:
@@ -161,7 +260,7 @@ def test_of_jobs_of_one_name_that_are_started_at_once_one_starts(cluster: MiniCl
     another = start(3, unique=False)
     assert isinstance(another, str), "one that does not ask for it may share its name"
     for job_id in (started, another):
-        assert isinstance(start(4), JobNameTaken)
+        assert isinstance(start(4), LineageLives)
         cluster.call(cluster.dispatcher.cancel_job(job_id))
         cluster.wait_for_status(job_id, JobStatus.CANCELED)
     last = start(5)

@@ -110,6 +110,68 @@ def test_every_page_of_a_running_job(
         assert ground == ("rgb(20, 23, 27)" if dark else "rgb(251, 251, 250)")
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_in_a_frame_the_pages_follow_the_theme_of_what_is_around_it(
+    browser: Browser, screenshots: Path, cluster: MiniCluster, theme: str
+) -> None:
+    """As Airflow shows them: its document has the theme as a class, and may change it while the page is shown."""
+    other = {"light": "dark", "dark": "light"}
+    ground = {"dark": "rgb(20, 23, 27)", "light": "rgb(251, 251, 250)"}
+    frame_of = {"x-frame-options": "", "content-security-policy": ""}
+
+    def framed(route: Route) -> None:
+        answer = route.fetch()
+        kept = {name: value for name, value in answer.headers.items() if name not in frame_of}
+        route.fulfill(response=answer, headers=kept)
+
+    def outer(route: Route) -> None:
+        body = f'<!DOCTYPE html><html class="{theme}"><body><iframe src="/web/#/"></iframe></body></html>'
+        route.fulfill(body=body, content_type="text/html")
+
+    with visit(browser, screenshots, dark=theme == "light", without=CATALOGUE) as opened:
+        opened.page.route("**/outer", outer)
+        opened.page.route("**/web/", framed)
+        opened.page.goto(f"{cluster.rest_url}/outer")
+        body = opened.page.frame_locator("iframe").locator("body")
+        expect(body).to_have_css("background-color", ground[theme])
+        opened.page.evaluate("name => { document.documentElement.className = name; }", other[theme])
+        expect(body).to_have_css("background-color", ground[other[theme]])
+
+
+def test_every_living_job_has_its_verdict_and_the_worst_comes_first(page: Visit, cluster: MiniCluster) -> None:
+    """Of more jobs than are asked for at a time, with answers as the session gives them."""
+    ids = [f"{number:032x}" for number in range(1, 51)]
+    line = {"state": "RUNNING", "start-time": 1, "end-time": -1, "duration": 1, "last-modification": 1, "tasks": {}}
+    jobs = [{"jid": job, "name": f"job {job[-2:]}"} | line for job in ids]
+    page.page.route("**/jobs/overview", lambda route: route.fulfill(json={"jobs": jobs}))
+
+    def health(route: Route) -> None:
+        verdict = "UNHEALTHY" if ids[-1] in route.request.url else "HEALTHY"
+        route.fulfill(json={"verdict": verdict, "reasons": [], "state": "RUNNING", "checkpoints": {}})
+
+    page.page.route("**/health", health)
+    go(page, cluster)
+    rows = page.page.locator("tbody tr")
+    expect(rows).to_have_count(50)
+    expect(rows.first).to_contain_text("job 32")
+    expect(rows.first).to_contain_text("unhealthy")
+    expect(page.page.get_by_text("healthy", exact=True)).to_have_count(49)
+
+
+def test_a_checkpoint_that_the_history_has_no_longer_is_told_from_one_that_never_was(
+    page: Visit, cluster: MiniCluster, shown: SequenceJob
+) -> None:
+    job = f"/jobs/{shown.job_id}"
+    page.page.route("**/checkpoints/details/1", lambda route: route.fulfill(status=404, json={"errors": ["gone"]}))
+    page.without = (*page.without, "/checkpoints/details/")
+    go(page, cluster, f"{job}/checkpoints/1")
+    expect(page.page.locator("#page")).to_contain_text("this one is older")
+    expect(page.page.locator("#page")).to_contain_text("web.checkpoints.history")
+    go(page, cluster, f"{job}/checkpoints/4711")
+    expect(page.page.locator("#page")).to_contain_text("has not begun a checkpoint with this number")
+    expect(page.page.locator("#page")).to_contain_text("All that the history has")
+
+
 def test_a_hostile_name_is_text(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
     for route in ("/", f"/jobs/{shown.job_id}", f"/jobs/{shown.job_id}/checkpoints/1"):
         go(page, cluster, route)
@@ -193,7 +255,7 @@ def test_a_hidden_tab_asks_nothing(page: Visit, cluster: MiniCluster, shown: Seq
     page.page.on("request", lambda request: asked.append(request.url))
     page.page.clock.run_for(120_000)
     assert asked == []
-    with page.page.expect_request(lambda request: request.url.endswith("/savepoints")):
+    with page.page.expect_request(lambda request: request.url.endswith("/savepoints/known")):
         page.page.evaluate(hidden, False)
 
 
@@ -301,9 +363,14 @@ def test_the_catalogue_is_shown_where_there_is_one(page: Visit, cluster: MiniClu
         "format": "NATIVE", "verified": mark | {"passed": True}, "drilled": mark,
     }  # fmt: skip
     broken = {"location": "file:///data/savepoints/savepoint-2", "good": False, "problem": "_metadata is missing"}
-    answer = {"directory": "file:///data/savepoints", "savepoints": [broken, entry]}
-    page.page.route("**/savepoints", lambda route: route.fulfill(json=answer))
+    answer = {
+        "directories": ["file:///data/savepoints", "s3://bucket/savepoints"],
+        "unread": [{"directory": "s3://away/savepoints", "problem": "it does not answer"}],
+        "savepoints": [entry, broken],
+    }
+    page.page.route("**/savepoints/known", lambda route: route.fulfill(json=answer))
     go(page, cluster, "/savepoints")
-    for word in (HOSTILE, "airflow", "2 KiB", "passed", "failed", "_metadata is missing", "savepoint-2"):
+    words = (HOSTILE, "airflow", "2 KiB", "passed", "failed", "_metadata is missing", "savepoint-2")
+    for word in (*words, "s3://bucket/savepoints", "s3://away/savepoints: it does not answer"):
         expect(page.page.locator("#page")).to_contain_text(word)
     page.shot("catalogue")

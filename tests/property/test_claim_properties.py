@@ -63,7 +63,7 @@ class Host:
         self.queue: deque[Callable[[], None]] = deque()
         self.dying = False
 
-    def in_pool(self, pool: Pool, call: Callable[[], Any], answer: Callable[[Callable[[], Any]], None]) -> None:
+    def in_pool(self, pool: Pool | str, call: Callable[[], Any], answer: Callable[[Callable[[], Any]], None]) -> None:
         if not (self.dying and pool is Pool.DELETIONS):
             self.queue.append(partial(self._run, call, answer))
 
@@ -161,7 +161,7 @@ class Job:
         return done
 
     def end(self, status: str) -> None:
-        self.retention.let_go(status)
+        self.retention.release(status)
         self.retention.delete_unused_shared_files()
         self.host.run()
         self.retention.delete_unused_shared_files()

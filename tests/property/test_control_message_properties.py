@@ -47,7 +47,6 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
-from ckpt_runtime.network.control_doors import Door, MalformedMessageError, Message, encode
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
     TO_WORKER,
@@ -70,11 +69,10 @@ from ckpt_runtime.network.control_messages import (
     WorkerHeartbeat,
     WorkerMessage,
 )
+from ckpt_runtime.network.listeners import Door, MalformedMessageError, Message, encode
 from ckpt_runtime.scheduler.deployment import (
     Deployment,
-    InputChannelDescriptor,
-    OutputChannelDescriptor,
-    OutputDescriptor,
+    JobDescriptor,
     Program,
     SubtaskDescriptor,
 )
@@ -104,14 +102,7 @@ keyed = st.one_of(
 )  # fmt: skip
 lists = st.builds(OperatorListState, texts, st.sampled_from(OperatorStateMode), st.lists(values, max_size=2).map(tuple))
 states = st.builds(OperatorSubtaskState, st.lists(keyed, max_size=2).map(tuple), st.lists(lists, max_size=2).map(tuple))
-addresses = st.one_of(st.none(), st.tuples(texts, st.integers(1, 65_535)))
-outputs = st.builds(
-    OutputDescriptor,
-    st.sampled_from(Partitioning),
-    st.lists(texts, max_size=2).map(tuple),
-    numbers,
-    st.lists(st.builds(OutputChannelDescriptor, numbers, addresses), max_size=3).map(tuple),
-)
+addresses = st.tuples(texts, st.integers(1, 65_535))
 key_groups = st.one_of(st.none(), st.builds(KeyGroupRange, numbers, numbers))
 segments = st.builds(ChannelStateSegment, files, numbers, numbers, key_groups)
 streams = st.builds(ChannelStateStream, numbers, numbers, texts, st.lists(segments, max_size=2).map(tuple))
@@ -119,8 +110,6 @@ subtasks = st.builds(
     SubtaskDescriptor,
     texts,
     numbers,
-    st.lists(st.builds(InputChannelDescriptor, numbers, numbers, st.booleans()), max_size=3).map(tuple),
-    st.lists(outputs, max_size=2).map(tuple),
     st.dictionaries(texts, states, max_size=2),
     st.booleans(),
     st.lists(streams, max_size=2).map(tuple),
@@ -134,14 +123,14 @@ GRAPH = JobGraph(
     (JobEdge("a" * 32, "b" * 32, Partitioning.HASH, ("k",)),),
     {"parallelism.default": "2"},
 )
+programs = st.builds(Program, texts, texts, st.lists(texts, max_size=2).map(tuple))
+jobs = st.one_of(st.none(), st.builds(JobDescriptor, texts, st.just(GRAPH), programs))
 deployments = st.builds(
     Deployment,
-    job_id=texts,
     deployment=numbers,
     attempt=numbers,
-    graph=st.just(GRAPH),
-    program=st.builds(Program, texts, texts, st.lists(texts, max_size=2).map(tuple)),
     subtasks=st.lists(subtasks, max_size=2).map(tuple),
+    addresses=st.lists(addresses, max_size=2).map(tuple),
     restored_checkpoint_id=st.one_of(st.none(), numbers),
     snapshot_directory=texts,
     snapshot_owned=st.booleans(),
@@ -196,7 +185,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     KillWorker: st.builds(KillWorker, texts),
     Ping: st.just(Ping()),
     ShutdownAgent: st.builds(ShutdownAgent, st.lists(texts, max_size=3).map(tuple)),
-    DeploySubtasks: st.builds(DeploySubtasks, deployments, st.one_of(st.none(), st.binary())),
+    DeploySubtasks: st.builds(DeploySubtasks, deployments, jobs, st.one_of(st.none(), st.binary())),
     CancelDeployment: st.builds(CancelDeployment, numbers),
     TriggerCheckpoint: st.builds(TriggerCheckpoint, numbers, keys, numbers, numbers, options),
     NotifyCheckpointComplete: st.builds(NotifyCheckpointComplete, numbers, keys, numbers),

@@ -43,7 +43,7 @@ from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobEdge, JobGraph, JobVer
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob, result_document
-from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, LineagePlace, RunRequest
 from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
@@ -124,6 +124,7 @@ RESULT = result_document(
     request=REQUEST,
     checkpoints=CheckpointStatsSnapshot(CheckpointCounts()),
     restarts=1,
+    lineage=LineagePlace("7" * 32, 2),
 )
 
 texts = st.text(max_size=6)

@@ -49,7 +49,7 @@ WANTED = (CheckpointProperties(), CheckpointProperties(), CheckpointProperties(f
 SETTINGS = CheckpointConfiguration(
     incremental=True,
     max_concurrent=3,
-    tolerable_failures=10_000,
+    tolerable_failed_checkpoints=10_000,
     retention=CheckpointRetention.RETAIN_ON_CANCELLATION,
 )
 

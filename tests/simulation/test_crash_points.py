@@ -14,7 +14,7 @@ from tests.simulation.protocols.world import World
 from tests.simulation.schedules.schedule import Action
 
 SETTINGS = CheckpointConfiguration(
-    interval_ms=50, timeout_ms=500, tolerable_failures=1_000, retained=1, incremental=True
+    interval_ms=50, timeout_ms=500, tolerable_failed_checkpoints=1_000, retained=1, incremental=True
 )
 
 

@@ -166,7 +166,7 @@ def test_without_the_extension_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
             None if task.execution.subtask == 1 else original(self, task, number, options)
         ),
     )
-    settings = CheckpointConfiguration(interval_ms=1_000, timeout_ms=10 * MINUTE, tolerable_failures=9)
+    settings = CheckpointConfiguration(interval_ms=1_000, timeout_ms=10 * MINUTE, tolerable_failed_checkpoints=9)
     world = World(1, Scenario(simple_graph(1, 2, ()), settings, calm=False, fault_scale=0.0, plain=True))
     world.loop.run_until(11 * MINUTE + 2_000)
     assert 1 in world.checker.aborted

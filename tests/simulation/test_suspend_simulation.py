@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from airflow_provider_ckpt.upgrades import machine
-from airflow_provider_ckpt.upgrades.actions import Cancel, Gone, Look, Refused, Run, Seen
+from airflow_provider_ckpt.upgrades.actions import Cancel, JobMissing, Look, Refused, Run, Seen
 from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade
 from tests.simulation.upgrades.suspend_run import SuspendRun
 from tests.simulation.upgrades.upgrade_cluster import Broken
@@ -45,21 +45,23 @@ def _turn(step: Step, wrong: Callable[[Any], Upgrade]) -> AbstractContextManager
     return patch.dict(machine._AFTER, {step: wrong})
 
 
-def nobody_burns_the_id() -> Iterator[None]:
+def the_id_is_never_retired() -> Iterator[None]:
     """The request of the first resumption arrives beside the second one."""
 
     def wrong(turn: Any) -> Upgrade:
         lives = isinstance(turn.answer, Seen) and not turn.answer.has_ended
-        return machine._Turn.burn_new(machine._Turn(turn.record, Refused("") if lives else Gone(""), turn.now_ms))
+        return machine._Turn.retire_new(
+            machine._Turn(turn.record, Refused("") if lives else JobMissing(""), turn.now_ms)
+        )
 
-    looks = {Step.BURN_NEW: lambda record: Look(record.new_job)}
-    with patch.dict(machine._ACTIONS, looks), _turn(Step.BURN_NEW, wrong):
+    looks = {Step.RETIRE_NEW: lambda record: Look(record.new_job)}
+    with patch.dict(machine._ACTIONS, looks), _turn(Step.RETIRE_NEW, wrong):
         yield
 
 
 def a_job_that_arrived_late_is_taken_for_absent() -> Iterator[None]:
     """A person is told that nothing runs."""
-    with _turn(Step.BURN_NEW, lambda turn: machine._strand(turn.record, turn.record.why)):
+    with _turn(Step.RETIRE_NEW, lambda turn: machine._strand(turn.record, turn.record.why)):
         yield
 
 
@@ -69,7 +71,7 @@ def ids_of_each_try() -> Iterator[None]:
 
     def start(record: Upgrade) -> Any:
         run = original(record)
-        return Run(run.program, uuid.uuid4().hex, run.like_job, run.options, run.snapshot)
+        return Run(run.program, uuid.uuid4().hex, run.like_job, run.options, run.snapshot, run.claim)
 
     with patch.dict(machine._ACTIONS, {Step.START: start}):
         yield
@@ -77,18 +79,17 @@ def ids_of_each_try() -> Iterator[None]:
 
 def a_suspended_program_is_let_go() -> Iterator[None]:
     """Another driver does not have it any more."""
-    original = machine._end
+    original = machine._held
 
-    def end(record: Upgrade, outcome: Outcome, why: str = "") -> Upgrade:
-        changed = original(record, outcome, why)
-        return replace(changed, step=Step.RELEASE) if outcome is Outcome.SUSPENDED else changed
+    def held(record: Upgrade) -> tuple[str, ...]:
+        return original(replace(record, outcome=None) if record.outcome is Outcome.SUSPENDED else record)
 
-    with patch.object(machine, "_end", end):
+    with patch.object(machine, "_held", held):
         yield
 
 
 def nothing_is_retained() -> Iterator[None]:
-    with patch.dict(machine._ACTIONS, {Step.CANCEL: lambda record: Cancel(record.old_job, retain=False)}):
+    with patch.dict(machine._ACTIONS, {Step.CANCEL: lambda record: Cancel(record.old_job, False, record.claim)}):
         yield
 
 
@@ -111,7 +112,7 @@ def the_snapshot_of_the_first_look_is_kept() -> Iterator[None]:
 def it_is_resumed_from_what_it_began_with() -> Iterator[None]:
     def wrong(turn: Any) -> Upgrade:
         changed = machine._Turn.inspect(turn)
-        return replace(changed, snapshot=changed.origin) if changed.wish.goal is Goal.RESUME else changed
+        return replace(changed, snapshot=changed.origin) if changed.desired.goal is Goal.RESUME else changed
 
     with _turn(Step.INSPECT, wrong):
         yield
@@ -132,7 +133,7 @@ def an_unhealthy_job_is_started_once_more() -> Iterator[None]:
 
 def a_savepoint_that_failed_is_taken_for_an_end() -> Iterator[None]:
     def wrong(turn: Any) -> Upgrade:
-        failed = turn.record.wish.mode is Mode.SAVEPOINT and bool(turn.answer.failure)
+        failed = turn.record.desired.mode is Mode.SAVEPOINT and bool(turn.answer.failure)
         return machine._end(turn.record, Outcome.SUSPENDED) if failed else machine._Turn.stopping(turn)
 
     with _turn(Step.STOPPING, wrong):
@@ -140,7 +141,7 @@ def a_savepoint_that_failed_is_taken_for_an_end() -> Iterator[None]:
 
 
 BUGS = [
-    nobody_burns_the_id,
+    the_id_is_never_retired,
     a_job_that_arrived_late_is_taken_for_absent,
     ids_of_each_try,
     a_suspended_program_is_let_go,

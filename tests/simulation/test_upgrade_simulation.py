@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from airflow_provider_ckpt.upgrades import machine
-from airflow_provider_ckpt.upgrades.actions import Cancel, Gone, Look, Refused, Seen
-from airflow_provider_ckpt.upgrades.record import Mode, Outcome, Step, Upgrade, Wish
+from airflow_provider_ckpt.upgrades.actions import Cancel, JobMissing, Look, Refused, Seen
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Mode, Outcome, Step, Upgrade
 from tests.simulation.upgrades.upgrade_cluster import Broken
 from tests.simulation.upgrades.upgrade_run import Run
 
@@ -32,7 +32,7 @@ def test_every_promise_holds_whatever_happens() -> None:
         except Exception as error:
             error.add_note(f"seed {seed}\n" + "\n".join(run.trace))
             raise
-        ends[record.wish.mode, record.outcome] += 1
+        ends[record.desired.mode, record.outcome] += 1
     for mode in Mode:
         assert ends[mode, Outcome.UPGRADED] > 100, ends
         assert ends[mode, Outcome.ROLLED_BACK] > 100, ends
@@ -52,7 +52,7 @@ def ids_of_each_try() -> Iterator[None]:
 
     def start(record: Upgrade) -> Any:
         run = original(record)
-        return type(run)(run.program, uuid.uuid4().hex, run.like_job, run.options, run.snapshot)
+        return type(run)(run.program, uuid.uuid4().hex, run.like_job, run.options, run.snapshot, run.claim)
 
     with patch.dict(machine._ACTIONS, {Step.START: start}):
         yield
@@ -75,7 +75,7 @@ def the_old_one_returns_at_once() -> Iterator[None]:
 
 
 def nothing_is_retained() -> Iterator[None]:
-    with patch.dict(machine._ACTIONS, {Step.CANCEL: lambda record: Cancel(record.old_job, retain=False)}):
+    with patch.dict(machine._ACTIONS, {Step.CANCEL: lambda record: Cancel(record.old_job, False, record.claim)}):
         yield
 
 
@@ -107,7 +107,7 @@ def _without_pin(record: Upgrade) -> Upgrade:
 def a_stateless_upgrade_rolls_back_to_nothing() -> Iterator[None]:
     def wrong(turn: Any) -> Upgrade:
         changed = machine._Turn.cancelling(turn)
-        return replace(changed, snapshot=None) if changed.wish.mode is Mode.STATELESS else changed
+        return replace(changed, snapshot=None) if changed.desired.mode is Mode.STATELESS else changed
 
     with _turn(Step.CANCELLING, wrong):
         yield
@@ -119,48 +119,34 @@ def an_unhealthy_version_is_let_go_on() -> Iterator[None]:
         yield
 
 
-def nobody_burns_the_new_ones_id() -> Iterator[None]:
+def the_id_of_the_new_job_is_never_retired() -> Iterator[None]:
     """Its request arrives after the old version was started again."""
 
     def wrong(turn: Any) -> Upgrade:
-        return machine._Turn.burn_new(replace_answer(turn))
+        return machine._Turn.retire_new(replace_answer(turn))
 
     with (
-        patch.dict(machine._ACTIONS, {Step.BURN_NEW: lambda record: Look(record.new_job)}),
-        _turn(Step.BURN_NEW, wrong),
-    ):
-        yield
-
-
-def nobody_burns_the_old_ones_id() -> Iterator[None]:
-    """A person is told that nothing runs, and then it does."""
-
-    def wrong(turn: Any) -> Upgrade:
-        return machine._Turn.burn_restarted(replace_answer(turn))
-
-    with (
-        patch.dict(machine._ACTIONS, {Step.BURN_RESTARTED: lambda record: Look(record.restarted_job)}),
-        _turn(Step.BURN_RESTARTED, wrong),
+        patch.dict(machine._ACTIONS, {Step.RETIRE_NEW: lambda record: Look(record.new_job)}),
+        _turn(Step.RETIRE_NEW, wrong),
     ):
         yield
 
 
 def replace_answer(turn: Any) -> Any:
-    """As if what is not there now could be taken for burnt."""
+    """As if what is not there now could be taken for retired."""
     lives = isinstance(turn.answer, Seen) and not turn.answer.has_ended
-    return machine._Turn(turn.record, Refused("it lives") if lives else Gone(""), turn.now_ms)
+    return machine._Turn(turn.record, Refused("it lives") if lives else JobMissing(""), turn.now_ms)
 
 
-def a_refusal_to_burn_is_not_heard() -> Iterator[None]:
+def a_refusal_to_retire_is_ignored() -> Iterator[None]:
     """The request has arrived in between, and its job runs."""
-    with _turn(Step.BURN_NEW, lambda turn: machine._to(turn.record, Step.ROLL_BACK)):
+    with _turn(Step.RETIRE_NEW, lambda turn: machine._to(turn.record, Step.ROLL_BACK)):
         yield
 
 
 BUGS = [
-    nobody_burns_the_new_ones_id,
-    nobody_burns_the_old_ones_id,
-    a_refusal_to_burn_is_not_heard,
+    the_id_of_the_new_job_is_never_retired,
+    a_refusal_to_retire_is_ignored,
     ids_of_each_try,
     the_new_one_starts_at_once,
     the_old_one_returns_at_once,
@@ -186,7 +172,7 @@ def test_a_planted_bug_is_found(bug: Callable[[], Iterator[None]]) -> None:
 
 
 def test_a_record_survives_its_journal() -> None:
-    record = machine.begin(Wish(goal=Run(1).wish.goal, job="0" * 32, program="p"), "series")
+    record = machine.begin(DesiredUpgrade(goal=Run(1).desired.goal, job="0" * 32, program="p"), "series")
     assert Upgrade.from_json(record.to_json()) == record
     assert json.loads(json.dumps(record.to_json())) == record.to_json()  # Airflow's store takes no tuples
     with pytest.raises(ValueError, match="no record of an upgrade"):

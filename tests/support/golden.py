@@ -129,14 +129,14 @@ def in_order(rows: Iterable[list[int | None]]) -> list[list[int | None]]:
 
 
 def placed(snapshot: Path, directory: Path) -> Path:
-    """A copy below ``directory``. What names shared files by the place where they once lay names those of the copy."""
+    """A copy below ``directory`` that counts as written there: its metadata names this place and its shared files."""
     copy = directory / snapshot.name
     shutil.copytree(snapshot, copy)
     if any((copy / "shared").glob("*")):
         document = read_metadata(str(copy)).document
         old = f"{document['directory'].rpartition('/')[0]}/shared/"
         text = json.dumps(document).replace(old, f"{resolve(copy).url}/shared/")
-        (copy / "_metadata").write_bytes(encode(json.loads(text)))
+        (copy / "_metadata").write_bytes(encode({**json.loads(text), "directory": resolve(copy).url}))
     return copy
 
 

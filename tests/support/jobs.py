@@ -97,6 +97,7 @@ class SequenceJob:
         sleep_ms: float = 0,
         savepoint: str | None = None,
         allow_non_restored_state: bool = False,
+        fork: bool = False,
         configuration: Mapping[str, str] | None = None,
     ) -> str:
         """Submits it; without ``rows`` it runs until it is stopped."""
@@ -114,6 +115,7 @@ class SequenceJob:
             parallelism=parallelism,
             savepoint=savepoint,
             allow_non_restored_state=allow_non_restored_state,
+            fork=fork,
         )
         return self.job_id
 

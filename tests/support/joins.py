@@ -197,7 +197,7 @@ class Expected:
         self.spec = spec
         self.late = 0
         self.pairs_by_key: dict[Any, list[str]] = defaultdict(list)
-        self._watermark: int | None = None
+        self._watermark = 0
         self._rows: tuple[list[tuple[int, Row]], list[tuple[int, Row]]] = ([], [])
         self._arrivals = 0
         self._matched: set[int] = set()
@@ -206,7 +206,7 @@ class Expected:
     def process(self, side: int, rows: list[Row]) -> None:
         for row in rows:
             time = self._time(side, row)
-            if time is not None and self._watermark is not None and time <= self._watermark:
+            if time is not None and time <= self._watermark:
                 self.late += 1
             else:
                 self._compare(side, row)
@@ -223,7 +223,7 @@ class Expected:
         self._rows[side].append((self._arrivals, row))
 
     def advance(self, watermark: int) -> None:
-        self._watermark = watermark if self._watermark is None else max(self._watermark, watermark)
+        self._watermark = max(self._watermark, watermark)
 
     def output(self) -> Counter[str]:
         """All rows that must have come out, as :func:`text`."""
@@ -260,7 +260,7 @@ class Expected:
     def _ended(self, side: int, row: Row) -> bool:
         if not self._can_match(side, row):
             return True
-        if self.spec.within_ms is None or self._watermark is None:
+        if self.spec.within_ms is None:
             return False
         time = self._time(side, row)
         assert time is not None

@@ -50,6 +50,17 @@ class _Fault:
 
 
 @dataclass
+class Held:
+    """Requests that have arrived, and are served when the test lets them go on. ``served`` counts those."""
+
+    wanted: Wanted
+    arrived: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+    met: int = 0
+    served: int = 0
+
+
+@dataclass
 class ObjectStore:
     """One server. ``requests`` counts what it was asked for, by method and status; copies within it are a COPY.
 
@@ -62,6 +73,7 @@ class ObjectStore:
     log: list[tuple[str, str, str]] = field(default_factory=list)
     _application: Application = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
     _faults: list[_Fault] = field(default_factory=list)
+    _held: Held | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _conditional: threading.Lock = field(default_factory=threading.Lock)
     _patience: threading.Event = field(default_factory=threading.Event)
@@ -70,6 +82,9 @@ class ObjectStore:
         method, path = environment["REQUEST_METHOD"], environment["PATH_INFO"]
         if not self.honours_conditions:
             environment.pop("HTTP_IF_NONE_MATCH", None)
+        held = self._held
+        if held is not None and held.wanted(method, path):
+            return self._served_later(held, environment, respond)
         fault = self._next_fault(method, path)
         if fault is not None and fault.cut:
             return self._cut_off(environment, respond, takes_effect=fault.takes_effect)
@@ -84,6 +99,27 @@ class ObjectStore:
         respond(f"{fault.status} {fault.code}", [("Content-Type", "application/xml")])
         text = f"<Error><Code>{fault.code}</Code><Message>as the test wants it</Message></Error>"
         return [] if method == "HEAD" else [text.encode()]
+
+    def _served_later(self, held: Held, environment: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
+        with self._lock:
+            held.met += 1
+        held.arrived.set()
+        held.go_on.wait(120)
+        try:
+            return self._served(environment, respond, heard=True)
+        finally:
+            with self._lock:
+                held.served += 1
+
+    @contextmanager
+    def holding(self, wanted: Wanted) -> Iterator[Held]:
+        """What is wanted is served behind the block, whether its client still waits or not."""
+        self._held = held = Held(wanted)
+        try:
+            yield held
+        finally:
+            self._held = None
+            held.go_on.set()
 
     def _served(self, environment: dict[str, Any], respond: Callable[..., Any], *, heard: bool) -> Iterable[bytes]:
         source = unquote(environment.get("HTTP_X_AMZ_COPY_SOURCE", ""))

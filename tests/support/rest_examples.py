@@ -177,7 +177,7 @@ def config_changes(method: str, situation: str, job_id: str, options: dict[str, 
     body = {"configuration": options} | ({"version": 1} if method == "PUT" else {})
     path, given = JOB + "/config", {"json": body}
     return [
-        Call(method, path, situation, {"jobid": job_id}, arguments=given),
+        Call(method, path, situation, {"jobid": job_id}, "?changes=true" if method == "PUT" else "", given),
         Call(method, path, f"{situation}, a dry run", {"jobid": job_id}, "?dry-run=true", given),
     ]
 
@@ -208,8 +208,8 @@ CALLS = [
     Call("GET", "/jars"),
     Call("PUT", "/jars/{jarid}/holds/{owner}", values={"owner": "upgrade-flights"}),
     Call("DELETE", "/jars/{jarid}/holds/{owner}", values={"owner": "upgrade-flights"}),
-    Call("PUT", "/burnt-job-ids/{jobid}", values={"jobid": "54c685fb3b425ccf81c55b3e8da1aa68"}),
-    Call("GET", "/burnt-job-ids"),
+    Call("PUT", "/retired-job-ids/{jobid}", values={"jobid": "54c685fb3b425ccf81c55b3e8da1aa68"}),
+    Call("GET", "/retired-job-ids"),
     Call("POST", "/jars/{jarid}/plan", "fresh", arguments={"json": {}}),
     Call("POST", "/jars/{jarid}/plan", "a snapshot that fits", arguments={"json": {"savepointPath": SNAPSHOT}}),
     Call("POST", "/jars/{jarid}/plan", "one that is refused", arguments={"json": {"savepointPath": REFUSED}}),
@@ -238,6 +238,13 @@ CALLS = [
     Call("GET", JOB + "/config", "submitted with an option"),
     Call("GET", JOB + "/config", "submitted without", {"jobid": NEW}),
     Call("GET", JOB + "/config", "changed while it ran", {"jobid": FINISHED}),
+    Call(
+        "PUT",
+        JOB + "/config",
+        "as in FLIP-530",
+        {"jobid": RUNNING},
+        arguments={"json": {"configuration": {}, "version": 1}},
+    ),
     *config_changes("PUT", "nothing has changed", RUNNING, {INTERVAL: "2000 ms"}),
     *config_changes("PUT", "applied at once", RUNNING, {INTERVAL: "5 s"}),
     *config_changes("PUT", "removed", RUNNING, {}),
@@ -246,6 +253,12 @@ CALLS = [
     *config_changes("PATCH", "applied at once", RUNNING, {INTERVAL: "5 s"}),
     *config_changes("PATCH", "removed", RUNNING, {INTERVAL: None}),
     *config_changes("PATCH", "one under an override, one for a restart", NEW, {INTERVAL: "5 s", BUFFER: "10 ms"}),
+    Call(
+        "PUT",
+        JOB + "/upgrade",
+        arguments={"json": {"owner": "upgrade-54c685fb3b425ccf81c55b3e8da1aa68", "duration": 3_600_000}},
+    ),
+    Call("DELETE", JOB + "/upgrade"),
     Call("GET", JOB + "/resource-requirements"),
     Call("PUT", JOB + "/resource-requirements", arguments={"json": bounds(2)}),
     Call("GET", JOB + "/jobmanager/config"),
@@ -299,6 +312,7 @@ CALLS = [
     Call("POST", "/savepoint-disposal", arguments={"json": {"savepoint-path": "/s/1", "triggerId": "5" * 32}}),
     *polls("/savepoint-disposal/{triggerid}", 2),
     Call("GET", "/savepoints"),
+    Call("GET", "/savepoints/known"),
     Call("GET", "/savepoints/latest"),
     Call("GET", "/savepoints/latest", "of a job, by its name", query="?directory=/s&job=flights"),
     Call("POST", "/savepoints/marks", "a drill", arguments={"json": DRILLED}),

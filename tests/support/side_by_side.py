@@ -33,7 +33,8 @@ class Case:
     """A processor and how it is used; ``watermark`` is column and delay, ``in_pandas`` for processors of frames.
 
     ``encoding`` is Spark's of its states: schemas evolve with ``avro`` only, which has not all types. ``chunk``: how
-    many rows the engine's reader gives at a time. ``entry``: the engine's pipeline.
+    many rows the engine's reader gives at a time. ``ends``: the first batch is all that this reader has. ``entry``: the
+    engine's pipeline.
     """
 
     processor: str
@@ -47,6 +48,7 @@ class Case:
     encoding: str = "unsaferow"
     in_pandas: bool = False
     chunk: int = 0
+    ends: bool = False
     entry: str = "side_by_side:pipeline"
     configuration: dict[str, str] = field(default_factory=dict)
 
@@ -119,7 +121,7 @@ class EngineRun:
     parallelism: int = 1
 
     def rows(self, *, drain: bool = False) -> Rows:
-        """All rows, after a stop with a savepoint, which ``savepoint`` names then."""
+        """All rows, after a stop with a savepoint, which ``savepoint`` names then, or after the end of the data."""
         source, output = self.directory / "in", self.directory / "out"
         source.mkdir(parents=True, exist_ok=True)
         for number in range(self.first):
@@ -142,8 +144,9 @@ class EngineRun:
             parallelism=self.parallelism,
         )
         try:
-            self.cluster.wait_until(lambda: self._committed(job, source), "all batches to be committed")
-            self.savepoint = self.cluster.savepoint(job, self.directory / "savepoints", stop=True, drain=drain)
+            if not self.case.ends:
+                self.cluster.wait_until(lambda: self._committed(job, source), "all batches to be committed")
+                self.savepoint = self.cluster.savepoint(job, self.directory / "savepoints", stop=True, drain=drain)
             self.cluster.wait_for_status(job, JobStatus.FINISHED)
         finally:
             if not self.cluster.status(job).is_globally_terminal:

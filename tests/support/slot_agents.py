@@ -69,7 +69,7 @@ async def running_agent(listener: SlotListener, starter: WorkerStarter | None = 
     """Gives the agent once it has registered, and waits in the end until it is gone: the test tells it to go."""
     endpoint = ControlEndpoint("127.0.0.1", "secret", listener)
     port = await endpoint.start()
-    agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", 3), 1, starter)
+    agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", "3-1"), starter)
     running = asyncio.get_running_loop().run_in_executor(None, agent.run)
     try:
         await asyncio.wait_for(listener.registered.wait(), TIMEOUT_S)

@@ -61,7 +61,10 @@ class FlightsJob:
     def faults(self) -> Path:
         return self.directory / "faults"
 
-    def start(self, rate: int, *, parallelism: int = 2, savepoint: str | None = None) -> None:
+    def start(
+        self, rate: int, *, parallelism: int = 2, savepoint: str | None = None, expect_slots: bool = True
+    ) -> None:
+        """Waits until it runs, unless it is not expected to get its slots."""
         self.faults.mkdir(parents=True, exist_ok=True)
         packed = self.directory / "flights"
         if not packed.exists():
@@ -82,7 +85,8 @@ class FlightsJob:
         )
         self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(packed)), options)
         # A fast one may have run already.
-        self.client.wait_for_state(self.job_id, ["RUNNING", "FINISHED"], timeout_s=180)
+        if expect_slots:
+            self.client.wait_for_state(self.job_id, ["RUNNING", "FINISHED"], timeout_s=180)
 
     def restarts(self) -> int:
         return int(self.client.job_metrics(self.job_id, ("numRestarts",))["numRestarts"])

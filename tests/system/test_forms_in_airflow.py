@@ -26,7 +26,7 @@ pytestmark = [
 
 PATIENCE_MS = 120_000
 """Airflow's pages are large programs, which a loaded machine takes long to begin."""
-DAGS = ("lifecycle", "patch", "rescue", "restore_drill", "savepoint_now", "scheduled_savepoints", "upgrade")
+DAGS = ("lifecycle", "patch", "restore_drill", "savepoint_now", "scheduled_savepoints", "upgrade")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_the_names_of_the_delivered_dags() -> None:
 
 @pytest.mark.row("air.6")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name != "rescue" else []) for name in DAGS]
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name != "savepoint_now" else []) for name in DAGS]
 )
 def test_every_delivered_dag_has_a_form_with_sections_and_descriptions(
     name: str, airflow: LocalAirflow, opened: Visit

@@ -29,8 +29,8 @@ def run(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(script)], capture_output=True, text=True, check=False, env={"PATH": path, **environment})
 
 
-def required(name: str) -> Any:
-    for node in ast.parse((REPOSITORY / "setup.py").read_text()).body:
+def required(name: str, file: str) -> Any:
+    for node in ast.parse((REPOSITORY / file).read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
             return ast.literal_eval(node.value)
     raise AssertionError(name)
@@ -65,30 +65,25 @@ def test_every_file_beside_the_code_is_packaged() -> None:
 
 
 def package_data() -> set[Path]:
-    """The files that the patterns of setup.py name, taken from its one call."""
-    for node in ast.walk(ast.parse((REPOSITORY / "setup.py").read_text())):
-        if isinstance(node, ast.keyword) and node.arg == "package_data":
-            given: dict[str, list[str]] = ast.literal_eval(node.value)
-            roots = {package: REPOSITORY / package.replace(".", "/") for package in given}
-            roots |= {
-                package: REPOSITORY / "runtime" / package.replace(".", "/")
-                for package in given
-                if "ckpt_runtime" in package
-            }
-            return {
-                path
-                for package, patterns in given.items()
-                for pattern in patterns
-                for path in roots[package].glob(pattern)
-            }
-    raise AssertionError("package_data")
+    """The files that the patterns of each setup.py name, taken from its one call."""
+    found: set[Path] = set()
+    for root in (REPOSITORY, REPOSITORY / "runtime"):
+        for node in ast.walk(ast.parse((root / "setup.py").read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "package_data":
+                given: dict[str, list[str]] = ast.literal_eval(node.value)
+                for package, patterns in given.items():
+                    for pattern in patterns:
+                        found |= set((root / package.replace(".", "/")).glob(pattern))
+    return found
 
 
 def test_every_requirement_is_pinned_to_one_version() -> None:
-    extras = required("EXTRAS_REQUIRE").values()
-    requirements = [*required("INSTALL_REQUIRES"), *(entry for extra in extras for entry in extra)]
-    names = {normal(re.split(r"[<>=!~\[;]", requirement)[0]) for requirement in requirements}
-    assert names <= set(locked())
+    names = set()
+    for file in ("setup.py", "runtime/setup.py"):
+        extras = required("EXTRAS_REQUIRE", file).values()
+        requirements = [*required("INSTALL_REQUIRES", file), *(entry for extra in extras for entry in extra)]
+        names |= {normal(re.split(r"[<>=!~\[;]", requirement)[0]) for requirement in requirements}
+    assert names - {"ckpt-runtime"} <= set(locked())
     assert locked()["pyspark"].startswith("4.3.")
 
 

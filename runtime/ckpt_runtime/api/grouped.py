@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+import pyarrow as pa
+
 from ckpt_runtime.api import functions, pyspark_names
 from ckpt_runtime.api.checks import chosen
 from ckpt_runtime.api.functions import AggregateExpression
@@ -82,12 +84,13 @@ class GroupedStream(NamesOfPySpark):
         :param outputMode: ``Append`` or ``Update``.
         :param timeMode: ``None``, ``ProcessingTime`` or ``EventTime``: which timers it may register.
         :param initialState: has to be left out: start from a savepoint.
-        :param eventTimeColumnName: has to be left out: call ``withWatermark`` behind it.
-        :raises PlanError: wrong modes, event time without a watermark, an object that is no processor; also for
-            ``initialState`` (start from a savepoint) and ``eventTimeColumnName`` (call ``withWatermark`` behind it).
+        :param eventTimeColumnName: the column of the result that is event time for what follows, a timestamp. The
+            watermark stays that of the input; a row at or before it fails the job, as in Spark.
+        :raises PlanError: wrong modes, event time without a watermark, an event time column that is no timestamp of the
+            result, an object that is no processor; also for ``initialState`` (start from a savepoint).
         """
-        unsupported = (initialState, eventTimeColumnName)
-        return self._processed(statefulProcessor, outputStructType, outputMode, timeMode, unsupported, in_pandas=False)
+        more = (initialState, eventTimeColumnName)
+        return self._processed(statefulProcessor, outputStructType, outputMode, timeMode, more, in_pandas=False)
 
     def transformWithStateInPandas(
         self,
@@ -105,13 +108,13 @@ class GroupedStream(NamesOfPySpark):
         :param outputMode: ``Append`` or ``Update``.
         :param timeMode: ``None``, ``ProcessingTime`` or ``EventTime``: which timers it may register.
         :param initialState: has to be left out: start from a savepoint.
-        :param eventTimeColumnName: has to be left out: call ``withWatermark`` behind it.
+        :param eventTimeColumnName: as of :meth:`transformWithState`.
         :raises PlanError: as :meth:`transformWithState`, and without pandas.
         """
         if find_spec("pandas") is None:
             raise PlanError("transformWithStateInPandas", "pandas is not installed: install pandas 2.2 or later")
-        unsupported = (initialState, eventTimeColumnName)
-        return self._processed(statefulProcessor, outputStructType, outputMode, timeMode, unsupported, in_pandas=True)
+        more = (initialState, eventTimeColumnName)
+        return self._processed(statefulProcessor, outputStructType, outputMode, timeMode, more, in_pandas=True)
 
     def _processed(
         self,
@@ -119,11 +122,11 @@ class GroupedStream(NamesOfPySpark):
         schema: Any,
         mode: str,
         time: str,
-        unsupported: tuple[Any, str],
+        more: tuple[Any, str],
         *,
         in_pandas: bool,
     ) -> Stream:
-        initial_state, event_time_name = unsupported
+        initial_state, output_event_time = more
         missing = [method for method in _PROCESSOR_METHODS if not callable(getattr(processor, method, None))]
         if isinstance(processor, type) or missing:
             raise PlanError("statefulProcessor", "expected an instance of a StatefulProcessor subclass")
@@ -131,14 +134,26 @@ class GroupedStream(NamesOfPySpark):
             raise PlanError("initialState", "not supported; start the job from a savepoint that holds the state")
         output = to_arrow_schema(schema, "outputStructType")
         time_mode = chosen("timeMode", time, _TIME_MODES)
-        if time_mode == "EventTime" and not _has_watermark(self._stream.inputs):
+        watermark = _has_watermark(self._stream.inputs)
+        if time_mode == "EventTime" and not watermark:
             raise PlanError("timeMode", "EventTime needs .withWatermark(column, delay) before groupBy")
-        if event_time_name:
-            raise PlanError("eventTimeColumnName", "call .withWatermark(column, delay) on the result instead")
+        if output_event_time:
+            _check_output_event_time(output_event_time, output, watermark)
         event_time = event_time_column(self._stream.inputs) if time_mode == "EventTime" else None
         output_mode = chosen("outputMode", mode, _OUTPUT_MODES)
-        spec = ProcessSpec(self._keys, processor, output, output_mode, time_mode, event_time, in_pandas)
+        spec = ProcessSpec(
+            self._keys, processor, output, output_mode, time_mode, event_time, in_pandas, output_event_time or None
+        )
         return self._stream.apply(spec, output)
+
+
+def _check_output_event_time(column: str, output: pa.Schema, watermark: bool) -> None:
+    check_columns([column], output, "eventTimeColumnName")
+    kind = output.field(column).type
+    if not pa.types.is_timestamp(kind):
+        raise PlanError("eventTimeColumnName", f"column {column!r} is {kind}, not a timestamp")
+    if not watermark:
+        raise PlanError("eventTimeColumnName", f"{column!r} needs .withWatermark(column, delay) before groupBy")
 
 
 def _check_aggregate(column: object) -> None:

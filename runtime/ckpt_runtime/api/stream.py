@@ -142,10 +142,12 @@ class Stream(NamesOfPySpark, OperatorSettings):
         """Declares a timestamp column as event time; the watermark trails its greatest value by the threshold.
 
         Behind a PySpark reader it moves between the reader's batches, as in Spark, otherwise with every buffer. Call it
-        right behind ``load``: behind ``union`` and the like no end of a batch is known, and the plan has a warning.
+        right behind ``load``. The plan is refused where no end of a batch can be known: behind ``groupBy``, ``join``,
+        ``union``, ``rebalance``, ``broadcast`` or a change of parallelism.
 
         :param eventTime: a column of timestamps.
-        :param delayThreshold: how late rows may be, such as ``"5 min"`` or ``"1 minute 30 seconds"``.
+        :param delayThreshold: how late rows may be, such as ``"5 min"`` or ``"1 minute 30 seconds"``; a month has 31
+            days, as in Spark.
         :raises PlanError: no such column, one of another type, or no duration
         """
         check_columns([eventTime], self._schema, "withWatermark")

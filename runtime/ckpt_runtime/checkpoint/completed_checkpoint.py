@@ -72,7 +72,9 @@ class CompletedCheckpoint:
     ``states`` or in ``finished`` (its operators had finished, FLIP-147). It is in both when it had finished and the
     barrier overtook data in its channels; its state is that in-flight data alone then, without operators. ``edges`` are
     those of the job, in its order; none in snapshots from before there was in-flight data. ``written_by`` is the
-    release that wrote the snapshot; None for one from before that was recorded.
+    release that wrote the snapshot; None for one from before that was recorded. ``written_to`` is the directory that
+    the metadata names, for a snapshot that was read: another one than ``directory`` after a move or a copy.
+    ``lineage`` is the job's, and None in snapshots of earlier releases.
     """
 
     id: int
@@ -86,6 +88,13 @@ class CompletedCheckpoint:
     finished: frozenset[SubtaskKey] = frozenset()
     edges: tuple[EdgeDescriptor, ...] = ()
     written_by: str | None = VERSION
+    written_to: str | None = field(default=None, compare=False)
+    lineage: str | None = None
+
+    @property
+    def lineage_id(self) -> str:
+        """The id of the first of the jobs that, each from a snapshot of one before, led to the job of this one."""
+        return self.lineage or self.job_id
 
     @property
     def format(self) -> SavepointFormat:
@@ -135,6 +144,7 @@ class CompletedCheckpoint:
             "format": self.format.value,
             "id": self.id,
             "job_id": self.job_id,
+            "lineage": self.lineage,
             "timestamp": self.timestamp,
             "completion_timestamp": self.completion_timestamp,
             "directory": self.directory,
@@ -168,6 +178,8 @@ class CompletedCheckpoint:
             finished=frozenset(found.finished),
             edges=found.edges,
             written_by=found.written_by,
+            written_to=found.directory,
+            lineage=found.lineage,
         )
 
 
@@ -213,6 +225,7 @@ class _Document(Struct):
     finished: list[tuple[str, NonNegative]]
     edges: tuple[EdgeDescriptor, ...] = ()
     written_by: str | None = None
+    lineage: str | None = None
 
 
 class _Entry(Struct):

@@ -35,6 +35,7 @@ class Completion:
     def __init__(
         self,
         job_id: str,
+        lineage: str | None,
         pending: PendingCheckpoints,
         schedule: CheckpointSchedule,
         retention: Retention,
@@ -43,6 +44,7 @@ class Completion:
         emit: Callable[[Effect], None],
     ) -> None:
         self._job_id = job_id
+        self._lineage = lineage
         self._pending = pending
         self._schedule = schedule
         self._retention = retention
@@ -129,7 +131,7 @@ class Completion:
                 continue
             pending.state = PendingState.WRITING
             self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))
-            self._emit(out.WriteMetadata(pending.complete(self._job_id, now.abs_ms)))
+            self._emit(out.WriteMetadata(pending.complete(self._job_id, self._lineage, now.abs_ms)))
 
     def _finalizing(self, checkpoint_id: int, state: PendingState) -> PendingCheckpoint:
         pending = self._pending.get(checkpoint_id)

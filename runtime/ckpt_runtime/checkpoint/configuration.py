@@ -33,7 +33,7 @@ class CheckpointConfiguration:
     timeout_ms: int = 600_000
     min_pause_ms: int = 0
     max_concurrent: int = 1
-    tolerable_failures: int = 0
+    tolerable_failed_checkpoints: int = 0
     retained: int = 1
     retention: CheckpointRetention = CheckpointRetention.DELETE_ON_CANCELLATION
     unaligned_enabled: bool = False

@@ -97,6 +97,7 @@ class CheckpointCoordinator:
         recovered: Iterable[RetainedCheckpoint] = (),
         first_delay_ms: int | None = None,
         statistics: CheckpointStatsTracker | None = None,
+        lineage: str | None = None,
     ) -> None:
         self._configuration = configuration = configuration.effective()
         ids = CheckpointIdCounter() if ids is None else ids
@@ -114,10 +115,10 @@ class CheckpointCoordinator:
         self._schedule = schedule = CheckpointSchedule(configuration, first_delay_ms, view, emit)
         self._retention = retention = Retention(job_id, configuration, recovered, stats, emit)
         self._failures = failures = CheckpointFailures(
-            configuration.tolerable_failures, pending, view, schedule, retention, stats, emit
+            configuration.tolerable_failed_checkpoints, pending, view, schedule, retention, stats, emit
         )
         self._triggering = Triggering(configuration, ids, pending, view, schedule, retention, failures, emit)
-        self._completion = Completion(job_id, pending, schedule, retention, failures, stats, emit)
+        self._completion = Completion(job_id, lineage, pending, schedule, retention, failures, stats, emit)
         self._restoring = Restoring(ids, pending, retention, stats, emit)
         for entry in retention.entries:
             ids.advance_to(entry.checkpoint.id + 1)
@@ -299,7 +300,7 @@ class CheckpointCoordinator:
         if self._state in _ENDING:
             return  # the job ended while the settings were being persisted
         self._configuration = self._with_retention(event.configuration.effective())
-        self._failures.configure(self._configuration.tolerable_failures)
+        self._failures.configure(self._configuration.tolerable_failed_checkpoints)
         self._retention.configure(self._configuration)
         self._triggering.configure(self._configuration, now)
 
@@ -367,7 +368,7 @@ class CheckpointCoordinator:
             return
         # A suspended job goes on in another driver, from these very checkpoints.
         if self._job_status != SUSPENDED:
-            self._retention.let_go(self._job_status)
+            self._retention.release(self._job_status)
         if self._retention.cleaning == 0:
             self._retention.delete_unused_shared_files()
             self._state = CoordinatorState.CLOSED

@@ -26,8 +26,8 @@ class CheckpointFailureManager:
     the next one grows with it.
     """
 
-    def __init__(self, tolerable_failures: int) -> None:
-        self.tolerable_failures = tolerable_failures
+    def __init__(self, tolerable_failed_checkpoints: int) -> None:
+        self.tolerable_failed_checkpoints = tolerable_failed_checkpoints
         self._counted: set[int] = set()
         self._continuous = 0
         self._last_success = 0
@@ -66,7 +66,7 @@ class CheckpointFailureManager:
         if not reason.is_counted or not self._is_new(checkpoint_id):
             return False
         self._continuous += 1
-        if self._continuous <= self.tolerable_failures:
+        if self._continuous <= self.tolerable_failed_checkpoints:
             return False
         if task_level and not attempt_is_running:
             return False
@@ -90,7 +90,7 @@ class CheckpointFailures:
 
     def __init__(
         self,
-        tolerable_failures: int,
+        tolerable_failed_checkpoints: int,
         pending: PendingCheckpoints,
         executions: ExecutionView,
         schedule: CheckpointSchedule,
@@ -98,7 +98,7 @@ class CheckpointFailures:
         statistics: CheckpointStatsTracker,
         emit: Callable[[Effect], None],
     ) -> None:
-        self._count = CheckpointFailureManager(tolerable_failures)
+        self._count = CheckpointFailureManager(tolerable_failed_checkpoints)
         self._pending = pending
         self._executions = executions
         self._schedule = schedule
@@ -106,8 +106,8 @@ class CheckpointFailures:
         self._stats = statistics
         self._emit = emit
 
-    def configure(self, tolerable_failures: int) -> None:
-        self._count.tolerable_failures = tolerable_failures
+    def configure(self, tolerable_failed_checkpoints: int) -> None:
+        self._count.tolerable_failed_checkpoints = tolerable_failed_checkpoints
 
     def deployed(self) -> None:
         """A new deployment starts with a clean count."""

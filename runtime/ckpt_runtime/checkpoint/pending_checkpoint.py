@@ -100,7 +100,7 @@ class PendingCheckpoint:
         self.awaited.remove(execution)
         self.acknowledged[execution] = state
 
-    def complete(self, job_id: str, now_abs: int) -> CompletedCheckpoint:
+    def complete(self, job_id: str, lineage: str | None, now_abs: int) -> CompletedCheckpoint:
         """The metadata of this checkpoint; of finished subtasks it has a marker, and in-flight data if there is any."""
         assert self.directory is not None
         graph = self.plan.graph
@@ -128,6 +128,7 @@ class PendingCheckpoint:
             },
             finished=frozenset(finished),
             edges=tuple(EdgeDescriptor.of(edge) for edge in graph.edges),
+            lineage=lineage,
         )
         return self.completed
 

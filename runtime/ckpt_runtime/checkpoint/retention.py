@@ -216,7 +216,7 @@ class Retention:
 
     # --- the end of the job
 
-    def let_go(self, job_status: str) -> None:
+    def release(self, job_status: str) -> None:
         """Lets go of all that is retained, and of leftovers that were found since. May be called again.
 
         What an aborted checkpoint put beside the files of those that stay goes as well.

@@ -94,6 +94,7 @@ def _document(known: CataloguedSavepoint | None) -> dict[str, Any] | None:
         "good": known.is_good,
         "problem": known.problem,
         "job_name": entry.job_name,
+        "lineage": entry.lineage_id,
         "program": entry.program,
         "configuration_version": entry.configuration_version,
         "cluster": entry.cluster,

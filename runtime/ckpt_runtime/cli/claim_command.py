@@ -36,7 +36,7 @@ def release(
         owner = claim.owner
         if not is_gone(owner.process):
             _check_is_dead(owner, owner_is_dead)
-            claims.let_go(place, claim)
+            claims.declare_owner_dead(place, claim)
     text = f"{place.url} is free: job {shown_name(owner.job_id)} has claimed it and is no more."
     cli.output.result({"place": place.url, "job": owner.job_id, "cluster": owner.cluster}, text)
 

@@ -23,7 +23,7 @@ def patch_checkpoint_config(  # noqa: PLR0913 -- one parameter for each option
     ] = None,
     min_pause: Annotated[str | None, typer.Option(metavar="DURATION", help="After one ends, before the next.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(help="How many at once.")] = None,
-    tolerable_failures: Annotated[int | None, typer.Option(help="In a row before the job fails.")] = None,
+    tolerable_failed_checkpoints: Annotated[int | None, typer.Option(help="In a row before the job fails.")] = None,
     aligned_timeout: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Of the alignment, before it turns unaligned.")
     ] = None,
@@ -37,7 +37,7 @@ def patch_checkpoint_config(  # noqa: PLR0913 -- one parameter for each option
         timeout_ms=values.duration_ms("--timeout", timeout),
         min_pause_ms=values.duration_ms("--min-pause", min_pause),
         max_concurrent=max_concurrent,
-        tolerable_failed_checkpoints=tolerable_failures,
+        tolerable_failed_checkpoints=tolerable_failed_checkpoints,
         aligned_timeout_ms=values.duration_ms("--aligned-timeout", aligned_timeout),
         unaligned=unaligned,
         max_inflight_data_bytes=values.size_bytes("--max-inflight-data", max_inflight_data),
@@ -56,7 +56,7 @@ def _lines(config: CheckpointConfig) -> list[str]:
         "timeout": duration_text(config.timeout_ms),
         "min-pause": duration_text(config.min_pause_ms),
         "max-concurrent": config.max_concurrent,
-        "tolerable-failures": config.tolerable_failed_checkpoints,
+        "tolerable-failed-checkpoints": config.tolerable_failed_checkpoints,
         "unaligned": "yes" if config.unaligned else "no",
         "aligned-timeout": duration_text(config.aligned_timeout_ms),
         "max-inflight-data": unbounded,

@@ -32,6 +32,7 @@ class ExitCode(IntEnum):
     TIMEOUT = 7
     SERVER_ERROR = 8
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class CommandError(Exception):

@@ -70,9 +70,10 @@ def info(cli: Cli, job: JobArgument) -> None:
 
 
 def _job_lines(details: JobDetails) -> list[str]:
+    why = f": {details.status_reason}" if details.status_reason else ""
     return [
         f"Job:         {details.job_id}  {details.name}",
-        f"State:       {details.state} since {time_text(details.timestamps_ms.get(details.state))}",
+        f"State:       {details.state} since {time_text(details.timestamps_ms.get(details.state))}{why}",
         f"Started:     {time_text(details.start_time_ms)}, {duration_text(details.duration_ms)} ago"
         if details.end_time_ms < 0
         else f"Ended:       {time_text(details.end_time_ms)}, after {duration_text(details.duration_ms)}",

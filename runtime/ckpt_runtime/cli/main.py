@@ -15,6 +15,7 @@ from ckpt_runtime.cli import (
     claim_command,
     job_commands,
     job_config_commands,
+    lineage_commands,
     program_commands,
     session_commands,
     snapshot_commands,
@@ -37,6 +38,7 @@ from ckpt_runtime.cli.leftover_commands import leftovers
 from ckpt_runtime.cli.plan_command import plan
 from ckpt_runtime.cli.rescale_command import rescale
 from ckpt_runtime.cli.run_command import run
+from ckpt_runtime.version import VERSION
 
 app = typer.Typer(
     name="ckpt",
@@ -47,6 +49,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ckpt {VERSION}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -73,6 +81,9 @@ def connection(
         str | None,
         typer.Option("--cluster-id", envvar=CLUSTER_ID_VARIABLE, help="Its high-availability.cluster-id there."),
     ] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end.")
+    ] = False,
 ) -> None:
     """Checkpointed streaming jobs on Spark."""
     if url and ha_dir and _typed(ctx, "url") != _typed(ctx, "ha_dir"):  # what is typed wins over the environment
@@ -112,6 +123,9 @@ add_command(program, "list", program_commands.list_programs)
 add_command(program, "hold", program_commands.hold)
 add_command(program, "release", program_commands.release)
 app.add_typer(program, name="program")
+lineage = typer.Typer(help="Upgrades in progress.", rich_markup_mode=None)
+add_command(lineage, "release", lineage_commands.release)
+app.add_typer(lineage, name="lineage")
 # What follows the pipeline goes to the pipeline.
 add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
 add_command(app, "plan", plan, context_settings={"allow_interspersed_args": False})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +16,10 @@ from ckpt_runtime.cli.output import size_text
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.client.waiting import Steps, patiently, watch
+from ckpt_runtime.client.waiting import Steps, retry, watch
 
 WATCH_INTERVAL_S = 1.0
 
@@ -65,6 +67,9 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     drill: Annotated[
         bool, typer.Option("--drill", help="Restore drill of that snapshot: nothing outside the job is touched.")
     ] = False,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="The job writes elsewhere, and may run beside the one of that snapshot.")
+    ] = False,
 ) -> ExitCode:
     """Run a pipeline. Attached, it shows progress and ends as the job ends; Ctrl-C leaves the job running."""
     options = RunOptions(
@@ -75,6 +80,7 @@ def run(  # noqa: PLR0913 -- one parameter for each option
         savepoint_path=from_savepoint,
         allow_non_restored_state=allow_non_restored_state,
         claim_mode=claim_mode.name,
+        fork=fork,
     )
     if drill and from_savepoint is None:
         raise CommandError("--drill needs --from-savepoint: a restore drill restores something", ExitCode.USAGE)
@@ -82,6 +88,9 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     client = cli.client()
     start = client.run_drill if drill else client.run_pipeline
     job = start(client.upload_pipeline(filename, content), options, job_id=job_id)
+    with suppress(CkptClientError):  # the job is started all the same
+        for warning in client.job_details(job).warnings:
+            cli.output.note(f"warning: {warning}")
     if detached:
         cli.output.result({"job_id": job}, job)
         return ExitCode.OK
@@ -98,8 +107,8 @@ def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
     with cli.output.progress() as show:
 
         def look(patience_s: float) -> Steps[JobDetails | None]:
-            details = yield from patiently(requests.job_details(job), patience_s)
-            statistics = yield from patiently(requests.checkpoint_statistics(job), patience_s)
+            details = yield from retry(requests.job_details(job), patience_s)
+            statistics = yield from retry(requests.checkpoint_statistics(job), patience_s)
             show(_progress_text(details, statistics, live=cli.output.decorated))
             return details if details.state in TERMINAL_STATES else None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +16,24 @@ from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.session_file import path_beside, session_path, write_session
 from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.client.session_command import SessionCommandError
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.rest_options import RestAuthentication
-from ckpt_runtime.spark.launch import SessionStartError, start_session, stop_session
+from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.spark.launch import (
+    LOOPBACK,
+    TERMINATION,
+    SessionSettings,
+    SessionStartError,
+    become_session,
+    start_session,
+    stop_session,
+)
 from ckpt_runtime.spark.protection import AUTHENTICATION_SECRET
+from ckpt_runtime.spark.runtime_guard import RuntimeNotInstalledError, check_runtime
 
 DEFAULT_READY_TIMEOUT = "2 min"
-LOOPBACK = "127.0.0.1"
 
 
 def start(  # noqa: PLR0913 -- one parameter for each option
@@ -45,41 +60,76 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     ] = None,
     log_file: Annotated[Path | None, typer.Option(help="Log of the session.")] = None,
     ready_timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long it may take.")
-    ] = DEFAULT_READY_TIMEOUT,
+        str | None,
+        typer.Option(metavar="DURATION", help=f"How long it may take ({DEFAULT_READY_TIMEOUT})."),
+    ] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run the session in this process until SIGTERM or SIGINT ends it.")
+    ] = False,
 ) -> None:
-    """Start a session with spark-submit, detached, and wait until its REST API answers."""
-    timeout_s = values.timeout_s("--ready-timeout", ready_timeout) or 0.0
+    """Start a session, detached, and wait until its REST API answers; or run it in the foreground."""
+    timeout_s = values.timeout_s("--ready-timeout", ready_timeout or DEFAULT_READY_TIMEOUT) or 0.0
     conf, spark = values.pairs("-D", define or ()), values.pairs("--conf", spark_conf or ())
+    _check_options(conf)
     _refuse_secrets(spark)
+    for option, given in (("--log-file", log_file), ("--ready-timeout", ready_timeout)):
+        if foreground and given is not None:
+            raise CommandError(f"{option}: it cannot be given together with --foreground", ExitCode.USAGE)
     if no_token:
         _check_no_token(rest_host, cli.settings.token)
     known = cli.session()
     if known is not None and known.is_alive:
         raise CommandError(f"a session already runs at {known.rest_url} (pid {known.pid})", ExitCode.CONFLICT)
-    path = session_path()
+    path = session_path().absolute()
     log = log_file or path_beside(path, ".log")
+    settings: SessionSettings = {
+        "rest_host": rest_host,
+        "rest_port": rest_port,
+        "token": cli.settings.token,
+        "authenticated": not no_token,
+        "conf": conf,
+        "spark_conf": spark,
+        "work_directory": (work_dir or path_beside(path, ".work")).absolute(),
+    }
+    received: list[int] = []
     try:
-        with cli.output.progress() as show:
+        if foreground:
+            check_runtime()
+            become_session(master, slots, session_file=path, **settings)
+        with _signals_in(received), cli.output.progress() as show:
             show(f"starting a session on {master}, log in {log}")
             info = start_session(
                 master,
                 slots,
-                rest_port=rest_port,
-                token=cli.settings.token,
-                authenticated=not no_token,
-                conf=conf,
-                spark_conf=spark,
                 log_file=log,
                 ready_timeout_s=timeout_s,
-                rest_host=rest_host,
-                work_directory=(work_dir or path_beside(path, ".work")).absolute(),
+                is_given_up=lambda: bool(received),
+                **settings,
             )
-    except (SessionStartError, SessionCommandError, OSError) as error:
-        raise CommandError(str(error), ExitCode.FAILED) from error
+    except (SessionStartError, SessionCommandError, RuntimeNotInstalledError, OSError) as error:
+        code = ExitCode(128 + received[0]) if received else ExitCode.FAILED
+        raise CommandError(str(error), code) from error
     write_session(path, info)
-    document = {"rest_url": info.rest_url, "pid": info.pid, "log_file": info.log_file, "session_file": str(path)}
-    cli.output.result(document, f"Session {info.rest_url} (pid {info.pid}), token in {path}, log in {info.log_file}")
+    document = {"rest_url": info.rest_url, "pid": info.pid, "log_file": str(log), "session_file": str(path)}
+    cli.output.result(document, f"Session {info.rest_url} (pid {info.pid}), token in {path}, log in {log}")
+
+
+@contextmanager
+def _signals_in(received: list[int]) -> Iterator[None]:
+    """Collects SIGTERM and SIGINT: neither may strike between the start of a process and the note of it."""
+    before = [signal.signal(number, lambda number, _: received.append(number)) for number in TERMINATION]
+    try:
+        yield
+    finally:
+        for number, handler in zip(TERMINATION, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _check_options(conf: dict[str, str]) -> None:
+    try:
+        validate(Configuration(conf), OptionScope.CLUSTER)
+    except ConfigurationError as error:
+        raise CommandError(f"-D: {error}", ExitCode.USAGE) from error
 
 
 def _check_no_token(host: str, token: str | None) -> None:
@@ -126,8 +176,9 @@ def status(cli: Cli) -> ExitCode:
     except Unreachable:
         if record is not None and not record.is_alive:
             gone = f"the processes {record.pid} and {record.driver.pid} of the session are gone"
-            cli.output.note(f"{gone}; its log is {record.log_file}")
+            cli.output.note(f"{gone}; its log is {record.log_file}" if record.log_file else gone)
         raise
+    process = "" if record is None else f" (pid {record.pid}, log {record.log_file or 'on its terminal'})"
     document = {
         "rest_url": cli.client().url,
         "pid": None if record is None else record.pid,
@@ -136,7 +187,7 @@ def status(cli: Cli) -> ExitCode:
     }
     cli.output.result(
         document,
-        f"Session:  {cli.client().url}" + ("" if record is None else f" (pid {record.pid}, log {record.log_file})"),
+        f"Session:  {cli.client().url}{process}",
         f"Version:  {overview.version}",
         f"Slots:    {overview.slots_available} free of {overview.slots_total}",
         f"Jobs:     {overview.jobs_running} running, {overview.jobs_finished} finished, "

@@ -47,7 +47,9 @@ def storage_failures() -> Iterator[None]:
         raise CommandError(str(error), ExitCode.FAILED) from error
     except errors.InvalidLocationError as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
-    except errors.StorageError as error:
+    except BrokenPipeError:
+        raise
+    except OSError as error:
         raise CommandError(str(error), ExitCode.UNREACHABLE) from error
 
 
@@ -71,7 +73,7 @@ def clean_ends() -> Iterator[None]:
 def _not_installed(error: ModuleNotFoundError) -> Exception:
     if error.name not in MODULES:
         return error
-    command = "pip install 'airflow-provider-ckpt[runtime]'"
+    command = "pip install 'ckpt-runtime[session]'"
     return CommandError(
         f"reading snapshots needs {error.name}, which is not installed; run: {command}", ExitCode.FAILED
     )

@@ -88,8 +88,10 @@ class _Methods:
     run_drill = _Method(requests.run_drill)
     plan_pipeline = _Method(requests.plan_pipeline)
     run_pipeline = _Method(requests.run_pipeline)
-    burn_job_id = _Method(requests.burn_job_id)
-    burnt_job_ids = _Method(requests.burnt_job_ids)
+    hold_lineage = _Method(requests.hold_lineage)
+    release_lineage = _Method(requests.release_lineage)
+    retire_job_id = _Method(requests.retire_job_id)
+    retired_job_ids = _Method(requests.retired_job_ids)
     slot_agents = _Method(requests.slot_agents)
     thread_dump = _Method(requests.thread_dump)
     recent_log = _Method(requests.recent_log)
@@ -205,7 +207,7 @@ class _Client(_Methods, Generic[Http, Transport]):
             raise
 
     def _patient(self, call: Call[T], patience_s: float | None) -> Steps[T]:
-        return waiting.patiently(call, self.patience_s if patience_s is None else patience_s, self._on_away)
+        return waiting.retry(call, self.patience_s if patience_s is None else patience_s, self._on_away)
 
 
 class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):

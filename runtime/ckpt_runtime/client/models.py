@@ -36,7 +36,11 @@ def reader(kind: type[T], inside: str | None = None) -> Callable[[Any], T]:
 
 
 class ClusterOverview(Struct, frozen=True, rename="kebab"):
-    """``/overview``. ``jobs_running`` counts every job that has not ended."""
+    """``/overview``. ``jobs_running`` counts every job that has not ended.
+
+    ``flink_version`` is Flink's own, or that of the Flink whose REST API a session has; ``ckpt_version`` is the
+    session's, and empty on Flink.
+    """
 
     slots_total: int
     slots_available: int
@@ -45,7 +49,13 @@ class ClusterOverview(Struct, frozen=True, rename="kebab"):
     jobs_finished: int
     jobs_cancelled: int
     jobs_failed: int
-    version: str = field(name="flink-version", default="")
+    flink_version: str = ""
+    ckpt_version: str = ""
+
+    @property
+    def version(self) -> str:
+        """For people: of a session its own."""
+        return self.ckpt_version or self.flink_version
 
 
 class EntryPoint(Struct, frozen=True):
@@ -76,7 +86,7 @@ class Pipeline(Struct, frozen=True):
         return tuple(entry.name for entry in self.entries)
 
 
-class BurntJobId(Struct, frozen=True):
+class RetiredJobId(Struct, frozen=True):
     """An id that no job is started with any more."""
 
     id: str
@@ -124,10 +134,14 @@ class PlanPreview(Struct, frozen=True):
 
     plan: dict[str, Any]
     restore: RestorePreview | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class JobLine(Struct, frozen=True):
-    """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included."""
+    """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included.
+
+    ``lineage`` and ``incarnation`` are None of Flink, and of a job that could not be recovered.
+    """
 
     job_id: str = field(name="jid")
     name: str
@@ -138,6 +152,19 @@ class JobLine(Struct, frozen=True):
     last_modification_ms: int = field(name="last-modification")
     tasks: dict[str, int]
     drill: bool = field(name="restore-drill", default=False)
+    lineage: str | None = None
+    incarnation: int | None = None
+
+
+class UpgradeInProgress(Struct, frozen=True, rename="kebab"):
+    """Who is replacing, suspending or resuming a job; the requests of others are refused until ``until_ms``."""
+
+    owner: str
+    job_id: str
+    since_ms: int = field(name="since")
+    until_ms: int = field(name="until")
+    requester: str | None = None
+    snapshot: str | None = None
 
 
 class IoMetrics(Struct, frozen=True, rename="kebab"):
@@ -193,7 +220,7 @@ class Vertex(Struct, frozen=True):
 class JobDetails(Struct, frozen=True):
     """``/jobs/:jobid``. ``timestamps_ms`` says when each state was entered last, 0 for never.
 
-    ``now_ms`` is the server's time.
+    ``status_reason`` says why a job that waits for slots does not get them. ``now_ms`` is the server's time.
     """
 
     job_id: str = field(name="jid")
@@ -207,6 +234,11 @@ class JobDetails(Struct, frozen=True):
     plan: dict[str, Any]
     drill: bool = field(name="restore-drill", default=False)
     now_ms: int = field(name="now", default=0)
+    warnings: tuple[str, ...] = ()
+    status_reason: str | None = field(name="status-reason", default=None)
+    lineage: str | None = None
+    incarnation: int | None = None
+    upgrade: UpgradeInProgress | None = None
 
 
 class JobConfig(Struct, frozen=True, rename="kebab"):
@@ -379,7 +411,8 @@ def read_backpressure(document: Any) -> Backpressure:
 class RunOptions:
     """How to start a job of an uploaded pipeline; ``claim_mode`` is NO_CLAIM or CLAIM.
 
-    ``like_job``: what is not given here is as of that job, which may have ended. Flink does not have it.
+    ``like_job``: what is not given here is as of that job, which may have ended. ``fork``: the job writes elsewhere
+    than the one whose snapshot it starts from, and may run beside it. Flink has neither.
     """
 
     entry_point: str | None = None
@@ -390,3 +423,4 @@ class RunOptions:
     allow_non_restored_state: bool = False
     claim_mode: str = "NO_CLAIM"
     like_job: str | None = None
+    fork: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
@@ -27,7 +27,6 @@ from ckpt_runtime.client.checkpoint_models import (
 from ckpt_runtime.client.models import (
     Backpressure,
     Bounds,
-    BurntJobId,
     ClusterOverview,
     ConfigChange,
     ExceptionHistory,
@@ -39,10 +38,12 @@ from ckpt_runtime.client.models import (
     OperationStatus,
     Pipeline,
     PlanPreview,
+    RetiredJobId,
     RunOptions,
     SlotAgent,
     SubtaskTimes,
     ThreadInfo,
+    UpgradeInProgress,
     Vertex,
     read,
     read_backpressure,
@@ -78,8 +79,9 @@ class Call(Generic[T_co]):
     feature: str | None = None
 
 
-_BURNT = "/burnt-job-ids"
-_BURNING = "burnt job ids"
+_RETIRED = "/retired-job-ids"
+_RETIRING = "retired job ids"
+_LINEAGES = "lineages of jobs"
 _HOLDS = "holds of uploaded programs"
 _RESCALE = "live rescale, changes of a running job's resource requirements"
 _CATALOGUE = "the savepoint catalogue"
@@ -161,22 +163,58 @@ def _hold(pipeline_id: str, owner: str) -> str:
     return f"/jars/{_segment(pipeline_id)}/holds/{_segment(owner)}"
 
 
-def run_pipeline(pipeline_id: str, options: RunOptions | None = None, *, job_id: str | None = None) -> Call[str]:
-    """Start a job of an uploaded pipeline; gives its id. The same ``job_id`` again gives the same job."""
-    return _start(pipeline_id, "run", options or RunOptions(), job_id)
+def run_pipeline(
+    pipeline_id: str, options: RunOptions | None = None, *, job_id: str | None = None, owner: str | None = None
+) -> Call[str]:
+    """Start a job of an uploaded pipeline; gives its id. The same ``job_id`` again gives the same job.
+
+    ``owner``: the request belongs to this owner's upgrade, see :func:`hold_lineage`.
+    """
+    return replace(_start(pipeline_id, "run", options or RunOptions(), job_id), headers=_owned(owner))
 
 
-def burn_job_id(job_id: str) -> Call[None]:
+def hold_lineage(
+    job_id: str,
+    owner: str,
+    duration_ms: int,
+    *,
+    own_jobs: tuple[str, ...] = (),
+    snapshot: str | None = None,
+    requester: str | None = None,
+) -> Call[UpgradeInProgress]:
+    """Begin an upgrade of the job's lineage, or prolong it: requests of others that end or start its jobs are refused.
+
+    ``own_jobs`` are those that the upgrade itself may have started; ``snapshot`` is kept for it. A conflict when
+    somebody else holds the lineage, or has started a job in the place of this one.
+    """
+    body: dict[str, Any] = {"owner": owner, "duration": duration_ms, "ownJobs": list(own_jobs)}
+    if snapshot is not None:
+        body["snapshot"] = snapshot
+    path, headers = _job(job_id, "/upgrade"), _asked_by(requester)
+    return Call("PUT", path, reader(UpgradeInProgress), body=body, headers=headers, feature=_LINEAGES)
+
+
+def release_lineage(job_id: str, owner: str | None = None) -> Call[None]:
+    """End an owner's upgrade; without an owner, whoever's it is. None is fine."""
+    query = {} if owner is None else {"owner": owner}
+    return Call("DELETE", _job(job_id, "/upgrade"), _nothing, query=query, feature=_LINEAGES)
+
+
+def _owned(owner: str | None) -> dict[str, str]:
+    return {} if owner is None else {"Ckpt-Upgrade-Owner": owner}
+
+
+def retire_job_id(job_id: str) -> Call[None]:
     """Have no job started with this id any more, by a request that is still on its way either. Again is fine.
 
     A conflict while a job of this id has not ended. Flink has nothing of the kind.
     """
-    return Call("PUT", f"{_BURNT}/{_segment(job_id)}", _nothing, feature=_BURNING)
+    return Call("PUT", f"{_RETIRED}/{_segment(job_id)}", _nothing, feature=_RETIRING)
 
 
-def burnt_job_ids() -> Call[tuple[BurntJobId, ...]]:
+def retired_job_ids() -> Call[tuple[RetiredJobId, ...]]:
     """List the ids that no job is started with any more."""
-    return Call("GET", _BURNT, reader(tuple[BurntJobId, ...], "job-ids"), feature=_BURNING)
+    return Call("GET", _RETIRED, reader(tuple[RetiredJobId, ...], "job-ids"), feature=_RETIRING)
 
 
 def run_drill(pipeline_id: str, options: RunOptions, *, job_id: str | None = None) -> Call[str]:
@@ -215,6 +253,8 @@ def _run_body(chosen: RunOptions) -> dict[str, Any]:
         body["parallelism"] = chosen.parallelism
     if chosen.like_job is not None:
         body["likeJob"] = chosen.like_job
+    if chosen.fork:
+        body["fork"] = True
     if chosen.savepoint_path is not None:
         body |= {"savepointPath": chosen.savepoint_path, "claimMode": chosen.claim_mode}
     return body
@@ -274,7 +314,8 @@ def replace_job_config(
 ) -> Call[ConfigChange]:
     """Replace the job's whole configuration, which was made of ``version``; only what differs in meaning counts."""
     body = {"configuration": dict(configuration), "version": version}
-    return Call("PUT", _job(job_id, "/config"), reader(ConfigChange), body=body, query=_dry(dry_run), feature=_FLIP_530)
+    query = {"changes": "true", **_dry(dry_run)}
+    return Call("PUT", _job(job_id, "/config"), reader(ConfigChange), body=body, query=query, feature=_FLIP_530)
 
 
 def patch_job_config(
@@ -310,17 +351,18 @@ def execution_result(job_id: str) -> Call[ExecutionResult]:
     return Call("GET", _job(job_id, "/execution-result"), read_execution_result)
 
 
-def cancel_job(job_id: str) -> Call[None]:
+def cancel_job(job_id: str, *, owner: str | None = None) -> Call[None]:
     """Start cancelling; nothing to do on a canceled job, a conflict on a finished or failed one."""
-    return Call("PATCH", _job(job_id), _nothing, query={"mode": "cancel"})
+    return Call("PATCH", _job(job_id), _nothing, query={"mode": "cancel"}, headers=_owned(owner))
 
 
-def cancel_and_retain(job_id: str) -> Call[RetainedCheckpoint | None]:
+def cancel_and_retain(job_id: str, *, owner: str | None = None) -> Call[RetainedCheckpoint | None]:
     """As :func:`cancel_job`, and the job's checkpoints outlive it, whatever its options say; gives the latest so far.
 
     Flink ignores the argument, and answers with nothing: for that the call is an error.
     """
-    return Call("PATCH", _job(job_id), read_retained, query={"mode": "cancel", "retain": "true"})
+    query = {"mode": "cancel", "retain": "true"}
+    return Call("PATCH", _job(job_id), read_retained, query=query, headers=_owned(owner))
 
 
 def vertex_details(job_id: str, vertex_id: str) -> Call[Vertex]:
@@ -450,12 +492,16 @@ def stop_with_savepoint(
     drain: bool = False,
     trigger_id: str | None = None,
     requester: str | None = None,
+    owner: str | None = None,
 ) -> Call[str]:
-    """Start a stop with a savepoint; gives the trigger id to poll, as a savepoint. ``requester`` as there."""
+    """Start a stop with a savepoint; gives the trigger id to poll, as a savepoint. ``requester`` as there.
+
+    ``owner``: the request belongs to this owner's upgrade, see :func:`hold_lineage`.
+    """
     body: dict[str, Any] = {"drain": drain, "formatType": savepoint_format, "triggerId": trigger_id or new_id()}
     if directory is not None:
         body["targetDirectory"] = directory
-    return Call("POST", _job(job_id, "/stop"), _request_id, body=body, headers=_asked_by(requester))
+    return Call("POST", _job(job_id, "/stop"), _request_id, body=body, headers=_asked_by(requester) | _owned(owner))
 
 
 def _asked_by(requester: str | None) -> dict[str, str]:

@@ -26,6 +26,7 @@ class Savepoint(Struct, frozen=True, rename="kebab"):
     problem: str | None = None
     job_id: str | None = None
     job_name: str | None = None
+    lineage: str | None = None
     program: str | None = None
     configuration_version: int | None = None
     savepoint_id: int | None = None

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -36,14 +38,14 @@ class SessionCommandError(CkptClientError):
 
 @dataclass(frozen=True, slots=True)
 class SessionFiles:
-    """Paths. ``properties`` has Spark's settings and is deleted when Spark has read them, ``log`` gets all output.
+    """Paths. ``properties`` has Spark's settings and is deleted when Spark has read them. ``log`` gets all output.
 
     ``ready`` is written when the session leads. ``work`` is the directory for uploads and, by default, checkpoints.
     ``configuration`` has the engine's options and is deleted when the session has read them.
     """
 
     properties: str
-    log: str
+    log: str | None
     ready: str | None = None
     work: str | None = None
     configuration: str | None = None
@@ -76,15 +78,36 @@ def session_command(
     application: Path | None = None,
 ) -> list[str]:
     """The whole command. Options of Spark and of the engine are in files: everybody can read a command line."""
-    command = [spark_submit(), "--master", master, "--properties-file", files.properties, "--load-spark-defaults"]
-    command.append(str(application or application_file()))
+    command = [spark_submit(), *_spark_arguments(master, files), str(application or application_file())]
     return command + session_arguments(rest_host=rest_host, rest_port=rest_port, files=files)
+
+
+def driver_command(
+    master: str, *, rest_host: str, rest_port: int, files: SessionFiles
+) -> tuple[list[str], dict[str, str]]:
+    """The command of a driver that starts Spark's JVM by itself, and what its environment needs for that.
+
+    The JVM ends with the driver, and the signals are the driver's, where spark-submit's JVM would stand above it.
+    Raises SessionCommandError.
+    """
+    spark_submit()  # PySpark looks for the same script
+    python = session_environment(master, None)["PYSPARK_DRIVER_PYTHON"]
+    command = [shutil.which(python) or python, str(application_file())]
+    submit = shlex.join([*_spark_arguments(master, files), "pyspark-shell"])
+    arguments = session_arguments(rest_host=rest_host, rest_port=rest_port, files=files)
+    return command + arguments, {"PYSPARK_SUBMIT_ARGS": submit}
+
+
+def _spark_arguments(master: str, files: SessionFiles) -> list[str]:
+    return ["--master", master, "--properties-file", files.properties, "--load-spark-defaults"]
 
 
 def session_arguments(*, rest_host: str, rest_port: int, files: SessionFiles) -> list[str]:
     """What follows the application in the command, whoever builds what comes before it."""
     arguments = ["--rest-host", rest_host, "--rest-port", str(rest_port)]
-    arguments += ["--properties-file", files.properties, "--log-file", files.log]
+    arguments += ["--properties-file", files.properties]
+    if files.log is not None:
+        arguments += ["--log-file", files.log]
     if files.work is not None:
         arguments += ["--work-dir", files.work]
     if files.ready is not None:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 _CAUSE = "Caused by: "
 _ENVELOPE = ("<Exception on server side:", "End of exception on server side>")
-_WRAPPERS = ("java.util.concurrent.CompletionException", "java.util.concurrent.ExecutionException")
+_WRAPPERS = (
+    "java.util.concurrent.CompletionException",
+    "java.util.concurrent.ExecutionException",
+    "org.apache.flink.runtime.rest.NotFoundException",
+)
 _MAX_CHARS = 1000
 
 

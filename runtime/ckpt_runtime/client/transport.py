@@ -103,7 +103,7 @@ def client_options(
 
 def request_arguments(call: Call[Any]) -> dict[str, Any]:
     """Arguments of ``httpx``'s ``request``."""
-    arguments: dict[str, Any] = {"method": call.method, "url": call.path}
+    arguments: dict[str, Any] = {"method": call.method, "url": call.path, "headers": dict(call.headers)}
     if call.query:
         arguments["params"] = dict(call.query)
     if call.upload is not None:
@@ -111,7 +111,7 @@ def request_arguments(call: Call[Any]) -> dict[str, Any]:
     elif call.body is not None:
         # ASCII, so that whatever a user typed can be sent and is judged by the server
         arguments["content"] = json.dumps(call.body).encode("ascii")
-        arguments["headers"] = {"Content-Type": "application/json", **call.headers}
+        arguments["headers"]["Content-Type"] = "application/json"
     return arguments
 
 

@@ -165,7 +165,7 @@ class _Attempts(Generic[T]):
         return answer
 
 
-def patiently(call: Call[T], patience_s: float, on_away: Callable[[CkptClientError], None] | None = None) -> Steps[T]:
+def retry(call: Call[T], patience_s: float, on_away: Callable[[CkptClientError], None] | None = None) -> Steps[T]:
     """Repeat one call for so long while the server is away: twice at least, and with 0 once."""
     attempts = 2 if patience_s > 0 else 1
     return persistent(_Attempts(call).next, Deadline.after(patience_s), attempts=attempts, on_away=on_away)
@@ -241,7 +241,7 @@ def wait_for_operation(
     call = requests.operation_status(kind, trigger_id, job_id)
 
     def look(patience_s: float) -> Steps[OperationStatus | None]:
-        status = yield from patiently(call, patience_s)
+        status = yield from retry(call, patience_s)
         if status.failure is not None:
             raise OperationFailed(status.failure.exception, status.failure.message, status.failure.stack_trace)
         if not status.done and on_wait is not None:
@@ -259,7 +259,7 @@ def rescale(job_id: str, parallelism: Mapping[str, int | Bounds], *, timeout_s: 
     """
     call = requests.update_resource_requirements(job_id, parallelism)
     deadline = Deadline.after(timeout_s)
-    yield from persistent(lambda: patiently(call, DEFAULT_PATIENCE_S), deadline, passing=is_outcome_unknown)
+    yield from persistent(lambda: retry(call, DEFAULT_PATIENCE_S), deadline, passing=is_outcome_unknown)
 
 
 def wait_for_state(
@@ -272,7 +272,7 @@ def wait_for_state(
     """Poll until the job is in one of ``states``. Raises :class:`JobEnded`, :class:`WaitTimeout`."""
 
     def look(patience_s: float) -> Steps[str | None]:
-        state = yield from patiently(requests.job_status(job_id), patience_s)
+        state = yield from retry(requests.job_status(job_id), patience_s)
         if state not in states and state in TERMINAL_STATES:
             raise JobEnded(job_id, state)
         return state if state in states else None
@@ -293,10 +293,10 @@ def wait_for_config(
     """
 
     def look(patience_s: float) -> Steps[bool | None]:
-        state = yield from patiently(requests.job_status(job_id), patience_s)
+        state = yield from retry(requests.job_status(job_id), patience_s)
         if state in TERMINAL_STATES:
             raise JobEnded(job_id, state)
-        found = yield from patiently(requests.job_config(job_id), patience_s)
+        found = yield from retry(requests.job_config(job_id), patience_s)
         # None goes on waiting; False would count as found.
         return (state == "RUNNING" and (found.running_version or 0) >= version) or None
 

@@ -60,7 +60,7 @@ CHECKPOINT_SETTINGS = (
         (1, MAX_INT),
     ),
     CheckpointSetting(
-        "tolerable_failures",
+        "tolerable_failed_checkpoints",
         Options.TOLERABLE_FAILED_CHECKPOINTS,
         "tolerable_failed_checkpoints",
         "tolerableCheckpointFailureNumber",

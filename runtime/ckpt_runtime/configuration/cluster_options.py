@@ -36,10 +36,13 @@ class SlotOptions:
     """The slot pool."""
 
     IDLE_TIMEOUT = cluster_option(
-        "slot.idle.timeout", DURATION, 50_000, "A slot that no job uses is given back after this time."
+        "slot.idle.timeout", DURATION, 50_000, "A slot that no job uses is given back to Spark after this time."
     )
     REQUEST_TIMEOUT = cluster_option(
-        "slot.request.timeout", DurationType(1), 300_000, "A job fails when its slots have not come after this time."
+        "slot.request.timeout",
+        DurationType(1),
+        300_000,
+        "A job fails when its slots have not come after this time; until then it shows why it waits.",
     )
 
 
@@ -50,7 +53,7 @@ class TaskManagerOptions:
         "taskmanager.cpu-pinning",
         EnumType(CpuPinning),
         CpuPinning.AUTO,
-        "auto binds each worker process to a core of its own when a host has no more workers than cores.",
+        "auto binds each worker process to a core of its own when a host has no more workers, of all jobs, than cores.",
     )
     BUFFER_ROWS = ConfigOption(
         "taskmanager.network.buffer.max-rows",
@@ -135,7 +138,8 @@ class JobManagerOptions:
         "jobmanager.storage.timeout",
         DurationType(1),
         60_000,
-        "How long the driver waits for one call to storage; a checkpoint or request whose call takes longer fails. "
+        "How long the driver waits for one call to storage, including the time that the call waits for a thread; a "
+        "checkpoint or request whose call takes longer fails. Calls to each host or bucket have threads of their own. "
         "Deletions may take ten times as long.",
     )
     PLANNING_TIMEOUT = cluster_option(

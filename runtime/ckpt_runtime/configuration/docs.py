@@ -23,7 +23,8 @@ options of scope `cluster` are refused in a job's configuration and in a pipelin
 
 Durations take a unit (`10 s`, `10s`, `1 min`; a bare number counts milliseconds) or the form of ISO 8601 (`PT10S`),
 memory sizes take a unit, too (`64 kb`, `1g`; a bare number counts bytes). A key below one of the namespaces on this
-page that is not listed is refused. Older Flink spellings in *also* are read as well; the present one wins over them.
+page that is not listed is refused; in a session's configuration so are keys that nearly are one of these, and those of
+Spark, which belong behind `--conf`. Older Flink spellings in *also* are read as well; the present one wins over them.
 
 Values of options that hold a secret are shown as `******` by REST, `ckpt` and the logs. Of your own keys these are
 the ones that contain `password`, `passwd`, `passphrase`, `secret`, `token`, `credential`, `api-key`, `access-key`,

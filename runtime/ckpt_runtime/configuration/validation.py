@@ -1,7 +1,8 @@
 """Checks a configuration before anything acts on it: unknown keys, values, places, and options that clash.
 
 A key in one of the system's own namespaces that no option has is refused with the nearest known keys, because a
-misspelt option would otherwise silently do nothing. Keys with other prefixes belong to the user and pass.
+misspelt option would otherwise silently do nothing. So is a key of the cluster that nearly is the key of an option, or
+is one of Spark's. Keys with other prefixes belong to the user and pass.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyO
 from ckpt_runtime.configuration.security_options import SecurityOptions
 
 Problem = InvalidOptionError | UnknownOptionError
+
+_NEARLY_THE_SAME = 0.88
+"""How alike a key is to an option's that it misspells, as difflib measures it: a letter or two in twenty."""
 
 
 def validate(configuration: Configuration, scope: OptionScope) -> None:
@@ -50,9 +54,7 @@ def problem_of(configuration: Configuration, key: str, scope: OptionScope) -> Pr
         return InvalidOptionError(key, shown_value(key, value), "keys of the system's own are not given by users")
     option = find_option(key)
     if option is None:
-        if key.split(".", 1)[0] not in NAMESPACES:
-            return None
-        return UnknownOptionError(key, shown_value(key, value), get_close_matches(key, OPTIONS, n=3, cutoff=0.7))
+        return _unknown(key, shown_value(key, value), scope)
     try:
         option.parse(value)
     except InvalidOptionError as error:
@@ -61,6 +63,18 @@ def problem_of(configuration: Configuration, key: str, scope: OptionScope) -> Pr
         shown = "***" if option.secret else value
         return InvalidOptionError(key, shown, "only in the cluster's configuration, not in a job's")
     return None
+
+
+def _unknown(key: str, shown: str, scope: OptionScope) -> Problem | None:
+    namespace = key.split(".", 1)[0]
+    if namespace in NAMESPACES:
+        return UnknownOptionError(key, shown, get_close_matches(key, OPTIONS, n=3, cutoff=0.7))
+    if scope is not OptionScope.CLUSTER:
+        return None
+    if namespace == "spark":
+        return InvalidOptionError(key, shown, "as --conf or in spark_conf, since it is Spark's")
+    nearest = get_close_matches(key, OPTIONS, n=3, cutoff=_NEARLY_THE_SAME)
+    return UnknownOptionError(key, shown, nearest) if nearest else None
 
 
 def _max_parallelism_of_zero(configuration: Configuration) -> Problem | None:

@@ -3,9 +3,10 @@
 A checkpoint is what a micro-batch is in Spark: ``write`` is called once per subtask and checkpoint with the rows in
 between, its message goes to the committer in front of the barrier, and ``commit(messages, batchId=checkpoint id)``
 follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark.
-``abort(messages, batchId)`` is called when committer and writers close, for messages that no snapshot can cover any
-more: not at an aborted checkpoint, which a later one covers, and not while the fate of a checkpoint is unknown. Of a
-writer that is one message only: that of a ``write`` which returned before a barrier came.
+``abort(messages, batchId)`` is called when committer and writers close, for what no snapshot can cover any more: not at
+an aborted checkpoint, which a later one covers, and not while the fate of a checkpoint is unknown. A writer aborts its
+unfinished ``write``: with the message if that had returned before the barrier came, and with None if it raised or was
+interrupted.
 """
 
 from __future__ import annotations
@@ -41,13 +42,15 @@ class _Abandoned(Exception):
 class _Epoch:
     """One call of ``write``, in a thread of its own that is fed batch by batch."""
 
-    def __init__(self, writer: Any, schema: pa.Schema, context: OperatorContext) -> None:
+    def __init__(self, writer: Any, schema: pa.Schema, values: TaggedValues, context: OperatorContext) -> None:
         self._writer = writer
+        self._values = values
         self._struct = struct_type(schema)
         self._schema = spark_schema(self._struct)
         self._context = context
         self._queue: queue.Queue[pa.RecordBatch | _Abandoned | None] = queue.Queue(_QUEUED_BATCHES)
-        self._message: Any = None
+        self._message: str | None = None
+        """What ``write`` returned, as it is sent; None before that, and when it raised."""
         self._error: BaseException | None = None
         # In the subtask's context: what user code logs is about the subtask.
         run = copy_context().run
@@ -62,15 +65,16 @@ class _Epoch:
         self._put(batch)
         self.raise_error()
 
-    def complete(self) -> Any:
-        """Ends the rows and returns the message of ``write``; raises what it raised."""
+    def complete(self) -> str:
+        """Ends the rows and returns the message of ``write`` as it is sent; raises what it raised."""
         self._put(None)
         self._thread.join()
         self.raise_error()
+        assert self._message is not None
         return self._message
 
-    def abandon(self) -> Any:
-        """Makes ``write`` fail, and waits a moment for it. Its message, should it have returned one already."""
+    def abandon(self) -> str | None:
+        """Makes ``write`` fail, and waits a moment for it. Returns its message if it had returned before."""
         while self._thread.is_alive():
             try:
                 self._queue.put_nowait(_Abandoned())
@@ -101,9 +105,22 @@ class _Epoch:
     def _run(self) -> None:
         try:
             with running(new_task(self._context.subtask_index, self._context.attempt)):
-                self._message = self._writer.write(self._input())
+                self._message = self._encoded(self._writer.write(self._input()))
         except BaseException as error:
             self._error = error
+
+    def _encoded(self, message: Any) -> str:
+        """Raises what Spark raises for anything but a message, None included."""
+        from pyspark.errors import PySparkRuntimeError
+        from pyspark.sql.datasource import WriterCommitMessage
+
+        if not isinstance(message, WriterCommitMessage):
+            expected = "'WriterCommitMessage' as the return type of the `write` method"
+            raise PySparkRuntimeError(
+                errorClass="DATA_SOURCE_TYPE_MISMATCH",
+                messageParameters={"expected": expected, "actual": type(message).__name__},
+            )
+        return self._values.encode(message, "commit message")
 
     def _input(self) -> Iterator[Any]:
         from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -142,7 +159,7 @@ class StreamWriterOperator(Operator):
             if self._values is None:
                 self._values = values_of(self._source, writer)
             self._schema = batch.schema
-            self._epoch = _Epoch(writer, batch.schema, self.context)
+            self._epoch = _Epoch(writer, batch.schema, self._values, self.context)
             self._look_later()
         self._epoch.feed(batch)
 
@@ -160,20 +177,16 @@ class StreamWriterOperator(Operator):
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         """Ends the epoch and sends its message in front of the barrier; an epoch without rows has none."""
+        message = None if self._epoch is None else self._epoch.complete()
         self._checkpoint_id = checkpoint_id
-        if self._epoch is None:
+        if message is None:
             return
-        message = self._epoch.complete()
         self._epoch = None
-        row = {
-            "checkpoint_id": checkpoint_id,
-            "subtask": self.context.subtask_index,
-            "message": None if message is None else self._encoded(message),
-        }
+        row = {"checkpoint_id": checkpoint_id, "subtask": self.context.subtask_index, "message": message}
         self.output.emit(pa.RecordBatch.from_pylist([row], schema=COMMITTABLE_SCHEMA))
 
     def close(self) -> None:
-        """Aborts what ``write`` returned early: it has not been sent, so that no snapshot of any subtask has it.
+        """Aborts a ``write`` that no barrier has ended, whether it returned, raised or goes on: no snapshot covers it.
 
         The batch is the one after the last whose barrier has come: none of this attempt completes from there on.
         """
@@ -181,19 +194,10 @@ class StreamWriterOperator(Operator):
             return
         message = self._epoch.abandon()
         self._epoch = None
-        if message is not None:
-            assert self._schema is not None
-            assert self._values is not None
-            carried = self._values.decode(self._encoded(message))
-            _new_writer(self._source, self._options, self._schema).abort([carried], self._checkpoint_id + 1)
-
-    def _encoded(self, message: Any) -> str:
-        from pyspark.sql.datasource import WriterCommitMessage
-
-        if not isinstance(message, WriterCommitMessage):
-            raise TypeError(f"write() returned {type(message).__name__}, expected a WriterCommitMessage or None")
+        assert self._schema is not None
         assert self._values is not None
-        return self._values.encode(message, "commit message")
+        carried = None if message is None else self._values.decode(message)
+        _new_writer(self._source, self._options, self._schema).abort([carried], self._checkpoint_id + 1)
 
 
 class CommitterOperator(Operator):

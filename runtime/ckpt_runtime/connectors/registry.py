@@ -57,9 +57,9 @@ def _create_sink(spec: SinkSpec) -> Operator:
 
             return ParquetSink(spec)
         case SinkSpec(format="noop"):
-            from ckpt_runtime.connectors.blackhole import BlackholeSink
+            from ckpt_runtime.connectors.noop_sink import NoopSink
 
-            return BlackholeSink(spec)
+            return NoopSink(spec)
         case SinkSpec(format="verify"):
             from ckpt_runtime.connectors.verify import VerifySink
 

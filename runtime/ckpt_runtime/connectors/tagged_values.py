@@ -62,10 +62,13 @@ class TaggedValues:
         return json.dumps(self._encode(value, (None, what), 0), separators=(",", ":"))
 
     def decode(self, text: str) -> Any:
-        """The value of a text. Raises UnreadableValueError for an unknown class, or no text of :meth:`encode`."""
+        """The value of a text. Raises UnreadableValueError for an unknown class, or no text of :meth:`encode`.
+
+        What the host is at fault for, also in a ``__setstate__`` of the user, is raised as it is.
+        """
         try:
             return self._decode(json.loads(text))
-        except UnreadableValueError:
+        except (UnreadableValueError, OSError, MemoryError):
             raise
         except Exception as error:
             raise UnreadableValueError(f"{text[:200]!r} cannot be read: {type(error).__name__}: {error}") from error

@@ -6,12 +6,12 @@ code has run before (the pipeline function) or runs later (in a worker).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 import pyarrow as pa
 
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA
 from ckpt_runtime.graph.job_graph import (
@@ -95,7 +95,7 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     """Compiles ``plan``.
 
     Raises PlanError for a plan without source or sink, a uid given twice, a parallelism below 1 or above the maximum,
-    and two maximum parallelisms within one chain.
+    two maximum parallelisms within one chain, and a watermark that would move within a batch of a stream reader.
     """
     nodes, warnings = _reachable(plan)
     nodes = _expand_data_sources(nodes)
@@ -103,9 +103,10 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     if plan.drill:
         _replace_what_is_seen_outside(operators)
     _connect(operators)
-    _move_event_time_by_ranges(operators, warnings)
+    _move_event_time_by_ranges(operators)
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
+    warnings += graph.warnings(Configuration(graph.configuration).get(CheckpointingOptions.INTERVAL))
     return CompiledPlan(
         job_graph=graph,
         specs={operator.uid: operator.node.spec for operator in operators},
@@ -269,43 +270,56 @@ def _connect(operators: list[_Operator]) -> None:
             source.consumers += 1
 
 
-class _Ranges(Enum):
-    """How the ranges of PySpark stream readers come to an operator."""
-
-    NONE = "its rows are of no range"
-    WHOLE = "it learns when all rows of a range have come"
-    MIXED = "rows of several subtasks or streams meet, each with ranges of its own"
+_PASS_RANGES_ON = (WatermarkSpec, FilterSpec, ProjectSpec, MapInArrowSpec)
+"""They give the rows of a batch before they take the next one, so that the end of a range stays behind its rows."""
 
 
-def _ranges(operator: _Operator, known: Mapping[str, _Ranges]) -> _Ranges:
-    """From what is ``known`` of its inputs, up to a reader or anything else that makes rows."""
-    if isinstance(operator.node.spec, RangeReaderSpec):
-        return _Ranges.WHOLE
-    if not isinstance(operator.node.spec, WatermarkSpec | FilterSpec | ProjectSpec | MapInArrowSpec):
-        return _Ranges.NONE
-    found = {known[edge.source.uid] for edge in operator.inputs}
-    if found == {_Ranges.NONE}:
-        return _Ranges.NONE
-    alone = len(operator.inputs) == 1 and operator.inputs[0].partitioning is Partitioning.FORWARD
-    return _Ranges.WHOLE if alone and found == {_Ranges.WHOLE} else _Ranges.MIXED
+def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
+    """Behind a PySpark stream reader, event time moves when all rows of a range are there, as between Spark's batches.
 
-
-def _move_event_time_by_ranges(operators: list[_Operator], warnings: list[str]) -> None:
-    """Behind a PySpark stream reader, event time moves as between Spark's batches, where that can be known."""
-    known: dict[str, _Ranges] = {}
+    What is not known to pass the end of a range on, behind its rows, loses it. Raises PlanError for a watermark behind
+    that: event time would move in the midst of a range and make rows of it late.
+    """
+    whole: set[str] = set()
+    lost: dict[str, str] = {}
     for operator in operators:
-        spec, ranges = operator.node.spec, _ranges(operator, known)
-        known[operator.uid] = ranges
-        if not isinstance(spec, WatermarkSpec):
-            continue
-        if ranges is _Ranges.WHOLE:
-            operator.node.spec = replace(spec, by_ranges=True)
-        elif ranges is _Ranges.MIXED:
-            warnings.append(
-                f"operator {operator.uid!r} lets event time move within the batches of a stream reader, so that a row "
-                "further behind another of its batch than the delay may be late: call withWatermark in front of union, "
-                "rebalance, broadcast and a change of parallelism"
+        uid, spec = operator.uid, operator.node.spec
+        sources = [edge.source.uid for edge in operator.inputs]
+        reason = next((lost[source] for source in sources if source in lost), None)
+        if reason is None and not isinstance(spec, RangeReaderSpec):
+            if whole.isdisjoint(sources):
+                continue
+            reason = _why_ranges_end_at(operator)
+        if reason is None:
+            whole.add(uid)
+            if isinstance(spec, WatermarkSpec):
+                operator.node.spec = replace(spec, by_ranges=True)
+        elif isinstance(spec, WatermarkSpec):
+            raise PlanError(
+                "withWatermark",
+                f"operator {uid!r} cannot see when a batch of the stream reader is complete, because {reason}: event "
+                "time would move within the batch, and rows of it would be dropped as late. Call withWatermark before "
+                "that, best right behind load(). For rows that transformWithState gives, name their event time in its "
+                "eventTimeColumnName",
             )
+        else:
+            lost[uid] = reason
+
+
+def _why_ranges_end_at(operator: _Operator) -> str | None:
+    """Why the end of a reader's range does not get through an operator; None when it does."""
+    if len(operator.inputs) > 1:
+        return f"several streams meet at operator {operator.uid!r}"
+    if not isinstance(operator.node.spec, _PASS_RANGES_ON):
+        return f"operator {operator.uid!r} ({operator.node.kind}) makes rows of its own or keeps them"
+    partitioning = operator.inputs[0].partitioning
+    if partitioning is not Partitioning.FORWARD:
+        upstream = operator.inputs[0].source
+        return (
+            f"rows change between subtasks on their way to operator {operator.uid!r} ({partitioning.value}, "
+            f"parallelism {upstream.parallelism} to {operator.parallelism})"
+        )
+    return None
 
 
 def _chain(plan: LogicalPlan, operators: list[_Operator]) -> list[list[_Operator]]:

@@ -1,6 +1,7 @@
 """Which column of a stream is event time: found by following it through the plan, as Spark follows column metadata.
 
-An operator whose output is declared (``mapInArrow``, ``transformWithState``) or computed ends the trace, as in Spark.
+An operator whose output is declared (``mapInArrow``) or computed ends the trace, as in Spark;
+``transformWithState`` may name a column of its output.
 Behind a join it is the left side's column, or the right side's where all right rows are kept; a full outer join and one
 without time bounds end the trace.
 """
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode
-from ckpt_runtime.graph.specs import AggregateSpec, FilterSpec, JoinSpec, ProjectSpec, WatermarkSpec
+from ckpt_runtime.graph.specs import AggregateSpec, FilterSpec, JoinSpec, ProcessSpec, ProjectSpec, WatermarkSpec
 
 
 def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
@@ -32,6 +33,8 @@ def _column_of(node: LogicalNode) -> str | None:
     spec = node.spec
     if isinstance(spec, WatermarkSpec):
         return spec.column
+    if isinstance(spec, ProcessSpec):
+        return spec.output_event_time
     if isinstance(spec, JoinSpec):
         return {"right_outer": spec.right.event_time, "full_outer": None}.get(spec.how, spec.left.event_time)
     if not isinstance(spec, FilterSpec | ProjectSpec | AggregateSpec):

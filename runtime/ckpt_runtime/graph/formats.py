@@ -94,10 +94,16 @@ def _parquet_schema(path: str) -> pa.Schema:
             files = [file.path for file in filesystem.get_file_info(fs.FileSelector(root)) if file.is_file]
         files = sorted(file for file in files if file == root or is_parquet_name(file.rsplit("/", 1)[-1]))
         if not files:
-            raise PlanError(field, f"{path!r} is no Parquet file and no directory with Parquet files")
-        return pq.read_schema(files[0], filesystem=filesystem).remove_metadata()
+            raise FileNotFoundError(f"{path!r} is no Parquet file and no directory with Parquet files")
+        schema = pq.read_schema(files[0], filesystem=filesystem).remove_metadata()
+        return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
     except (OSError, pa.ArrowException) as error:
         raise PlanError(field, f"the schema of {path!r} cannot be read, give .schema(...): {error}") from error
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """Views of text and bytes, which no operator takes, are read as text and bytes."""
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
 def is_parquet_name(name: str) -> bool:

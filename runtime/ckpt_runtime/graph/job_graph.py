@@ -97,6 +97,16 @@ class JobGraph:
         nodes = (node for vertex in self.vertices for node in vertex.operators)
         return {node.uid: node.output_directory for node in nodes if node.output_directory is not None}
 
+    def warnings(self, interval_ms: int | None) -> tuple[str, ...]:
+        """What hardly anybody means; ``interval_ms`` is None for a job without periodic checkpoints."""
+        nodes = (node for vertex in self.vertices for node in vertex.operators)
+        sinks = [node.name for node in nodes if node.kind == "committer" or node.output_directory is not None]
+        if interval_ms is not None or not sinks:
+            return ()
+        names = ", ".join(map(repr, sinks))
+        text = f"no execution.checkpointing.interval is set, and rows of {names} are committed with checkpoints: "
+        return (text + "they become visible with a savepoint, or when the job has FINISHED, and not before",)
+
     def inputs(self, vertex_id: str) -> list[JobEdge]:
         return [edge for edge in self.edges if edge.target == vertex_id]
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
@@ -120,5 +121,18 @@ class LogicalPlan:
     drill: bool = False
 
     def add(self, node: LogicalNode) -> LogicalNode:
+        """Raises PlanError for a column of views, which Arrow can neither filter nor spread over subtasks."""
+        for column in node.schema or ():
+            if view := _view_in(column.type):
+                wanted = view.removesuffix("_view")
+                raise PlanError(f"column {column.name!r}", f"type {view} is not supported; use {wanted}")
         self.nodes.append(node)
         return node
+
+
+def _view_in(kind: pa.DataType) -> str | None:
+    """The type of text, bytes or lists in views that a type is, or that it contains."""
+    name = str(kind).partition("<")[0]
+    if name.endswith("_view"):
+        return name
+    return next(filter(None, (_view_in(kind.field(index).type) for index in range(kind.num_fields))), None)

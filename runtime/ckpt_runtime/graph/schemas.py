@@ -200,8 +200,8 @@ def _check_join_times(spec: JoinSpec) -> None:
 def _event_time_type(side: JoinSide, name: str) -> pa.DataType:
     if side.event_time is None:
         raise SchemaDerivationError(
-            f"within needs event time on both sides, the {name} one has none; call .withWatermark(column, delay) on it "
-            "(behind mapInArrow, transformWithState or a full outer join: again)"
+            f"within needs event time on both sides, the {name} one has none; call .withWatermark(column, delay) on "
+            "it, behind mapInArrow again, or name its column in eventTimeColumnName of transformWithState"
         )
     kind = _field(side.schema, side.event_time, "event time").type
     if not pa.types.is_timestamp(kind):

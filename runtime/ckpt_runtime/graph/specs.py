@@ -87,7 +87,7 @@ class ProcessSpec:
     """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; time: None, ProcessingTime, EventTime.
 
     ``event_time_column`` is the timestamp by which late rows are dropped; None keeps all rows. ``in_pandas``: it gets
-    and gives frames, not rows.
+    and gives frames, not rows. ``output_event_time`` is the event time of the rows that it gives, if it has one.
     """
 
     keys: tuple[str, ...]
@@ -97,6 +97,7 @@ class ProcessSpec:
     time_mode: str = "None"
     event_time_column: str | None = None
     in_pandas: bool = False
+    output_event_time: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Threads for blocking calls of one kind, each call with a deadline.
+"""Threads for blocking calls of one kind, each call with a deadline that begins when it is submitted.
 
-A thread in a system call cannot be killed. A call that passes its deadline fails for its caller and is left to itself;
-a new thread takes the place of its own, until ``max_hanging`` calls hang. From then on calls are refused at once, until
-one of those comes back. A pool never has more than ``threads + max_hanging`` threads, and storage that never answers
-stops the calls of its own pool alone.
+A call that waits in the queue until its deadline is refused. A thread in a system call cannot be killed: a call that
+has begun and passes its deadline fails for its caller and is left to itself; a new thread takes the place of its own,
+until ``max_hanging`` calls hang. From then on calls are refused at once, until one of those comes back. A pool never
+has more than ``threads + max_hanging`` threads, and storage that never answers stops the calls of its own pool alone.
 
 The threads are daemons: a call that hangs does not keep the driver from ending.
 """
@@ -15,13 +15,12 @@ import itertools
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from ckpt_runtime.storage.errors import PoolExhaustedError, StorageTimeoutError
+from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -46,19 +45,25 @@ class BoundedPool(Executor):
     def __init__(
         self, name: str, threads: int, *, deadline_s: float, max_hanging: int, max_waiting: int | None = None
     ) -> None:
-        """A deadline counts from the start of a call. Beyond ``max_waiting`` calls that wait, more are refused."""
+        """A deadline counts from the submission of a call. Beyond ``max_waiting`` calls that wait, more are refused."""
         self._name = name
         self._limit = threads
         self._deadline_s = deadline_s
         self._max_hanging = max_hanging
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
-        self._waiting: deque[_Call] = deque()
+        self._waiting: dict[_Call, None] = {}
         self._hanging = 0
         self._threads = 0
         self._idle = 0
         self._numbers = itertools.count()
         self._closed = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has neither calls nor threads."""
+        with self._changed:
+            return not self._threads and not self._waiting
 
     @property
     def hanging(self) -> int:
@@ -68,18 +73,20 @@ class BoundedPool(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Starts a call as soon as a thread is free. Never raises: a refusal is the future's error.
 
-        That is :class:`PoolExhaustedError` when the call was not begun, :class:`StorageTimeoutError` when it has not
-        come back in time: then it is unknown what becomes of it.
+        That is :class:`PoolExhaustedError` when the call was not begun (in time), :class:`StorageTimeoutError` when it
+        has not come back in time: then it is unknown what becomes of it.
         """
         call = _Call(lambda: fn(*args, **kwargs))
         with self._changed:
             refusal = self._refusal()
             if refusal is None:
-                self._waiting.append(call)
+                self._waiting[call] = None
                 refusal = self._see_to_threads()
                 if refusal is not None:
-                    self._waiting.pop()
-        if refusal is not None:
+                    del self._waiting[call]
+        if refusal is None:
+            _DEADLINES.add(time.monotonic() + self._deadline_s, self, call)
+        else:
             # Outside of the lock: who waits for the future may be called here, and submit again.
             call.future.set_exception(PoolExhaustedError(refusal, self._name))
         return call.future
@@ -127,9 +134,6 @@ class BoundedPool(Executor):
 
     def _work(self) -> None:
         while (call := self._next()) is not None:
-            if not call.future.set_running_or_notify_cancel():
-                continue
-            _DEADLINES.add(time.monotonic() + self._deadline_s, self, call)
             result: Any = None
             failure: BaseException | None = None
             try:
@@ -149,8 +153,12 @@ class BoundedPool(Executor):
                 self._idle += 1
                 self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE_S)
                 self._idle -= 1
-                if self._waiting:
-                    return self._waiting.popleft()
+                while self._waiting:
+                    call = next(iter(self._waiting))
+                    del self._waiting[call]
+                    # Under the lock: its deadline finds it either waiting or running.
+                    if call.future.set_running_or_notify_cancel():
+                        return call
             self._threads -= 1
             return None
 
@@ -163,23 +171,32 @@ class BoundedPool(Executor):
             return not call.late
 
     def _deadline_passed(self, call: _Call) -> None:
-        unserved: list[_Call] = []
+        message, unserved = "", list[_Call]()
         with self._changed:
-            # It came back while the deadline's thread waited for the lock.
+            # It came back before its deadline, or while the deadline's thread waited for the lock.
             if call.finished:
                 return
-            call.late = True
-            self._hanging += 1
-            message = (
-                f"one of the {self._name} has not come back within {self._deadline_s:g} s and is left to itself; "
-                f"{self._hanging} hang now, and from {self._max_hanging} on no more are begun"
-            )
-            if self._waiting:
-                self._see_to_threads()
-            if self._hanging >= self._threads:  # nobody is left to take them
-                unserved = list(self._waiting)
-                self._waiting.clear()
-        _settle(call.future, None, StorageTimeoutError(message, self._name))
+            if call in self._waiting:
+                del self._waiting[call]
+                failure: StorageError = PoolExhaustedError(
+                    f"not begun: the {self._name} before this one took {self._deadline_s:g} s, "
+                    f"{self._hanging} of them hang; try again",
+                    self._name,
+                )
+            else:
+                call.late = True
+                self._hanging += 1
+                message = (
+                    f"one of the {self._name} has not come back within {self._deadline_s:g} s and is left to itself; "
+                    f"{self._hanging} hang now, and from {self._max_hanging} on no more are begun"
+                )
+                failure = StorageTimeoutError(message, self._name)
+                if self._waiting:
+                    self._see_to_threads()
+                if self._hanging >= self._threads:  # nobody is left to take them
+                    unserved = list(self._waiting)
+                    self._waiting.clear()
+        _settle(call.future, None, failure)
         for waiting in unserved:
             _settle(waiting.future, None, PoolExhaustedError(f"not begun: {message}", self._name))
 

@@ -16,8 +16,7 @@ from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, ClusterEnded, Leadership, LeaseSeal
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
-from ckpt_runtime.jobmaster.slot_stages import SlotProvider
-from ckpt_runtime.jobmaster.slots import SlotTimes
+from ckpt_runtime.jobmaster.slots import SlotProvider, SlotTimes
 from ckpt_runtime.limited_process import drop_templates, keep_templates
 from ckpt_runtime.network.authentication import new_secret
 from ckpt_runtime.network.tls import credentials
@@ -107,7 +106,7 @@ class Cluster:
         await self.dispatcher.stop()
         await self.slots.stop()
         if self._leadership is not None:
-            await self._leadership.release(ended=self.dispatcher.told_to_end)
+            await self._leadership.release(ended=self.dispatcher.shutdown_requested)
         await self._endpoint.stop()
         await asyncio.to_thread(drop_templates)
         self._pools.shutdown()

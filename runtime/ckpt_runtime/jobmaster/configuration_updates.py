@@ -51,7 +51,7 @@ from ckpt_runtime.scheduler.replacement import (
     check_bounds,
     with_bounds_of,
 )
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 
 _HIDES = {setting.option.key: (setting.field, setting.patched_as) for setting in CHECKPOINT_SETTINGS}
 
@@ -94,7 +94,7 @@ class ConfigurationUpdates:
         if request.version not in (None, present.version):
             raise VersionConflict(job.job_id, request.version, present.version)
         job.check_configurable()
-        reach("configuration-received")
+        crash_point("configuration-received")
         # What is left out may be what the pipeline sets itself: that is known once it is planned.
         given_now = [change for change in differences(present.given, wanted) if change.after is not None]
         judge(given_now, self._allow_list)
@@ -112,7 +112,7 @@ class ConfigurationUpdates:
         if not request.dry_run:
             before, after = (create_restart_strategy(known.configuration) for known in (base, plan))
             strategy = None if before == after else after
-            reach("configuration-validated")
+            crash_point("configuration-validated")
             await job.change_configuration(plan, base, strategy, restarts=answer.needs_restart)
         return answer
 

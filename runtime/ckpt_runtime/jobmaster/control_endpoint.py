@@ -29,8 +29,8 @@ from ckpt_runtime.network.connections import (
     framed,
     message_length,
 )
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import FROM_WORKER, WorkerCommand, WorkerMessage
+from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.network.tls import internal_context
 
 logger = logging.getLogger(__name__)

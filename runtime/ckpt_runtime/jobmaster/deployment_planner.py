@@ -1,7 +1,7 @@
 """Turns a job graph, its slots and the restored state into one deployment per worker. Pure.
 
-With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. Channels are numbered in the order of edges,
-producing subtasks and consuming subtasks, so both ends of a channel know it by the same index.
+With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. The driver's event loop runs this, so it takes time
+in proportion to the number of subtasks; channels are left to the workers.
 """
 
 from __future__ import annotations
@@ -10,19 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
-from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, Partitioning
 from ckpt_runtime.scheduler.core_events import RestoredState
-from ckpt_runtime.scheduler.deployment import (
-    Address,
-    Deployment,
-    InputChannelDescriptor,
-    OutputChannelDescriptor,
-    OutputDescriptor,
-    Program,
-    SubtaskDescriptor,
-)
+from ckpt_runtime.scheduler.deployment import Address, Deployment, SubtaskDescriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +24,8 @@ class SlotPlacement:
     pin_cpu: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Channel:
-    index: int
-    source: SubtaskKey
-    target: SubtaskKey
-
-
 def plan_deployments(
-    job_id: str,
     graph: JobGraph,
-    program: Program,
     slots: Sequence[SlotPlacement],
     *,
     deployment: int,
@@ -52,102 +34,39 @@ def plan_deployments(
     sinks: Mapping[str, SinkLineage] = MappingProxyType({}),
 ) -> list[Deployment]:
     """One deployment per slot, in slot order."""
-    links = _links(graph)
-    return [
-        Deployment(
-            job_id=job_id,
-            deployment=deployment,
-            attempt=attempt,
-            graph=graph,
-            program=program,
-            subtasks=tuple(
-                _subtask(graph, (vertex.id, slot), slots, links, restored)
-                for vertex in graph.vertices
-                if slot < vertex.parallelism
-            ),
-            restored_checkpoint_id=None if restored is None else restored.checkpoint_id,
-            snapshot_directory="" if restored is None else restored.directory,
-            snapshot_owned=restored is None or restored.owned,
-            pin_cpu=placement.pin_cpu,
-            sinks=dict(sinks),
+    addresses = tuple(slot.address for slot in slots)
+    reached = {vertex.id: _reached_slots(graph, vertex) for vertex in graph.vertices}
+    deployments = []
+    for slot, placement in enumerate(slots):
+        vertices = [vertex for vertex in graph.vertices if slot < vertex.parallelism]
+        uids = {operator.uid for vertex in vertices for operator in vertex.operators}
+        deployments.append(
+            Deployment(
+                deployment=deployment,
+                attempt=attempt,
+                subtasks=tuple(_subtask(vertex, slot, restored) for vertex in vertices),
+                addresses=addresses[: max((reached[vertex.id] for vertex in vertices), default=0)],
+                restored_checkpoint_id=None if restored is None else restored.checkpoint_id,
+                snapshot_directory="" if restored is None else restored.directory,
+                snapshot_owned=restored is None or restored.owned,
+                pin_cpu=placement.pin_cpu,
+                sinks={uid: lineage for uid, lineage in sinks.items() if uid in uids},
+            )
         )
-        for slot, placement in enumerate(slots)
-    ]
+    return deployments
 
 
-def _links(graph: JobGraph) -> list[tuple[JobEdge, list[_Channel]]]:
-    """Each edge with its channels, in the graph's order. Equal edges (a stream united with itself) stay apart."""
-    first = 0
-    links = []
-    for edge in graph.edges:
-        links.append((edge, _channels(graph, edge, first)))
-        first += graph.vertex(edge.source).parallelism * graph.vertex(edge.target).parallelism
-    return links
+def _reached_slots(graph: JobGraph, vertex: JobVertex) -> int:
+    """A subtask of the vertex sends to the slots below this one. What it forwards stays in its own slot."""
+    edges = [edge for edge in graph.outputs(vertex.id) if edge.partitioning is not Partitioning.FORWARD]
+    return max((graph.vertex(edge.target).parallelism for edge in edges), default=0)
 
 
-def _channels(graph: JobGraph, edge: JobEdge, first: int) -> list[_Channel]:
-    producers = graph.vertex(edge.source).parallelism
-    consumers = graph.vertex(edge.target).parallelism
-    return [
-        _Channel(first + producer * consumers + consumer, (edge.source, producer), (edge.target, consumer))
-        for producer in range(producers)
-        for consumer in range(consumers)
-        if edge.partitioning is not Partitioning.FORWARD or producer == consumer
-    ]
-
-
-def _subtask(
-    graph: JobGraph,
-    key: SubtaskKey,
-    slots: Sequence[SlotPlacement],
-    links: Sequence[tuple[JobEdge, list[_Channel]]],
-    restored: RestoredState | None,
-) -> SubtaskDescriptor:
-    vertex_id, index = key
-    incoming = [channels for edge, channels in links if edge.target == vertex_id]
-    inputs = [
-        InputChannelDescriptor(channel.index, gate, channel.source[1] == index)
-        for gate, channels in enumerate(incoming)
-        for channel in channels
-        if channel.target == key
-    ]
-    outputs = [
-        OutputDescriptor(
-            edge.partitioning,
-            edge.keys,
-            graph.vertex(edge.target).max_parallelism,
-            tuple(
-                OutputChannelDescriptor(
-                    channel.index, None if channel.target[1] == index else slots[channel.target[1]].address
-                )
-                for channel in channels
-                if channel.source == key
-            ),
-        )
-        for edge, channels in links
-        if edge.source == vertex_id
-    ]
-    state = {} if restored is None else dict(restored.states.get(key, {}))
-    finished = restored is not None and vertex_id in restored.finished_vertices
-    in_flight = () if restored is None else restored.in_flight.get(key, ())
-    return SubtaskDescriptor(vertex_id, index, tuple(inputs), tuple(outputs), state, finished, in_flight)
-
-
-def place(workers: Sequence[tuple[str, Address, Sequence[int]]], *, pin: bool) -> list[SlotPlacement]:
-    """Placements of the workers, given as (host, data address, cores of the host).
-
-    A worker gets a core of its own when its host has no more workers than cores; otherwise binding would make workers
-    queue for one core while another is free.
-    """
-    on_host: dict[str, int] = {}
-    for host, _, _ in workers:
-        on_host[host] = on_host.get(host, 0) + 1
-    placed: dict[str, int] = {}
-    placements = []
-    for host, address, cores in workers:
-        cpu: int | None = None
-        if pin and len(cores) >= on_host[host]:
-            cpu = cores[placed.get(host, 0)]
-            placed[host] = placed.get(host, 0) + 1
-        placements.append(SlotPlacement(address, cpu))
-    return placements
+def _subtask(vertex: JobVertex, index: int, restored: RestoredState | None) -> SubtaskDescriptor:
+    if restored is None:
+        return SubtaskDescriptor(vertex.id, index)
+    key = (vertex.id, index)
+    finished = vertex.id in restored.finished_vertices
+    return SubtaskDescriptor(
+        vertex.id, index, dict(restored.states.get(key, {})), finished, restored.in_flight.get(key, ())
+    )

@@ -35,17 +35,21 @@ from ckpt_runtime.jobmaster.gateway_errors import (
     VertexNotFound,
 )
 from ckpt_runtime.jobmaster.gateway_values import (
+    ANY_JOB,
     CheckpointKind,
     ClusterOverview,
     DashboardConfig,
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
+    HoldRequest,
     JobConfigInfo,
     JobDetails,
     JobOverview,
+    KnownSavepoints,
     OperationKind,
     OperationStatus,
+    Precondition,
     RunRequest,
     SavepointList,
     SlotOverview,
@@ -56,6 +60,7 @@ from ckpt_runtime.jobmaster.job_announcer import operation_ended
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_submitter import JobSubmitter
 from ckpt_runtime.jobmaster.known_jobs import KnownJobs
+from ckpt_runtime.jobmaster.lineages import Lineages
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.planning import Planner
 from ckpt_runtime.jobmaster.program_holds import ProgramHolds
@@ -78,6 +83,7 @@ from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.structured_log import recent_lines
@@ -115,7 +121,10 @@ class Dispatcher:
         self._holds = ProgramHolds(programs, self._known.running_archive)
         self._planner = Planner(configuration, pools)
         self._catalogue = SavepointCatalogue(pools.paths)
-        self._references = SnapshotReferences(self._known.references, pools.paths, self._known.settled)
+        self._lineages = Lineages(self._known, pools.own)
+        self._references = SnapshotReferences(
+            lambda: [*self._known.references(), *self._lineages.pinned()], pools.paths, self._known.settled
+        )
         self._submitter = JobSubmitter(
             self._known,
             programs,
@@ -124,12 +133,13 @@ class Dispatcher:
             pools,
             self._planner,
             self._references,
+            self._lineages,
         )
         allow_list = configuration.get(JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST)
         self._configuration_updates = ConfigurationUpdates(self._planner, allow_list)
         self._flame_graphs = FlameGraphs(slots)
         self._closing = False
-        self.told_to_end = False
+        self.shutdown_requested = False
         """Whether somebody has asked the leader for the end of the whole cluster."""
 
     async def stop(self) -> None:
@@ -154,7 +164,8 @@ class Dispatcher:
         self._leader_elsewhere = None
         self._submitter.store = store
         await self._holds.take_over(store.programs)
-        await self._submissions.take_over(store.burnt)
+        await self._submissions.take_over(store.retired)
+        await self._lineages.take_over(store.upgrades)
         jobs = await self._known.find(store)
         if self._closing:  # the leadership was lost meanwhile, or the session ends
             return
@@ -197,9 +208,9 @@ class Dispatcher:
         )
 
     async def dashboard_config(self) -> DashboardConfig:
-        from ckpt_runtime.version import REVISION, VERSION
+        from ckpt_runtime.version import FLINK_VERSION, REVISION
 
-        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, VERSION, REVISION)
+        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, FLINK_VERSION, REVISION)
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         return self._configuration.displayed()
@@ -216,7 +227,7 @@ class Dispatcher:
 
     async def shutdown_cluster(self) -> None:
         self._closing = True
-        self.told_to_end = self._leads
+        self.shutdown_requested = self._leads
         # Later, so that this very request is still answered.
         asyncio.get_running_loop().call_later(0.1, self._on_shutdown)
 
@@ -259,20 +270,20 @@ class Dispatcher:
         if self._closing:
             raise NotReady("the session is shutting down")
         job_id = request.job_id or uuid.uuid4().hex
-        self._submissions.check_unburnt(job_id)
+        self._submissions.check_not_retired(job_id)
         known = self._submissions.known(job_id)
         # The other job may have changed since, or be forgotten.
         request = self._complete(request) if known is None else completed_like(request, known)
         await self._submissions.once(job_id, with_recovery_options(request), self._submit)
         return job_id
 
-    async def burn_job_id(self, job_id: str) -> None:
+    async def retire_job_id(self, job_id: str) -> None:
         self._check_leads()
-        await self._submissions.burn(job_id, self._lives, wall_clock_ms(), self._pools.own)
+        await self._submissions.retire(job_id, self._lives, wall_clock_ms(), self._pools.own)
 
-    async def burnt_job_ids(self) -> Mapping[str, int]:
+    async def retired_job_ids(self) -> Mapping[str, int]:
         self._check_leads()
-        return self._submissions.burnt()
+        return self._submissions.retired()
 
     def _lives(self, job_id: str) -> bool:
         try:
@@ -320,7 +331,15 @@ class Dispatcher:
         return self._job(job_id).status
 
     async def job_details(self, job_id: str) -> JobDetails:
-        return self._job(job_id).details()
+        details = self._job(job_id).details()
+        place = details.overview.lineage
+        return replace(details, upgrade=None if place is None else self._lineages.held(place.id))
+
+    async def hold_lineage(self, job_id: str, request: HoldRequest) -> HeldUpgrade:
+        return await self._lineages.hold(self._job(job_id).overview(), request)
+
+    async def release_lineage(self, job_id: str, owner: str | None) -> None:
+        await self._lineages.release(self._job(job_id).overview(), owner)
 
     async def job_config(self, job_id: str) -> JobConfigInfo:
         return self._job(job_id).config_info()
@@ -350,8 +369,11 @@ class Dispatcher:
     async def execution_result(self, job_id: str) -> ExecutionResult:
         return self._job(job_id).result()
 
-    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
+    async def cancel_job(
+        self, job_id: str, *, retain: bool = False, condition: Precondition = ANY_JOB
+    ) -> CheckpointStats | None:
         job = self._job(job_id)
+        self._lineages.check(job.overview(), condition)
         if job.status is not JobStatus.CANCELED:
             self._living_job(job_id).cancel(retain=retain)
         return _retained(job)
@@ -359,8 +381,12 @@ class Dispatcher:
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
         return self._living_job(job_id).resource_requirements()
 
-    async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
-        await self._living_job(job_id).rescale(bounds)
+    async def update_resource_requirements(
+        self, job_id: str, bounds: Mapping[str, ParallelismBounds], condition: Precondition = ANY_JOB
+    ) -> None:
+        job = self._living_job(job_id)
+        self._lineages.check(job.overview(), condition)
+        await job.rescale(bounds)
 
     # --- checkpoints
 
@@ -394,11 +420,13 @@ class Dispatcher:
         cancel_job: bool,
         trigger_id: str | None,
         requester: str | None = None,
+        condition: Precondition = ANY_JOB,
     ) -> str:
         def take(job: JobMaster, taken_by: TakenBy) -> Awaitable[OperationStatus]:
             return job.trigger_savepoint(directory, savepoint_format, cancel_job, taken_by)
 
-        return self._start_savepoint(job_id, directory, trigger_id, requester, take)
+        ends = condition if cancel_job else None
+        return self._start_savepoint(job_id, directory, trigger_id, requester, take, ends)
 
     async def stop_with_savepoint(
         self,
@@ -408,11 +436,12 @@ class Dispatcher:
         drain: bool,
         trigger_id: str | None,
         requester: str | None = None,
+        condition: Precondition = ANY_JOB,
     ) -> str:
         def take(job: JobMaster, taken_by: TakenBy) -> Awaitable[OperationStatus]:
             return job.stop_with_savepoint(directory, savepoint_format, drain, taken_by)
 
-        return self._start_savepoint(job_id, directory, trigger_id, requester, take)
+        return self._start_savepoint(job_id, directory, trigger_id, requester, take, condition)
 
     def _start_savepoint(
         self,
@@ -421,15 +450,29 @@ class Dispatcher:
         trigger_id: str | None,
         requester: str | None,
         take: Callable[[JobMaster, TakenBy], Awaitable[OperationStatus]],
+        ends: Precondition | None,
     ) -> str:
+        """``ends``: the job ends with it, on this condition."""
         operation = OperationKind.SAVEPOINT
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
         job = self._living_job(job_id)
         check_target(directory)
         job.check_no_drill(NO_SAVEPOINT)
+        self._catalogue.expect_in(directory)
         taken_by = job.taken_by(self._submitter.cluster, requester)
-        return self._operations.start(operation, job_id, trigger_id, lambda: take(job, taken_by))
+        if ends is None:
+            return self._operations.start(operation, job_id, trigger_id, lambda: take(job, taken_by))
+        self._lineages.check(job.overview(), ends)
+        self._lineages.stopping[job_id] += 1
+
+        async def stop() -> OperationStatus:
+            try:
+                return await take(job, taken_by)
+            finally:
+                self._lineages.stopping[job_id] -= 1
+
+        return self._operations.start(operation, job_id, trigger_id, stop)
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         operation = OperationKind.SAVEPOINT_DISPOSAL
@@ -450,7 +493,7 @@ class Dispatcher:
         async def dispose() -> OperationStatus:
             try:
                 order = partial(self._dispose, path, self._references.written(), self._known.settled())
-                await asyncio.get_running_loop().run_in_executor(self._pools.paths, order)
+                await asyncio.get_running_loop().run_in_executor(self._pools.paths(path), order)
             finally:
                 self._references.end_disposal(claimed)
             return OperationStatus(True)
@@ -467,6 +510,17 @@ class Dispatcher:
     async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
         self._check_leads()
         return await self._catalogue.list(self._savepoint_directory(directory, job), job)
+
+    async def known_savepoints(self, job: str | None) -> KnownSavepoints:
+        self._check_leads()
+        option = CheckpointingOptions.SAVEPOINT_DIRECTORY
+        directories = [self._configuration.get(option)]
+        for known in self._known:
+            statistics = known.checkpoint_statistics()
+            taken = [item for item in (*statistics.history, statistics.latest_savepoint) if item and item.is_savepoint]
+            directories.append(known.configuration.get(option))
+            directories += [(item.external_path or "").rpartition("/")[0] for item in taken]
+        return await self._catalogue.known([directory for directory in directories if directory], job)
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
         self._check_leads()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from weakref import WeakSet
 
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.bounded_pool import BoundedPool
+from ckpt_runtime.storage.filesystem import address_of
 
 _DELETION_PATIENCE = 10
 """A deletion may be one of a whole directory: its deadline is as many times that of other calls."""
@@ -17,34 +20,71 @@ _PLANNING_GRACE_S = 30.0
 """What a plan takes beside its process, which has a time limit of its own."""
 
 
+_MAX_ADDRESSES = 16
+"""Addresses with a pool of their own at a time. Those beyond share one."""
+
+
+class AddressPools:
+    """For a URL that a user names, the pool of its address: one that never answers stops calls to no other.
+
+    Any thread may ask.
+    """
+
+    def __init__(self, deadline_s: float, made: WeakSet[BoundedPool]) -> None:
+        """``made`` gets each pool: its owner shuts them down."""
+        self._deadline_s = deadline_s
+        self._made = made
+        self._lock = Lock()
+        self._pools: dict[str, BoundedPool] = {}
+        self._others = self._pool(f"hosts and buckets beyond the {_MAX_ADDRESSES} in use")
+
+    def __call__(self, url: str) -> BoundedPool:
+        address = address_of(url)
+        with self._lock:
+            if address not in self._pools:
+                self._pools = {known: pool for known, pool in self._pools.items() if not pool.is_idle}
+                if len(self._pools) >= _MAX_ADDRESSES:
+                    return self._others
+                self._pools[address] = self._pool(address)
+            return self._pools[address]
+
+    def _pool(self, address: str) -> BoundedPool:
+        name = f"storage calls to {address}"
+        pool = BoundedPool(name, 4, deadline_s=self._deadline_s, max_hanging=4, max_waiting=64)
+        self._made.add(pool)
+        return pool
+
+
 @dataclass(frozen=True, slots=True)
 class DriverPools:
     """``own`` is for the directory of high availability, and in a job's set for the job's own checkpoints.
 
-    ``deletions`` deletes snapshots. ``paths`` is for what users name: savepoints to take, to start from and to dispose
-    of, and directories that are used for the first time. ``planning`` waits for the processes that read programs.
+    ``deletions`` deletes snapshots. ``paths`` gives the pool for a URL that a user names: savepoints to take, to start
+    from and to dispose of, and directories that are used for the first time. ``planning`` waits for the processes that
+    read programs.
     """
 
     own: Executor
     deletions: Executor
-    paths: Executor
+    paths: Callable[[str], Executor]
     planning: Executor
     storage_deadline_s: float | None = None
-    of_jobs: WeakSet[BoundedPool] = field(default_factory=WeakSet)
+    made: WeakSet[BoundedPool] = field(default_factory=WeakSet)
+    """The pools of jobs and of addresses."""
 
     @classmethod
     def create(cls, configuration: Configuration) -> DriverPools:
         """The session's."""
         deadline_s = configuration.get(JobManagerOptions.STORAGE_TIMEOUT) / 1000
         planning_s = configuration.get(JobManagerOptions.PLANNING_TIMEOUT) / 1000 + _PLANNING_GRACE_S
+        made: WeakSet[BoundedPool] = WeakSet()
         return cls(
             own=BoundedPool("storage calls of the session", 8, deadline_s=deadline_s, max_hanging=8),
             deletions=_deletions("deletions of the session", deadline_s),
-            paths=BoundedPool(
-                "storage calls for paths that users name", 4, deadline_s=deadline_s, max_hanging=16, max_waiting=64
-            ),
+            paths=AddressPools(deadline_s, made),
             planning=BoundedPool("plans", 2, deadline_s=planning_s, max_hanging=2, max_waiting=32),
             storage_deadline_s=deadline_s,
+            made=made,
         )
 
     def of_job(self, job_id: str) -> DriverPools:
@@ -54,12 +94,12 @@ class DriverPools:
             return self
         own = BoundedPool(f"storage calls of job {job_id}", 4, deadline_s=deadline_s, max_hanging=4)
         deletions = _deletions(f"deletions of job {job_id}", deadline_s)
-        self.of_jobs.update((own, deletions))
+        self.made.update((own, deletions))
         return replace(self, own=own, deletions=deletions)
 
     def shutdown(self) -> None:
         """Begins nothing more, also for jobs, and waits for nothing."""
-        for pool in (self.own, self.deletions, self.paths, self.planning, *self.of_jobs):
+        for pool in (self.own, self.deletions, self.planning, *self.made):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
     CheckpointStats,
@@ -35,6 +34,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobConfigInfo,
     JobDetails,
     JobOverview,
+    LineagePlace,
     RunRequest,
 )
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -60,6 +60,7 @@ class _Result(Struct):
     restarts: int = 0
     version: int = 1
     notes: tuple[ChangeNote, ...] = ()
+    lineage: LineagePlace | None = None
 
 
 class EndedJob:
@@ -86,13 +87,14 @@ class EndedJob:
             end_time_ms=times[self.status] if self.status.is_globally_terminal else NOT_YET,
             last_modification_ms=max(times.values()),
             tasks_by_state=self.executions.counts(),
+            lineage=result.lineage or LineagePlace(result.job_id),
         )
         self._timestamps = times
         self._exceptions = result.exceptions
         self._failure = result.failure
         self.request = result.request
         self._restart_strategy = result.restart_strategy
-        self._checkpoint_config = _checkpoint_config_of(result.checkpoint_config)
+        self._checkpoint_config = checked(result.checkpoint_config, EffectiveCheckpointConfig)
         self._counts = result.checkpoint_counts
         self._restarts = result.restarts
         self._latest_completed = _checkpoint_of(result.latest_checkpoints.get("completed"))
@@ -168,6 +170,7 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
     request: RunRequest | None,
     checkpoints: CheckpointStatsSnapshot,
     restarts: int,
+    lineage: LineagePlace,
 ) -> dict[str, Any]:
     """The stored form. Checkpoints that are still in progress fail with the job's end."""
     counts = checkpoints.counts
@@ -191,6 +194,7 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
             "savepoint": _stored(checkpoints.latest_savepoint),
         },
         "restarts": restarts,
+        "lineage": asdict(lineage),
     }
 
 
@@ -206,23 +210,3 @@ def _stored(checkpoint: CheckpointStats | None) -> dict[str, Any] | None:
 
 def _checkpoint_of(document: Mapping[str, Any] | None) -> CheckpointStats | None:
     return None if document is None else checked({**document, "vertices": {}}, CheckpointStats)
-
-
-_EARLIER_NAMES = {"tolerable_failed_checkpoints": "tolerable_failures", "unaligned": "unaligned_enabled"}
-
-
-def _checkpoint_config_of(document: dict[str, Any]) -> EffectiveCheckpointConfig:
-    """Drivers of earlier versions stored the settings beside the rest, and the retention as two flags."""
-    if "settings" not in document:
-        with malformed():
-            retention = (
-                CheckpointRetention.RETAIN_ON_CANCELLATION
-                if not document["delete_on_cancellation"]
-                else CheckpointRetention.DELETE_ON_CANCELLATION
-                if document["externalized"]
-                else CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
-            )
-            settings = {_EARLIER_NAMES.get(name, name): value for name, value in document.items()}
-            overrides = [_EARLIER_NAMES.get(name, name) for name in document.get("overrides", ())]
-            document = {**document, "settings": {**settings, "retention": retention}, "overrides": overrides}
-    return checked(document, EffectiveCheckpointConfig)

@@ -17,17 +17,21 @@ from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, C
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import (
+    ANY_JOB,
     CheckpointKind,
     ClusterOverview,
     DashboardConfig,
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
+    HoldRequest,
     JobConfigInfo,
     JobDetails,
     JobOverview,
+    KnownSavepoints,
     OperationKind,
     OperationStatus,
+    Precondition,
     RunRequest,
     SavepointList,
     SlotOverview,
@@ -38,6 +42,7 @@ from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.thread_dump import ThreadInfo
 
@@ -116,15 +121,15 @@ class DispatcherGateway(Protocol):
         """
         ...
 
-    async def burn_job_id(self, job_id: str) -> None:
+    async def retire_job_id(self, job_id: str) -> None:
         """From now on no job is started with this id, by a request that is still on its way either; again is fine.
 
         Raises ``Conflict`` while a job of this id has not ended.
         """
         ...
 
-    async def burnt_job_ids(self) -> Mapping[str, int]:
-        """The burnt ids, with since when in milliseconds since the epoch."""
+    async def retired_job_ids(self) -> Mapping[str, int]:
+        """The retired ids, with since when in milliseconds since the epoch."""
         ...
 
     async def list_jobs(self) -> tuple[JobOverview, ...]:
@@ -172,12 +177,27 @@ class DispatcherGateway(Protocol):
 
     async def execution_result(self, job_id: str) -> ExecutionResult: ...
 
-    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
+    async def cancel_job(
+        self, job_id: str, *, retain: bool = False, condition: Precondition = ANY_JOB
+    ) -> CheckpointStats | None:
         """Start cancelling. Nothing to do on a CANCELED job; :class:`JobTerminated` on a FINISHED or FAILED one.
 
         With ``retain`` its checkpoints outlive it, whatever its options say. Returns the latest that does; one that
         is being completed may still come after it.
         """
+        ...
+
+    async def hold_lineage(self, job_id: str, request: HoldRequest) -> HeldUpgrade:
+        """Begin an upgrade of the job's lineage, or prolong it; the same again is fine.
+
+        Until its end every request that ends or starts a job of the lineage is refused unless it carries the owner.
+        Raises :class:`Conflict` when somebody else holds the lineage, when a job was started in the place of this one,
+        and when somebody is stopping it.
+        """
+        ...
+
+    async def release_lineage(self, job_id: str, owner: str | None) -> None:
+        """End the upgrade of an owner, or without one whoever's it is; none is fine."""
         ...
 
     async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot: ...
@@ -200,7 +220,9 @@ class DispatcherGateway(Protocol):
         """By vertex id."""
         ...
 
-    async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
+    async def update_resource_requirements(
+        self, job_id: str, bounds: Mapping[str, ParallelismBounds], condition: Precondition = ANY_JOB
+    ) -> None:
         """Rescale a job: get the slots, take a checkpoint, persist, then apply, then return.
 
         Raises :class:`RequirementsRefused`, :class:`RescaleInProgress`, :class:`JobTerminated`, and :class:`Conflict`
@@ -226,6 +248,7 @@ class DispatcherGateway(Protocol):
         cancel_job: bool,
         trigger_id: str | None,
         requester: str | None = None,
+        condition: Precondition = ANY_JOB,
     ) -> str:
         """As :meth:`trigger_checkpoint`. Problems with the directory show in the operation. ``requester``: who asks."""
         ...
@@ -238,6 +261,7 @@ class DispatcherGateway(Protocol):
         drain: bool,
         trigger_id: str | None,
         requester: str | None = None,
+        condition: Precondition = ANY_JOB,
     ) -> str:
         """As :meth:`trigger_savepoint`; polled as a :attr:`OperationKind.SAVEPOINT`."""
         ...
@@ -256,6 +280,10 @@ class DispatcherGateway(Protocol):
         Without a directory it is the configured one. Raises :class:`InvalidRequest`, as do the next two, and
         :class:`Conflict` for what is damaged.
         """
+        ...
+
+    async def known_savepoints(self, job: str | None) -> KnownSavepoints:
+        """The savepoints below every directory that the session or one of its jobs has for them, or was given."""
         ...
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:

@@ -108,7 +108,7 @@ class SnapshotInUse(Conflict):
         super().__init__(f"{path} cannot be {wish} while job {job_id} is {state}: {reason}")
 
 
-class NoSnapshot(Conflict):
+class SnapshotNotFound(Conflict):
     """What is to be disposed of is a directory of something else."""
 
     def __init__(self, path: str) -> None:
@@ -120,16 +120,6 @@ class JobAlreadyExists(Conflict):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"Job {job_id} already exists and was submitted with a different request")
-
-
-class JobNameTaken(Conflict):
-    """A job that shares its name with no other one is to be started beside one of that name."""
-
-    def __init__(self, name: str, job_id: str, status: JobStatus) -> None:
-        super().__init__(
-            f"Job {job_id}, which is {status.value}, is named {name!r} too; with pipeline.unique-name no second job "
-            "of a name is started: end that one first, or give this one another pipeline.name"
-        )
 
 
 class NotReady(GatewayError):

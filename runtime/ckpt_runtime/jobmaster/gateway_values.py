@@ -19,6 +19,7 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 
 if TYPE_CHECKING:
     from ckpt_runtime.graph.job_graph import JobGraph
@@ -61,7 +62,7 @@ class OperationKind(StrEnum):
 class ClusterOverview:
     """``jobs_by_status`` counts living and kept jobs; states without jobs may be left out.
 
-    Slots that Spark could start count as well: there are none before the first job.
+    Slots that Spark's present executors could run count as well: there are none before the first job.
     """
 
     slots_total: int
@@ -84,7 +85,10 @@ class SlotOverview:
 
 @dataclass(frozen=True, slots=True)
 class DashboardConfig:
-    """``refresh_interval_ms`` is how often the pages poll; ``timezone_offset_ms`` is the driver's."""
+    """``refresh_interval_ms`` is how often the pages poll; ``timezone_offset_ms`` is the driver's.
+
+    ``version`` is that of the Flink whose REST API is served: tools compare it to learn what they may call.
+    """
 
     refresh_interval_ms: int
     timezone_name: str
@@ -108,6 +112,31 @@ class StoredPipeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Precondition:
+    """What has to be true of a job, or nothing is done: who holds its lineage, and which incarnation it is."""
+
+    owner: str | None = None
+    incarnation: int | None = None
+
+
+ANY_JOB = Precondition()
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRequest:
+    """Have a lineage held by ``owner`` for so long from now; the same owner again prolongs that.
+
+    ``own_jobs`` are the ids of the jobs that the upgrade itself may have started.
+    """
+
+    owner: str
+    duration_ms: int
+    own_jobs: tuple[str, ...] = ()
+    snapshot: str | None = None
+    requester: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunRequest:
     """Start a job of an uploaded pipeline.
 
@@ -115,7 +144,8 @@ class RunRequest:
     the call idempotent: the same request again returns the same job, a different one is :class:`JobAlreadyExists`.
     ``like_job`` gives what the request itself does not: the entry point, arguments, parallelism and options of a job
     that runs or has ended.
-    ``drill``: the job is thrown away, and nothing outside it may be touched.
+    ``drill``: the job is thrown away, and nothing outside it may be touched. ``fork``: the job writes elsewhere than
+    the one whose snapshot it starts from, and founds a lineage of its own. ``condition`` is of the lineage it joins.
     """
 
     pipeline_id: str
@@ -129,6 +159,8 @@ class RunRequest:
     job_id: str | None = None
     like_job: str | None = None
     drill: bool = False
+    fork: bool = False
+    condition: Precondition = ANY_JOB
 
     @property
     def option_keys(self) -> frozenset[str]:
@@ -138,8 +170,22 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LineagePlace:
+    """Where a job stands among those that started from each other's snapshots.
+
+    ``id`` is that of the first of them; ``incarnation`` rises with each job that this cluster starts of the lineage.
+    """
+
+    id: str
+    incarnation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class JobOverview:
-    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt."""
+    """A line of the job list. ``tasks_by_state`` counts subtasks; ``pending_operators`` wait for the plan to adapt.
+
+    ``lineage`` is None for a job that could not be recovered.
+    """
 
     job_id: str
     name: str
@@ -150,6 +196,7 @@ class JobOverview:
     tasks_by_state: Mapping[ExecutionState, int]
     pending_operators: int = 0
     drill: bool = False
+    lineage: LineagePlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +236,19 @@ class VertexDetails:
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """``overview`` plus when each state was entered last, the vertices in topological order and the plan."""
+    """``overview`` plus when each state was entered last, the vertices in topological order and the plan.
+
+    ``status_reason`` says why a job that waits for slots does not get them.
+    ``upgrade`` is the one of its lineage that is in progress.
+    """
 
     overview: JobOverview
     state_timestamps_ms: Mapping[JobStatus, int]
     vertices: tuple[VertexDetails, ...]
     graph: JobGraph
     max_parallelism: int = NOT_YET
+    status_reason: str | None = None
+    upgrade: HeldUpgrade | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,3 +353,15 @@ class SavepointList:
 
     directory: str
     savepoints: tuple[CataloguedSavepoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSavepoints:
+    """What the catalogue has below every directory that the session knows, the latest first.
+
+    ``unread`` says of directories that cannot be listed now why not.
+    """
+
+    directories: tuple[str, ...]
+    savepoints: tuple[CataloguedSavepoint, ...]
+    unread: dict[str, str]

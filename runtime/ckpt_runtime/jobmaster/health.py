@@ -67,7 +67,7 @@ def job_health(
     )
     names = {vertex.vertex_id: vertex.name for vertex in details.vertices}
     vertex = None if vertex_id is None or not backpressure else names.get(vertex_id, vertex_id)
-    found: list[tuple[HealthVerdict, str]] = []
+    found = [(HealthVerdict.DEGRADED, text) for text in job_warnings(details, settings)]
     if status is JobStatus.RUNNING:
         running_ms = now_ms - details.state_timestamps_ms.get(JobStatus.RUNNING, now_ms)
         found += _of_checkpoints(outcomes, age, settings, running_ms)
@@ -80,7 +80,8 @@ def job_health(
             found.append((HealthVerdict.DEGRADED, f"{vertex} cannot send for {backpressure:.0%} of the time"))
     elif status not in (JobStatus.FINISHED, JobStatus.CANCELED):
         failed = status in (JobStatus.FAILED, JobStatus.FAILING)
-        found.append((HealthVerdict.UNHEALTHY if failed else HealthVerdict.DEGRADED, f"it is {status.value}"))
+        why = f": {details.status_reason}" if details.status_reason else ""
+        found.append((HealthVerdict.UNHEALTHY if failed else HealthVerdict.DEGRADED, f"it is {status.value}{why}"))
     worst = max((verdict for verdict, _ in found), key=list(HealthVerdict).index, default=HealthVerdict.HEALTHY)
     return JobHealth(
         worst,
@@ -93,6 +94,12 @@ def job_health(
         backpressure,
         vertex,
     )
+
+
+def job_warnings(details: JobDetails, settings: CheckpointConfiguration) -> tuple[str, ...]:
+    """What is to be told of a job that has not ended, with the settings that hold now."""
+    ended = details.overview.status.is_globally_terminal
+    return () if ended else details.graph.warnings(settings.interval_ms)
 
 
 def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:

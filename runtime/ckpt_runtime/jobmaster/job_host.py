@@ -30,7 +30,6 @@ class Pool(Enum):
     """Threads for blocking calls, kept apart by whose storage they wait for."""
 
     OWN = "the job's directories"
-    PATHS = "what users name"
     DELETIONS = "deletions"
 
 
@@ -53,8 +52,11 @@ class JobHost(Protocol):
 
     def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable: ...
 
-    def in_pool(self, pool: Pool, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
-        """Calls in a thread, then ``answer``. The result raises StorageError when the call was not begun or hangs."""
+    def in_pool(self, pool: Pool | str, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
+        """Calls in a thread, then ``answer``. The result raises StorageError when the call was not begun or hangs.
+
+        A text is a URL that a user has named: the pool is that of its address.
+        """
 
     def acquire_slots(
         self,
@@ -70,7 +72,8 @@ class JobHost(Protocol):
 
     def replace_worker(self, slot: Slot) -> None: ...
 
-    def slots_in_use(self, host: str) -> int: ...
+    def bind_slots(self, slots: list[Slot]) -> list[int | None]:
+        """As ``SlotPool.bind``."""
 
 
 _deployments = itertools.count(1)
@@ -82,7 +85,8 @@ class LoopHost:
     def __init__(self, slots: SlotPool, pools: DriverPools) -> None:
         self._loop = asyncio.get_running_loop()
         self._slots = slots
-        self._pools = {Pool.OWN: pools.own, Pool.PATHS: pools.paths, Pool.DELETIONS: pools.deletions}
+        self._pools = {Pool.OWN: pools.own, Pool.DELETIONS: pools.deletions}
+        self._paths = pools.paths
         self._tasks: set[asyncio.Task[list[Slot]]] = set()
 
     def now(self) -> Instant:
@@ -97,8 +101,8 @@ class LoopHost:
     def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable:
         return self._loop.call_later(max(0.0, delay_ms / 1000), call)
 
-    def in_pool(self, pool: Pool, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
-        executor: Executor = self._pools[pool]
+    def in_pool(self, pool: Pool | str, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
+        executor: Executor = self._pools[pool] if isinstance(pool, Pool) else self._paths(pool)
         future = self._loop.run_in_executor(executor, copy_context().run, call)
         future.add_done_callback(partial(_pass_on, answer))
 
@@ -121,8 +125,8 @@ class LoopHost:
     def replace_worker(self, slot: Slot) -> None:
         self._slots.replace_worker(slot)
 
-    def slots_in_use(self, host: str) -> int:
-        return self._slots.in_use(host)
+    def bind_slots(self, slots: list[Slot]) -> list[int | None]:
+        return self._slots.bind(slots)
 
 
 class _SlotRequest:

@@ -85,7 +85,7 @@ from ckpt_runtime.scheduler.replacement import (
 from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 from ckpt_runtime.snapshots.catalogue import TakenBy, record_savepoint
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class JobMaster:
         self._shell.close()
         for future in self._asked:
             if not future.done():
-                future.set_exception(NotReady("this driver lets go of the job; ask the one that leads"))
+                future.set_exception(NotReady("this driver is no longer the leader; retry against the current leader"))
 
     async def trigger_checkpoint(self, kind: CheckpointKind) -> OperationStatus:
         """Raises OperationFailure."""
@@ -220,7 +220,7 @@ class JobMaster:
         if location is None or taken_by is None:
             return
         try:
-            await self._loop.run_in_executor(self._pools.paths, record_savepoint, location, taken_by)
+            await self._loop.run_in_executor(self._pools.paths(location), record_savepoint, location, taken_by)
         except (StorageError, ValueError) as error:
             logger.warning("savepoint %s has no entry in the catalogue: %s", location, error)
 
@@ -263,7 +263,7 @@ class JobMaster:
                 raise InvalidRequest("checkpoint configuration", answer.message, "values that fit together")
             case ChangeOutcome.NOT_STORED:
                 raise NotReady(answer.message)
-        reach("patch-applied")
+        crash_point("patch-applied")
         return self.checkpoint_config()
 
     # --- its configuration (FLIP-530)
@@ -329,7 +329,7 @@ class JobMaster:
                 raise Conflict(answer.message)  # of a rescale
             case ChangeOutcome.NOT_STORED:
                 raise NotReady(answer.message)
-        reach("configuration-applied")
+        crash_point("configuration-applied")
 
     # --- its parallelism
 
@@ -476,6 +476,7 @@ def create_job_core(
             ids,
             history.checkpoints,
             statistics=statistics,
+            lineage=submission.place.id,
         ),
         overrides,
         history.savepoint_id,

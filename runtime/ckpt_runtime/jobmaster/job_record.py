@@ -18,7 +18,7 @@ from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, NotFoundError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore
@@ -28,7 +28,10 @@ from ckpt_runtime.storage.leader_store import NotLeaderError
 logger = logging.getLogger(__name__)
 
 OverridesChange = Callable[[str | None], str | None]
-"""From the stored text of FLIP-571's overrides to the new one; None is no override. Its own result it leaves alone."""
+"""From the stored text of FLIP-571's overrides to the new one; None is no override.
+
+Idempotent: applying it to its own result changes nothing.
+"""
 
 
 class JobRecord:
@@ -66,6 +69,12 @@ class JobRecord:
 
     def settle(self, checkpoint_id: int) -> None:
         """The disposal that was left at the removal is done; none is fine."""
+
+    def expect_savepoint(self, checkpoint_id: int, directory: str) -> None:
+        """A later driver deletes this directory unless the savepoint is complete. Before it is made."""
+
+    def settle_savepoint(self, checkpoint_id: int) -> None:
+        """The savepoint is complete, or its directory is gone; none expected is fine."""
 
     def change_overrides(self, change: OverridesChange) -> str | None:
         """Fetches, modifies and writes under one lock; returns what is stored now. ``change`` may raise."""
@@ -138,6 +147,14 @@ class DurableRecord(JobRecord):
         with self._writing():
             self._pointers.settle(checkpoint_id)
 
+    def expect_savepoint(self, checkpoint_id: int, directory: str) -> None:
+        with self._writing():
+            self._pointers.expect_savepoint(checkpoint_id, directory)
+
+    def settle_savepoint(self, checkpoint_id: int) -> None:
+        with self._writing():
+            self._pointers.settle_savepoint(checkpoint_id)
+
     def change_overrides(self, change: OverridesChange) -> str | None:
         def changed(job: StoredJob) -> StoredJob:
             configuration = dict(job.configuration)
@@ -176,7 +193,7 @@ class DurableRecord(JobRecord):
     def forget(self) -> None:
         with self._writing():
             self._store.jobs.remove(self._job_id)
-            reach("forget-half")
+            crash_point("forget-half")
             try:
                 self._store.results.mark_clean(self._job_id)
             except NotFoundError:

@@ -24,7 +24,7 @@ from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission, StoredProperties, submission_of
 from ckpt_runtime.snapshots.snapshot import open_snapshot
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.ha_store import HaStore
@@ -74,17 +74,17 @@ def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | Non
     never answers, which must not keep the others from going on.
     Raises StorageError when the directory itself cannot be read.
     """
-    burnt = _patiently(store.burnt.read)
-    left = _patiently(store.jobs.list_ids)
+    retired = _retry(store.retired.read)
+    left = _retry(store.jobs.list_ids)
     for job_id in left:
         with suppress(CorruptFileError):  # what cannot be read, an earlier driver cannot change either
-            _patiently(partial(store.results.adopt, job_id))
-    found = [_ended(store, job_id) for job_id in _patiently(store.results.list_ids)]
+            _retry(partial(store.results.adopt, job_id))
+    found = [_ended(store, job_id) for job_id in _retry(store.results.list_ids)]
     found.sort(key=lambda job: _end_time(job.result))
     clean = {job.job_id for job in found if job.result is None or not store.results.is_dirty(job.job_id)}
     ended = {job.job_id: job for job in found}
     for job_id in left:
-        if job_id in burnt and job_id not in ended:
+        if job_id in retired and job_id not in ended:
             _drop(store, job_id)
         elif job_id not in clean:
             result = ended[job_id].result if job_id in ended else None
@@ -96,8 +96,8 @@ def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | Non
 
 
 def _drop(store: HaStore, job_id: str) -> None:
-    """A job that an earlier driver has stored too late: nobody has been told of it, and its id is burnt since."""
-    logger.warning("job %s is not run: its id was burnt before it was stored", job_id)
+    """A job that an earlier driver has stored too late: nobody has been told of it, and its id is retired since."""
+    logger.warning("job %s is not run: its id was retired before it was stored", job_id)
     with suppress(StorageError):  # the next driver tries again
         store.jobs.remove(job_id)
 
@@ -105,7 +105,7 @@ def _drop(store: HaStore, job_id: str) -> None:
 def _ended(store: HaStore, job_id: str) -> FoundJob:
     """A result. One that cannot be read still says that the job has ended."""
     try:
-        return FoundJob(job_id, result=_patiently(lambda: store.results.get(job_id)))
+        return FoundJob(job_id, result=_retry(lambda: store.results.get(job_id)))
     except CorruptFileError as error:
         logger.error("the result of job %s cannot be read: %s", job_id, error)
         return FoundJob(job_id, failure=str(error))
@@ -139,11 +139,11 @@ def _recover(
     store: HaStore, job_id: str, cluster: Configuration, read: SnapshotReader, *, has_ended: bool
 ) -> JobSubmission:
     """Adopts first and reads then: what is read, no earlier driver can change any more."""
-    stored = _patiently(lambda: store.jobs.adopt(job_id))
-    reach("recovery-plan-adopted")
-    counters = _patiently(store.counters(job_id).adopt)
-    pointers = _patiently(store.pointers(job_id).adopt)
-    reach("recovery-adopted")
+    stored = _retry(lambda: store.jobs.adopt(job_id))
+    crash_point("recovery-plan-adopted")
+    counters = _retry(store.counters(job_id).adopt)
+    pointers = _retry(store.pointers(job_id).adopt)
+    crash_point("recovery-adopted")
     checkpoints = tuple(_retained(read(found.directory), found.owned) for found in pointers.values())
     properties = checked(stored.properties, StoredProperties)
     history = JobHistory(
@@ -154,9 +154,10 @@ def _recover(
         next_attempt=counters.next_attempt,
         savepoint_id=counters.savepoint_id,
         disposals=_disposals(store, job_id),
+        savepoints=_retry(store.pointers(job_id).pending_savepoints),
         failures=_failures(store, job_id),
     )
-    archive = _patiently(lambda: store.jobs.read_archive(stored))
+    archive = _retry(lambda: store.jobs.read_archive(stored))
     path = None if properties.request is None else properties.request.savepoint_path
     has_own = bool(checkpoints) or has_ended  # what it was to start from counts until then
     return submission_of(
@@ -178,7 +179,7 @@ def _retained(checkpoint: CompletedCheckpoint, owned: bool) -> RetainedCheckpoin
 def _disposals(store: HaStore, job_id: str) -> dict[int, SnapshotDisposal]:
     """What cannot be deleted safely is left where it is."""
     found = {}
-    for checkpoint_id, document in _patiently(store.pointers(job_id).disposals).items():
+    for checkpoint_id, document in _retry(store.pointers(job_id).disposals).items():
         try:
             found[checkpoint_id] = SnapshotDisposal.from_json(document)
         except ValueError as error:  # of its shape, or of its places
@@ -198,12 +199,12 @@ def _failures(store: HaStore, job_id: str) -> tuple[ExceptionEntry, ...]:
 def read_snapshot(url: str) -> CompletedCheckpoint:
     """Raises RecoveryError naming the snapshot."""
     try:
-        return _patiently(lambda: open_snapshot(url)).metadata
+        return _retry(lambda: open_snapshot(url)).metadata
     except StorageError as error:
         raise RecoveryError(str(error), may_pass=not isinstance(error, _LASTING)) from error
 
 
-def _patiently(read: Callable[[], T]) -> T:
+def _retry(read: Callable[[], T]) -> T:
     """Storage may be away for a moment; what is missing or damaged stays so."""
     attempts = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, StorageError) and not isinstance(error, _PERMANENT)),

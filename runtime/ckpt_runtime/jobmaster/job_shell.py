@@ -21,7 +21,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStat
 from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOptions
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
 from ckpt_runtime.jobmaster.consequences import Consequences
-from ckpt_runtime.jobmaster.deployment_planner import place, plan_deployments
+from ckpt_runtime.jobmaster.deployment_planner import SlotPlacement, plan_deployments
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
@@ -51,12 +51,12 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import JobInput, JobOutput
-from ckpt_runtime.scheduler.deployment import Program
+from ckpt_runtime.scheduler.deployment import JobDescriptor, Program
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.structured_log import about
@@ -100,6 +100,7 @@ class JobShell:
         )
         # What an earlier driver has begun to delete is not in any record of checkpoints any more: nobody else goes on.
         self.storage.dispose(history.disposals)
+        self.storage.discard_savepoints(history.savepoints)
         self._consequences = Consequences(host, self._deliver_consequence)
         self._inbox: deque[JobInput] = deque()
         self._busy = False
@@ -204,9 +205,9 @@ class JobShell:
                 # A checkpoint has just been stored, so storage answers: deletions that failed need not wait for their
                 # pause.
                 self.storage.retry_deletions()
-                reach("notify-before")
+                crash_point("notify-before")
                 self._tasks.complete(checkpoint_id, tasks)
-                reach("notify-after")
+                crash_point("notify-after")
             case checkpoint_out.NotifyAborted(checkpoint_id, _, latest_completed, tasks):
                 self._tasks.abort(checkpoint_id, latest_completed, tasks)
             case checkpoint_out.ScheduleTimer(timer, generation, at_rel_ms):
@@ -302,22 +303,20 @@ class JobShell:
                 self._task_failed(execution, cause)
             return
         submission = self._submission
-        # Pinned, two workers of one core would wait for each other while other cores are free.
-        crowded = any(self._host.slots_in_use(slot.host) > len(slot.cpus) for slot in slots)
-        pin = order.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO and not crowded
-        workers = [(slot.host, slot.worker.data_address, slot.cpus) for slot in slots if slot.worker is not None]
+        pinned = order.configuration.get(TaskManagerOptions.CPU_PINNING) is CpuPinning.AUTO
+        cores = self._host.bind_slots(slots) if pinned else [None] * len(slots)
+        addresses = [slot.worker.data_address for slot in slots if slot.worker is not None]
         deployments = plan_deployments(
-            submission.job_id,
             order.graph,
-            Program(submission.program_id, submission.entry, submission.arguments),
-            place(workers, pin=pin),
+            [SlotPlacement(address, core) for address, core in zip(addresses, cores, strict=True)],
             deployment=self._host.next_deployment(),
             attempt=order.attempt,
             restored=order.restored,
             sinks=sink_lineages(order.graph, submission.seed, order.lineage, submission.ended_jobs, order.savepoint_id),
         )
-        reach("deploy-before")
-        self._tasks.deploy(slots, deployments)
+        crash_point("deploy-before")
+        program = Program(submission.program_id, submission.entry, submission.arguments)
+        self._tasks.deploy(slots, JobDescriptor(submission.job_id, order.graph, program), deployments)
         self.view.deployed(slots)
 
     def _cancel_tasks(self, executions: tuple[ExecutionId, ...]) -> None:
@@ -357,6 +356,9 @@ class JobShell:
     def slot_lost(self, slot: Slot, reason: str) -> None:
         self.worker_lost(slot, reason)
         self._slots.lost(slot, reason)
+
+    def slots_awaited(self, reason: str) -> None:
+        self.view.waits_for_slots = reason
 
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
         """Raises MalformedMessageError when the message names a subtask that was not deployed to the slot."""
@@ -450,7 +452,7 @@ class JobShell:
     def _record_attempt(self, attempt: int) -> None:
         def record() -> JobInput:
             self._record.begin_attempt(attempt)
-            reach("attempt-recorded")
+            crash_point("attempt-recorded")
             return core.AttemptRecorded(attempt)
 
         def failed(error: Exception) -> JobInput:
@@ -498,9 +500,9 @@ class JobShell:
         )
 
         def store() -> JobInput:
-            reach("end-before")
+            crash_point("end-before")
             self._record.end(result)
-            reach("end-stored")
+            crash_point("end-stored")
             return core.ResultStored()
 
         def failed(error: Exception) -> JobInput:

@@ -7,7 +7,6 @@ import uuid
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from weakref import WeakValueDictionary
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
@@ -15,13 +14,13 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
-from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotReady, SubmissionFailed
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.known_jobs import KnownJobs
+from ckpt_runtime.jobmaster.lineages import Lineages
 from ckpt_runtime.jobmaster.planning import Planner, entry_of
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
@@ -41,7 +40,7 @@ from ckpt_runtime.jobmaster.restart_strategy_factory import with_implicit_strate
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
-from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.snapshots.snapshot import open_in_place
 from ckpt_runtime.storage.claims import SESSION_PREFIX
 from ckpt_runtime.storage.errors import StorageError, StorageTimeoutError, storage_failed
 from ckpt_runtime.storage.filesystem import resolve
@@ -61,6 +60,7 @@ class JobSubmitter:
         pools: DriverPools,
         planner: Planner,
         references: SnapshotReferences,
+        lineages: Lineages,
     ) -> None:
         """``volatile_directory`` is where checkpoints go that no other driver has to find."""
         self.store: HaStore | None = None
@@ -71,14 +71,15 @@ class JobSubmitter:
         self._pools = pools
         self._planner = planner
         self._references = references
-        self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lineages = lineages
+        self._starting: list[tuple[frozenset[str], asyncio.Future[None]]] = []
         self._session = uuid.uuid4().hex
 
     async def submit(self, job_id: str, request: RunRequest) -> JobMaster:
         """The job, stored and not started. Raises as ``DispatcherGateway.run_pipeline``; nothing is left then.
 
-        A job whose name is to be its own has to be known as soon as this returns: the next one of the name is checked
-        as soon as the loop is free.
+        The job has to be known as soon as this returns: the next one of its lineage, or of its name where that is to be
+        one job's own, is checked as soon as the loop is free.
         """
         program = self._programs.get(request.pipeline_id)
         check_drill(request)
@@ -114,18 +115,29 @@ class JobSubmitter:
             record=JobRecord() if store is None else DurableRecord(store, job_id),
             ended_jobs=self._known.ended_before(savepoint),
         )
-        if request.drill or not submission.configuration.get(PipelineOptions.UNIQUE_NAME):
+        if request.drill:
             return await self._accepted(submission, store)
-        # One after the other: whether the first of several is a job in the end is known when its storage has answered.
-        async with self._names.setdefault(graph.name, asyncio.Lock()):
-            self._known.check_name(graph.name)
-            return await self._accepted(submission, store)
+        while True:
+            # Checked again behind each wait, and taken before the next one.
+            place, keys = self._lineages.place(submission)
+            before = [done for taken, done in self._starting if taken & keys]
+            if not before:
+                break
+            # Whether the first of several is a job in the end is known when its storage has answered.
+            await asyncio.wait(before)
+        turn = keys, asyncio.get_running_loop().create_future()
+        self._starting.append(turn)
+        try:
+            return await self._accepted(replace(submission, lineage=place), store)
+        finally:
+            self._starting.remove(turn)
+            turn[1].set_result(None)
 
     async def _accepted(self, submission: JobSubmission, store: HaStore | None) -> JobMaster:
         try:
             # Whoever submits names the directory: whether storage answers there is not known yet.
             directory = checkpoint_directory(submission)
-            await asyncio.get_running_loop().run_in_executor(self._pools.paths, resolve, directory)
+            await asyncio.get_running_loop().run_in_executor(self._pools.paths(directory), resolve, directory)
             submission = await self._claimed(submission)
             job, first_checkpoint_id = await self._prepared(submission)
         except (ConfigurationError, CheckpointConfigurationError) as error:
@@ -153,11 +165,11 @@ class JobSubmitter:
         in_pool = asyncio.get_running_loop().run_in_executor
         try:
             job = self._known.create(submission)
-            return job, await in_pool(self._pools.paths, job.prepare_storage)
+            return job, await in_pool(self._pools.paths(checkpoint_directory(submission)), job.prepare_storage)
         except BaseException:
-            if submission.claims is not None:
+            if submission.claims is not None and submission.savepoint is not None:
                 with suppress(StorageError):
-                    await in_pool(self._pools.paths, submission.claims.release)
+                    await in_pool(self._pools.paths(submission.savepoint.directory), submission.claims.release)
             raise
 
     @property
@@ -188,7 +200,7 @@ class JobSubmitter:
         try:
             if await self._references.is_being_disposed(path):
                 raise SubmissionFailed(f"cannot restore from {path}: it is being disposed of")
-            return await asyncio.get_running_loop().run_in_executor(self._pools.paths, _open, path)
+            return await asyncio.get_running_loop().run_in_executor(self._pools.paths(path), _open, path)
         except StorageError as error:
             raise _refusal(f"cannot restore from {path}", error) from error
 
@@ -200,4 +212,4 @@ def _refusal(what: str, error: StorageError) -> GatewayError:
 
 def _open(path: str) -> CompletedCheckpoint:
     """By its own place: claims are found there, whatever links lead to it."""
-    return open_snapshot(snapshot_directory(resolve(path)).real()).metadata
+    return open_in_place(snapshot_directory(resolve(path)).real()).metadata

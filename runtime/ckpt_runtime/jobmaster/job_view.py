@@ -53,6 +53,8 @@ class JobView:
         )
         self._end_cause: FailureInfo | None = None
         self._restarts = 0
+        self.waits_for_slots = ""
+        """Why the job has not got its slots yet."""
 
     # --- what the shell tells
 
@@ -136,6 +138,7 @@ class JobView:
             request=self._submission.request,
             checkpoints=checkpoints,
             restarts=self._restarts,
+            lineage=self._submission.place,
         )
 
     # --- what users see
@@ -150,11 +153,15 @@ class JobView:
             last_modification_ms=self._last_modification,
             tasks_by_state=self.executions.counts(),
             drill=self._submission.is_drill,
+            lineage=self._submission.place,
         )
 
     def details(self) -> JobDetails:
         vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
-        return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph)
+        # A job that runs may wait for slots as well, for a rescale.
+        waits = self.status in (JobStatus.CREATED, JobStatus.RESTARTING)
+        reason = self.waits_for_slots if waits else ""
+        return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph, status_reason=reason or None)
 
     def config_info(self, plan: JobPlan, running_version: int, overrides: Mapping[str, str | None]) -> JobConfigInfo:
         """``plan`` was accepted last; ``overrides`` are values by key that hold instead for now."""

@@ -19,14 +19,14 @@ from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import JobNameTaken, JobNotFound, NotReady
+from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobNotFound, NotReady
 from ckpt_runtime.jobmaster.gateway_values import NOT_YET, JobOverview
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_job, find_jobs, read_snapshot
+from ckpt_runtime.jobmaster.orphaned_jobs import OrphanedJobs
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.stored_submissions import forget_result
-from ckpt_runtime.jobmaster.stranded_jobs import StrandedJobs
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -54,7 +54,7 @@ class KnownJobs:
         self._submissions = submissions
         self._store: HaStore | None = None
         self._jobs: dict[str, JobMaster | EndedJob] = {}
-        self._stranded = StrandedJobs(self._look_again, self._take_over_job)
+        self._stranded = OrphanedJobs(self._look_again, self._take_over_job)
         self._cleaning: list[JobMaster] = []
         self.create = partial(JobMaster, slots=slots, pools=pools, events=events)
         """Makes the master of a submission; it is not known before :meth:`add`."""
@@ -88,11 +88,30 @@ class KnownJobs:
         masters = (job for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended)
         return next((job.program().archive for job in masters if job.config_info().pipeline_id == pipeline_id), None)
 
-    def check_name(self, name: str) -> None:
-        """Raises JobNameTaken when a job of this name lives."""
-        for job_id, job in self._jobs.items():
-            if not job.status.is_globally_terminal and job.overview().name == name:
-                raise JobNameTaken(name, job_id, job.status)
+    def of_lineage(self, lineage: str) -> list[JobOverview]:
+        """Its jobs that are known, the latest first."""
+        overviews = [job.overview() for job in self]
+        found = [(job.lineage.incarnation, job) for job in overviews if job.lineage and job.lineage.id == lineage]
+        return [job for _, job in sorted(found, key=lambda numbered: numbered[0], reverse=True)]
+
+    def named(self, name: str) -> list[JobOverview]:
+        """The jobs of this name, newest first, without restore drills."""
+        return [job for job in (job.overview() for job in self) if job.name == name and not job.drill]
+
+    def check_recovered(self, job_id: str) -> None:
+        """Raises Conflict for a job that may go on once its storage is back."""
+        if job_id in self._stranded and job_id not in self._jobs:
+            reason = self._stranded.reason(job_id)
+            raise Conflict(
+                f"Job {job_id} of the same lineage cannot be recovered now, and may go on later: {reason}. If it "
+                "is never to go on, start this one with fork"
+            )
+
+    def latest_snapshots(self, lineage: str) -> list[str]:
+        """What its latest job has completed last, if that is still there."""
+        latest = [self._jobs[job.job_id].checkpoint_statistics() for job in self.of_lineage(lineage)[:1]]
+        taken = [last for each in latest for last in (each.latest_completed, each.latest_savepoint) if last is not None]
+        return [last.external_path for last in taken if last.external_path is not None and not last.discarded]
 
     def ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
         """The job that took a snapshot, if it is known to run no more. Of another session's nothing is known."""
@@ -154,7 +173,7 @@ class KnownJobs:
         logger.info("recovered %d jobs, %d could not be recovered", len(self._jobs), len(self._stranded))
 
     def _read_snapshot(self, url: str) -> CompletedCheckpoint:
-        return self._pools.paths.submit(read_snapshot, url).result()
+        return self._pools.paths(url).submit(read_snapshot, url).result()
 
     def _look_again(self, earlier: FoundJob) -> FoundJob:
         assert self._store is not None

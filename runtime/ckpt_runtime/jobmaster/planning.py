@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
-from ckpt_runtime.api.plan_result import PlanRequest
+from ckpt_runtime.api.plan_result import PlanRequest, PlanResult
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -69,24 +69,26 @@ class Planner:
         self, program: StoredProgram, request: RunRequest, configuration: Configuration
     ) -> tuple[JobGraph, Configuration]:
         """The graph and what the pipeline's code set. ``configuration`` is what was given at submission."""
+        return _parts(await self._result(program, request, configuration))
+
+    async def _result(self, program: StoredProgram, request: RunRequest, configuration: Configuration) -> PlanResult:
         return await self.in_directory(
             lambda directory: self._planned(self.order(directory, program, request, configuration))
         )
 
-    def _planned(self, order: PlanRequest) -> tuple[JobGraph, Configuration]:
+    def _planned(self, order: PlanRequest) -> PlanResult:
         result = plan_in_process(order, self.limits, user_environment())
         if result.failure is not None:
             trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
             raise SubmissionFailed(f"the pipeline {order.entry} cannot be planned: {result.failure}{trace}")
-        assert result.job_graph is not None
         for warning in result.warnings:
             logger.warning("pipeline %s: %s", order.entry, warning, extra=fields(entry=order.entry))
-        return result.job_graph, Configuration(result.own_configuration)
+        return result
 
     async def plan_again(self, program: RunningProgram, configuration: Configuration) -> tuple[JobGraph, Configuration]:
         """As :meth:`plan`, of a job that runs, with another configuration."""
 
-        def plan(directory: str) -> tuple[JobGraph, Configuration]:
+        def plan(directory: str) -> PlanResult:
             archive = Path(directory, "archive.zip")
             archive.write_bytes(program.archive)
             defaults, files = options_of_jobs(program.defaults), str(Path(directory, "files"))
@@ -94,7 +96,7 @@ class Planner:
             order = PlanRequest(files, program.entry, program.arguments, given, defaults, archive=str(archive))
             return self._planned(order)
 
-        return await self.in_directory(plan)
+        return _parts(await self.in_directory(plan))
 
     async def preview(
         self, program: StoredProgram, request: RunRequest, snapshot: CompletedCheckpoint | None
@@ -102,10 +104,11 @@ class Planner:
         """What a submission would run, and how the snapshot fits. Raises as a submission, but for what does not fit."""
         given = given_configuration(request)
         planned = planning_configuration(given, snapshot, request)
-        graph, own = await self.plan(program, request, planned)
+        result = await self._result(program, request, planned)
+        graph, own = _parts(result)
         configuration = Configuration.merge(self.cluster, with_own_configuration(own, given))
         if snapshot is None:
-            return PlanPreview(graph)
+            return PlanPreview(graph, warnings=result.warnings)
         restored = snapshot
 
         def compare(directory: str) -> RestorePreview:
@@ -116,7 +119,7 @@ class Planner:
                 raise SubmissionFailed(f"the pipeline's state cannot be compared with the snapshot: {error}") from error
             return preview(restored, graph, configuration, request, states)
 
-        return PlanPreview(graph, await self.in_directory(compare))
+        return PlanPreview(graph, await self.in_directory(compare), result.warnings)
 
     def order(
         self, directory: str, program: StoredProgram, request: RunRequest, configuration: Configuration
@@ -138,6 +141,11 @@ class Planner:
             return await asyncio.get_running_loop().run_in_executor(self.pools.planning, inside)
         except (PoolExhaustedError, StorageTimeoutError) as error:
             raise NotReady(str(error)) from error
+
+
+def _parts(result: PlanResult) -> tuple[JobGraph, Configuration]:
+    assert result.job_graph is not None
+    return result.job_graph, Configuration(result.own_configuration)
 
 
 def entry_of(program: StoredProgram, request: RunRequest) -> str:

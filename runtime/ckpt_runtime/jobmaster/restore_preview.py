@@ -40,10 +40,11 @@ class RestorePreview:
 
 @dataclass(frozen=True, slots=True)
 class PlanPreview:
-    """What a submission would run; ``restore`` when it starts from a snapshot."""
+    """What a submission would run, and its ``warnings``; ``restore`` when it starts from a snapshot."""
 
     graph: JobGraph
     restore: RestorePreview | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def preview(

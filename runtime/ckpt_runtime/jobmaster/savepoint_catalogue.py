@@ -1,15 +1,15 @@
-"""The savepoint catalogue as the driver answers for it: in the pool for paths that users name, with errors for REST."""
+"""The savepoint catalogue as the driver answers for it: in the pools of addresses, with errors for REST."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
-from ckpt_runtime.jobmaster.gateway_errors import Conflict, InvalidRequest, NotFound, NotReady
-from ckpt_runtime.jobmaster.gateway_values import SavepointList
+from ckpt_runtime.jobmaster.gateway_errors import Conflict, GatewayError, InvalidRequest, NotFound, NotReady
+from ckpt_runtime.jobmaster.gateway_values import KnownSavepoints, SavepointList
 from ckpt_runtime.snapshots import catalogue
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.finding import NOT_ALLOWED
@@ -18,13 +18,40 @@ from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 T = TypeVar("T")
+MAX_TARGETS = 100
 
 
 class SavepointCatalogue:
-    """Keeps nothing itself. Lives on one event loop; looks in ``pool``."""
+    """Keeps no savepoints itself. Lives on one event loop; looks in the pool that ``paths`` gives for a URL."""
 
-    def __init__(self, pool: Executor) -> None:
-        self._pool = pool
+    def __init__(self, paths: Callable[[str], Executor]) -> None:
+        self._paths = paths
+        self._targets: dict[str, None] = {}
+
+    def expect_in(self, directory: str) -> None:
+        """A savepoint is being taken into this directory. The latest hundred of them are remembered."""
+        self._targets.pop(directory, None)
+        self._targets[directory] = None
+        if len(self._targets) > MAX_TARGETS:
+            del self._targets[next(iter(self._targets))]
+
+    async def known(self, directories: Iterable[str], job: str | None) -> KnownSavepoints:
+        """Those below these directories, and below those that savepoints were taken into. Raises nothing."""
+        unread: dict[str, str] = {}
+
+        async def look(directory: str) -> SavepointList | None:
+            try:
+                return await self.list(directory, job)
+            except NotFound:  # no savepoint has been taken into it yet, or it was removed
+                return None
+            except GatewayError as error:
+                unread[directory] = str(error)
+                return None
+
+        listings = await asyncio.gather(*map(look, dict.fromkeys([*directories, *self._targets])))
+        found = {listing.directory: listing for listing in listings if listing is not None}
+        savepoints = {item.location: item for listing in found.values() for item in listing.savepoints}
+        return KnownSavepoints(tuple(found), tuple(sorted(savepoints.values(), key=catalogue.latest_first)), unread)
 
     async def list(self, directory: str, job: str | None) -> SavepointList:
         """Raises InvalidRequest, NotFound, NotReady."""
@@ -55,7 +82,7 @@ class SavepointCatalogue:
 
     async def _call(self, field: str, given: str, call: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+            return await asyncio.get_running_loop().run_in_executor(self._paths(given), call)
         except InvalidLocationError as error:
             raise InvalidRequest(field, given, str(error)) from error
         except NotFoundError as error:

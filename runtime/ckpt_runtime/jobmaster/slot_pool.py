@@ -1,10 +1,10 @@
-"""The slots of a session: stages of slot agents, their workers, and which job holds which slot.
+"""The slots of a session: their agents, their workers, and which job holds which slot.
 
 A slot has one active worker and one warm spare. When the active worker dies, the spare takes over at once and another
-spare is started. When an agent is lost, its whole stage is (Spark fails a barrier stage as one), and the job that held
-the slots asks for new ones, which launches a new stage. Warm workers that never worked outlive their agents for a
-while: agents of the new stage on the same machine adopt them instead of starting cold ones. Everything runs on the
-event loop.
+spare is started. Each slot is a stage of its own in Spark, so that the loss of an agent costs that slot alone: the job
+that held it asks for another one, which is launched. Warm workers that never worked outlive their agent for a while:
+the agent of another slot on the same machine adopts them instead of starting cold ones. Everything runs on the event
+loop.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
 from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
-from ckpt_runtime.jobmaster.loss_notices import LossNotices, describe_exit
-from ckpt_runtime.jobmaster.slot_stages import SlotProvider, SlotStages
-from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, SlotTimes, Worker
+from ckpt_runtime.jobmaster.slot_allocation import Supply, allocate, choose_cores, shortage
+from ckpt_runtime.jobmaster.slot_loss_notifier import SlotLossNotifier, describe_exit
+from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotProvider, SlotsUnavailableError, SlotTimes, Worker
 from ckpt_runtime.jobmaster.worker_questions import ANSWER_TIMEOUT_S, A, WorkerQuestions
 from ckpt_runtime.network.agent_messages import (
+    LAST_WRITES_S,
     AdoptWorker,
     AgentHeartbeat,
     AgentMessage,
@@ -30,7 +33,6 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FollowAgent,
     Following,
@@ -39,15 +41,40 @@ from ckpt_runtime.network.control_messages import (
     WorkerMessage,
     WorkerQuestion,
 )
+from ckpt_runtime.network.listeners import MalformedMessageError
 
 logger = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 10.0
+_RELEASED_WORKER_S = LAST_WRITES_S + 10.0
 WORKER_START_TIMEOUT_S = 120.0
 """A worker process that has not registered by then hangs, and is killed; its end starts the next one."""
 
 MAX_FAILURES = 3
 """A process in which subtasks have failed so often gets no further attempt: user code may have left the cause in it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A job's request for slots, until ``answer`` has them. ``reason`` says why it waits."""
+
+    owner: SlotOwner
+    count: int
+    held: list[Slot]
+    answer: asyncio.Future[list[Slot]]
+    taken: list[Slot] = field(default_factory=list)
+    reason: str = ""
+    refused: bool = False
+
+    def kept(self) -> list[Slot]:
+        """Of the slots that its owner had: any of them may have been lost, or given back by the owner."""
+        return [slot for slot in self.held if not slot.lost and slot.owner is self.owner][: self.count]
+
+    def wait(self, reason: str, *, refused: bool = False) -> None:
+        self.refused = refused
+        if reason != self.reason:
+            self.reason = reason
+            self.owner.slots_awaited(reason)
 
 
 class SlotPool:
@@ -56,62 +83,85 @@ class SlotPool:
     def __init__(
         self, provider: SlotProvider, secret: str, times: SlotTimes, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self._provider = provider
+        self._secret = secret
         self._times = times
         self._clock = clock
-        self._stages = SlotStages(provider, secret, self._stage_ended)
+        self._control_port = 0
         self._slots: dict[str, Slot] = {}
+        self._launching: dict[str, float] = {}
+        """Since when slots are launched whose agents have not registered yet."""
+        self._ending: set[str] = set()
+        """Slots that are given up, until their provider says that they are over."""
         self._orphans: dict[str, Worker] = {}
-        self._waiting_requests = 0
+        self._requests: list[_Request] = []
+        self._next_slot = 0
         self._next_worker = 0
-        self._changed = asyncio.Condition()
+        self._failed_launches = 0
+        """Slots in a row that ended before they had a worker."""
+        self._launch_due = 0.0
         self._loop = asyncio.get_running_loop()
-        self._losses = LossNotices(self._loop)
+        self._arrangement: asyncio.Handle | None = None
+        self._all_ended = asyncio.Event()
+        self._losses = SlotLossNotifier(self._loop)
         self._questions = WorkerQuestions()
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
     def start(self, control_port: int) -> None:
-        self._stages.control_port = control_port
+        self._control_port = control_port
+        self._provider.watch_capacity(self._capacity_changed)
         self._watch = self._loop.create_task(self._watch_heartbeats())
 
     async def stop(self) -> None:
-        """Tells all agents to end and waits for their stages, for a while."""
+        """Tells all agents to end and waits for them, for a while."""
         self._closing = True
         if self._watch is not None:
             self._watch.cancel()
         self._losses.close()
-        for stage_id in self._stages.living:
-            self._stages.begin_end(stage_id)
+        for slot_id in list(self._launching):  # it may be long before there is an agent that could be told
+            self._provider.cancel(slot_id)
         for slot in self._slots.values():
             slot.agent.send(ShutdownAgent())
+        self._ending |= self._slots.keys()
         for orphan in self._orphans.values():
             orphan.peer.close()
+        if not self._ending:
+            return
+        self._all_ended.clear()
         try:
-            async with asyncio.timeout(10), self._changed:
-                await self._changed.wait_for(lambda: not self._stages)
+            await asyncio.wait_for(self._all_ended.wait(), 10)
         except TimeoutError:
-            for stage_id in self._stages.living:
-                self._stages.cancel(stage_id)
+            for slot_id in self._ending:
+                self._provider.cancel(slot_id)
 
     # --- for jobs
 
     @property
     def total(self) -> int:
-        """Slots that there are, or could be."""
-        return max(len(self._slots), self._stages.capacity)
+        """Slots that there are, or could be by what is known now."""
+        return max(len(self._slots), self._provider.capacity or 0)
 
     @property
     def available(self) -> int:
         """Those of :attr:`total` that no job holds."""
-        return self.total - sum(1 for slot in self._slots.values() if slot.owner is not None)
+        return self.total - sum(slot.owner is not None for slot in self._slots.values())
 
     def all(self) -> tuple[Slot, ...]:
         """The living slots, oldest first."""
         return tuple(self._slots.values())
 
-    def in_use(self, host: str) -> int:
-        """Slots on a host that jobs hold."""
-        return sum(1 for slot in self._slots.values() if slot.owner is not None and slot.host == host)
+    def bind(self, slots: Sequence[Slot]) -> list[int | None]:
+        """Chooses a core for the worker of each slot of a job, None for one that is not to be bound.
+
+        It belongs to that worker alone until the slot is bound again or given back.
+        """
+        own = set(slots)
+        others = [(slot.host, slot.core) for slot in self._slots.values() if slot.owner is not None and slot not in own]
+        cores = choose_cores([(slot.host, slot.cpus) for slot in slots], others)
+        for slot, core in zip(slots, cores, strict=True):
+            slot.core = core
+        return cores
 
     async def ask(
         self,
@@ -131,86 +181,166 @@ class SlotPool:
     async def acquire(self, owner: SlotOwner, count: int, held: list[Slot], least: int | None = None) -> list[Slot]:
         """``count`` living slots with a ready worker each, those in ``held`` first.
 
-        With ``least`` the owner can do without: it gets as many as the session can have, that many at least, and what
-        was launched for it in vain does not stand in the way of others.
+        They come all at once: a request that waits holds no slot beside ``held``. With ``least`` the owner can do with
+        fewer: it gets as many as the session can have, that many at least.
 
-        Raises SlotsUnavailableError when a stage cannot be launched or the request times out. Whatever is raised, what
+        Raises SlotsUnavailableError when no slot can be launched or the request times out. Whatever is raised, what
         was taken is given back, and what was held stays the owner's, who may also give it back meanwhile.
         """
-        if least is not None and self._stages.capacity:
+        if least is not None and self._provider.capacity is not None:
+            if least > self.total:
+                raise SlotsUnavailableError(shortage(least, self.total, self.available))
             count = max(least, min(count, sum(not slot.lost for slot in held) + self.available))
-        chosen = [slot for slot in held if not slot.lost][:count]
-        for slot in chosen:
+        request = _Request(owner, count, held, self._loop.create_future())
+        for slot in request.kept():
             # Between deployments, when nothing runs in it.
             if slot.worker is not None and slot.worker.failures >= MAX_FAILURES:
                 self.replace_worker(slot)
-        taken: list[Slot] = []
-        launched: list[int] = []
-        self._waiting_requests += 1
+        self._requests.append(request)
+        self._arrange()
         try:
             async with asyncio.timeout(self._times.request_timeout_s):
-                await self._gather(owner, count, chosen, taken, launched)
-            return chosen
+                return await request.answer
         except BaseException as error:
-            for slot in taken:
+            for slot in request.taken:
                 # The owner may have given it back meanwhile, and another job have it.
                 if slot.owner is owner:
                     self.release(slot)
-            if least is not None:
-                self._abandon(launched)
             if isinstance(error, TimeoutError):
                 raise SlotsUnavailableError(
-                    f"{count} slots were not available within {self._times.request_timeout_s:g} s "
-                    f"({len(chosen)} were); check that Spark has as many free task slots (cores) as the job's "
-                    "parallelism"
+                    f"{count} slots were not available within {self._times.request_timeout_s:g} s: {request.reason}"
                 ) from None
             raise
         finally:
-            self._waiting_requests -= 1
+            if request in self._requests:
+                self._requests.remove(request)
+                self._notify()
+            request.wait("")
 
-    async def _gather(
-        self, owner: SlotOwner, count: int, chosen: list[Slot], taken: list[Slot], launched: list[int]
-    ) -> None:
-        """Until ``chosen`` is complete; notes which free slots were taken, and which stages launched, for it."""
-        while True:
-            # Looked at anew after each wait: any of them may have been lost, or given back by the owner.
-            chosen[:] = [slot for slot in chosen if not slot.lost and slot.owner is owner]
-            for slot in self._slots.values():
-                if len(chosen) < count and slot.owner is None:
-                    slot.owner = owner
-                    chosen.append(slot)
-                    taken.append(slot)
-            if len(chosen) == count and all(slot.worker is not None for slot in chosen):
+    # --- serving requests
+
+    def _notify(self) -> None:
+        """Something has changed for requests that wait. They are served soon, once for all changes until then."""
+        if self._arrangement is None and not self._closing:
+            self._arrangement = self._loop.call_soon(self._arrange)
+
+    def _capacity_changed(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the session has ended before its provider
+            self._loop.call_soon_threadsafe(self._notify)
+
+    def _arrange(self) -> None:
+        """Serves requests, launches slots for others, and says why the rest waits."""
+        if self._arrangement is not None:
+            self._arrangement.cancel()
+            self._arrangement = None
+        # A job that has slots comes first: nobody else can use them while it waits. Otherwise first come, first served.
+        waiting = [request for request in self._requests if not request.answer.done()]
+        requests = sorted(waiting, key=lambda request: not request.held)
+        free = [slot for slot in self._slots.values() if slot.owner is None]
+        ready = [slot for slot in free if slot.worker is not None]
+        kept = [request.kept() for request in requests]
+        missing = [request.count - len(slots) for request, slots in zip(requests, kept, strict=True)]
+        allocation = allocate(missing, self._supply(len(ready), len(free)))
+        for position, (request, slots) in enumerate(zip(requests, kept, strict=True)):
+            if position in allocation.refused:
+                available = self.available + sum(slot.owner is request.owner for slot in request.held if not slot.lost)
+                request.wait(shortage(request.count, self.total, available), refused=True)
+            elif position in allocation.granted and all(slot.worker is not None for slot in slots):
+                request.taken, ready = ready[: missing[position]], ready[missing[position] :]
+                for slot in request.taken:
+                    slot.owner = request.owner
+                self._requests.remove(request)
+                request.answer.set_result([*slots, *request.taken])
+            else:
+                unready = request.count - sum(slot.worker is not None for slot in slots)
+                request.wait(f"waits for {unready} of {request.count} slots to start")
+        if allocation.launch:
+            self._launch(allocation.launch)
+
+    def _supply(self, ready: int, free: int) -> Supply:
+        launching, room = len(self._launching), None
+        if self._provider.capacity is not None:
+            room = max(0, self._provider.capacity - len(self._slots))
+            launching = min(launching, room)  # executors may have gone since: what has no room does not start
+            room -= launching
+        return Supply(ready, free - ready + launching, room)
+
+    def _launch(self, count: int) -> None:
+        if self._launching and self._failed_launches:
+            return  # those that are on their way will show whether there can be any
+        pause = self._launch_due - self._clock()
+        if pause > 0:
+            self._loop.call_later(pause, self._notify)
+            return
+        logger.info("launching %d slots", count)
+        for _ in range(count):
+            # An id is never given again: the agent of a slot that was given up may register much later.
+            slot_id, self._next_slot = str(self._next_slot), self._next_slot + 1
+            self._launching[slot_id] = self._clock()
+            try:
+                self._provider.launch(slot_id, self._control_port, self._secret, self._report_end)
+            except Exception as error:
+                del self._launching[slot_id]
+                self._launch_failed(f"a slot could not be launched: {error}")
                 return
-            # One stage at a time: slots that are on their way count, or each wake-up would launch the same again.
-            if len(chosen) < count and not self._stages.launching:
-                # Stages that end at once would else be launched in a circle.
-                await asyncio.sleep(_pause_before(len(launched)))
-                launched.append(self._stages.launch(count - len(chosen)))
-            async with self._changed:
-                await self._changed.wait()
-            self._stages.raise_failure()
 
-    def _abandon(self, launched: list[int]) -> None:
-        """Stages that are still on their way would keep those from coming that somebody waits for."""
-        for stage_id in launched:
-            if self._stages.is_open(stage_id) and not self._stages.is_complete(stage_id):
-                self._end_stage(stage_id, "nobody waits for its slots any more", keep_workers=False)
-                self._stages.cancel(stage_id)
+    def _launch_failed(self, reason: str) -> None:
+        """Requests that wait for slots to start fail, unless other slots are on their way."""
+        if self._launching:
+            return
+        for request in list(self._requests):
+            if not request.refused and not request.answer.done():
+                self._requests.remove(request)
+                request.answer.set_exception(SlotsUnavailableError(reason))
+
+    def _report_end(self, slot_id: str, error: BaseException | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the session has ended before its slots
+            self._loop.call_soon_threadsafe(self._provider_ended, slot_id, error)
+
+    def _provider_ended(self, slot_id: str, error: BaseException | None) -> None:
+        reason = "its slot agent ended" if error is None else str(error).splitlines()[0]
+        slot = self._slots.get(slot_id)
+        if slot is not None:
+            self._slot_ended(slot, reason)
+        self._ending.discard(slot_id)
+        if not self._ending:
+            self._all_ended.set()
+        if slot_id in self._launching:
+            del self._launching[slot_id]
+            self._no_worker_came()
+            if error is not None:
+                self._launch_failed(f"a slot could not be started: {reason}")
+        self._losses.explain(slot_id, None if error is None else reason)
+        self._notify()
+
+    def _no_worker_came(self) -> None:
+        """Slots that end at once would otherwise be launched in a circle."""
+        self._failed_launches += 1
+        self._launch_due = self._clock() + _pause_before(self._failed_launches)
 
     def release(self, slot: Slot) -> None:
-        """Gives a slot back. Its worker ran a job's code, so the next job gets a fresh process."""
-        slot.owner = None
+        """Gives a slot back. Its worker ran a job's code, so the next job gets a fresh process.
+
+        The worker ends by itself, behind its last requests to the storage; it is killed only if it does not.
+        """
+        slot.owner = slot.core = None
         slot.idle_since = self._clock()
         if not slot.lost and slot.worker is not None and slot.worker.used:
-            self.replace_worker(slot)
+            self._replace_worker(slot, kill_in_s=_RELEASED_WORKER_S)
         self._notify()
 
     def replace_worker(self, slot: Slot) -> None:
         """Kills the slot's worker and makes the spare the active one."""
+        self._replace_worker(slot, kill_in_s=0)
+
+    def _replace_worker(self, slot: Slot, kill_in_s: float) -> None:
         worker = self._promote_spare(slot)
         if worker is not None:
-            slot.agent.send(KillWorker(worker.worker_id))
+            kill = KillWorker(worker.worker_id)
+            if kill_in_s:
+                self._loop.call_later(kill_in_s, slot.agent.send, kill)
+            else:
+                slot.agent.send(kill)
         self._start_workers(slot)
 
     # --- for the control endpoint
@@ -227,10 +357,11 @@ class SlotPool:
 
     def _agent_registered(self, agent: AgentPeer) -> None:
         slot = Slot(agent, idle_since=self._clock())
-        if slot.slot_id in self._slots or not self._stages.arrive(slot.stage_id):
-            agent.send(ShutdownAgent())  # as a rule its stage has lost another agent before this one came
+        if slot.slot_id not in self._launching:  # it was given up before its agent came, or has another agent
+            agent.send(ShutdownAgent())
             agent.close()
             return
+        del self._launching[slot.slot_id]
         self._slots[slot.slot_id] = slot
         self._start_workers(slot)
 
@@ -300,9 +431,9 @@ class SlotPool:
         self._notify()
 
     def _agent_lost(self, slot: Slot, reason: str, *, explained: bool) -> None:
-        """Spark will say why with the end of the stage; owners hear of it then, or a little later."""
-        if not explained and self._stages.is_open(slot.stage_id):
-            self._losses.open(_stage_key(slot.stage_id), self._times.loss_grace_s)
+        """Spark says why when it ends the slot's task; the owner hears of it then, or a little later."""
+        if not explained:
+            self._losses.open(slot.slot_id, self._times.loss_grace_s)
         self._slot_ended(slot, f"its slot agent was lost: {reason}")
 
     # --- workers
@@ -318,33 +449,32 @@ class SlotPool:
 
     def _worker_ready(self, slot: Slot, worker: Worker) -> None:
         slot.starting.pop(worker.worker_id, None)
-        slot.failed_starts = 0
+        slot.failed_starts = self._failed_launches = 0
         if slot.worker is None:
             slot.worker = worker
             slot.spare_due = self._clock() + self._times.spare_pause_s
         else:
             slot.spare = worker
-        for sibling in self._of_stage(slot.stage_id):
-            self._start_workers(sibling)
+        for neighbour in self._on_host(slot.host):
+            self._start_workers(neighbour)
         self._notify()
 
-    def _of_stage(self, stage_id: int) -> list[Slot]:
-        return [slot for slot in self._slots.values() if slot.stage_id == stage_id]
-
-    def _has_workers(self, stage_id: int) -> bool:
-        """Whether all slots of a stage are there and have an active worker."""
-        return self._stages.is_complete(stage_id) and all(slot.worker is not None for slot in self._of_stage(stage_id))
+    def _on_host(self, host: str) -> list[Slot]:
+        return [slot for slot in self._slots.values() if slot.host == host]
 
     def _start_workers(self, slot: Slot) -> None:
         """One process at a time, and spares last, so that no spare competes with a worker that a job waits for."""
         if slot.lost or slot.starting or (slot.worker is not None and slot.spare is not None):
             return
-        if slot.worker is not None and not self._has_workers(slot.stage_id):
+        if slot.worker is not None and any(
+            neighbour.worker is None and not neighbour.failed_starts for neighbour in self._on_host(slot.host)
+        ):
             return
         machine = slot.agent.registration.process.machine
         # Pids mean the same process only where machine is equal; elsewhere the agent could not hold it.
         orphan = next((worker for worker in self._orphans.values() if worker.machine == machine), None)
-        if orphan is not None:
+        # No spare is adopted while a slot is on its way, whose worker a job waits for.
+        if orphan is not None and (slot.worker is None or not self._launching):
             self._adopt(slot, orphan)
             return
         pause = slot.spare_due - self._clock()
@@ -403,18 +533,20 @@ class SlotPool:
         self._start_workers(slot)
         self._notify()
 
-    # --- slots and stages
+    # --- the ends of slots
 
     def _slot_ended(self, slot: Slot, reason: str, *, keep_workers: bool = True) -> None:
         if slot.lost:
             return
-        # First: what follows ends the whole stage, and comes back here for each slot of it.
         slot.lost = True
         self._slots.pop(slot.slot_id, None)
+        self._ending.add(slot.slot_id)
+        if slot.owner is None and slot.worker is None:
+            self._no_worker_came()
         # Taken before the slot forgets them: an orphan must be found by its id alone from now on.
         workers = slot.workers
         slot.worker = slot.spare = slot.adopting = None
-        # One that is still starting is as warm as a spare by the time the next stage is there.
+        # One that is still starting is as warm as a spare by the time the next slot is there.
         kept = list(slot.starting) if keep_workers else []
         for worker in workers:
             if keep_workers and not worker.used:
@@ -426,38 +558,13 @@ class SlotPool:
         slot.agent.close()
         if (owner := slot.owner) is not None:
             told = f"slot {slot.slot_id} was lost"
-            self._losses.tell(_stage_key(slot.stage_id), lambda why: owner.slot_lost(slot, f"{told}: {why}"), reason)
-        self._end_stage(slot.stage_id, "its barrier stage lost a task", keep_workers=keep_workers)
+            self._losses.tell(slot.slot_id, lambda why: owner.slot_lost(slot, f"{told}: {why}"), reason)
         self._notify()
-
-    def _end_stage(self, stage_id: int, reason: str, *, keep_workers: bool) -> None:
-        """Spark fails a barrier stage as a whole: do not wait for it to take the other slots away one by one."""
-        if not self._stages.begin_end(stage_id):
-            return
-        slots = self._of_stage(stage_id)
-        logger.info("ending barrier stage %d, which has %d slots left: %s", stage_id, len(slots), reason)
-        for sibling in slots:
-            self._slot_ended(sibling, reason, keep_workers=keep_workers)
-
-    def _stage_ended(self, stage_id: int, error: BaseException | None) -> None:
-        reason = "its barrier stage ended" if error is None else str(error).splitlines()[0]
-        for slot in self._of_stage(stage_id):
-            self._slot_ended(slot, reason)
-        self._losses.explain(_stage_key(stage_id), None if error is None else reason)
-        self._notify()
-
-    def _notify(self) -> None:
-        # A task: the condition can only be entered by waiting, and its callers are no coroutines.
-        async def notify() -> None:
-            async with self._changed:
-                self._changed.notify_all()
-
-        self._loop.create_task(notify())
 
     # --- the silent and the idle
 
     async def _watch_heartbeats(self) -> None:
-        """Finds the silent (a stopped process keeps its sockets open), and stages that nobody needs."""
+        """Finds the silent (a stopped process keeps its sockets open), and slots that nobody needs."""
         while True:
             began = self._clock()
             await asyncio.sleep(self._times.heartbeat_interval_s)
@@ -472,13 +579,14 @@ class SlotPool:
         for slot in list(self._slots.values()):
             slot.agent.send(Ping())
             self._check_heartbeats(slot, now)
-        self._end_idle_stages(now)
+        self._give_up_launches(now)
+        self._end_idle_slots(now)
 
     def _check_heartbeats(self, slot: Slot, now: float) -> None:
         silent = f"no heartbeat for {self._times.heartbeat_timeout_s:g} s"
         if now - slot.agent.last_heard > self._times.heartbeat_timeout_s:
             logger.warning("slot %s is lost: %s", slot.slot_id, silent)
-            self._stages.cancel(slot.stage_id)
+            self._provider.cancel(slot.slot_id)
             self._slot_ended(slot, silent)
             return
         for worker in slot.workers:
@@ -492,20 +600,24 @@ class SlotPool:
                 slot.agent.send(KillWorker(worker_id))
                 slot.starting[worker_id] = now  # for the agent to report its end, which starts the next one
 
-    def _end_idle_stages(self, now: float) -> None:
+    def _give_up_launches(self, now: float) -> None:
+        """Spark may have lost the task, or the agent hangs: another one is launched in its place if need be."""
+        for slot_id, since in list(self._launching.items()):
+            if now - since > self._times.request_timeout_s:
+                logger.warning("slot %s is given up: no agent within %g s", slot_id, self._times.request_timeout_s)
+                del self._launching[slot_id]
+                self._ending.add(slot_id)
+                self._provider.cancel(slot_id)
+                self._notify()
+
+    def _end_idle_slots(self, now: float) -> None:
         """While a job waits for slots there are no idle ones: it gets what there is when the last worker is ready."""
-        if self._waiting_requests:
+        if self._requests:
             return
-        for stage_id in self._stages.living:
-            slots = self._of_stage(stage_id)
-            idle = all(slot.owner is None and now - slot.idle_since > self._times.idle_timeout_s for slot in slots)
-            if slots and idle:
-                reason = f"no job has used its slots for {self._times.idle_timeout_s:g} s"
-                self._end_stage(stage_id, reason, keep_workers=False)
-
-
-def _stage_key(stage_id: int) -> str:
-    return f"stage {stage_id}"
+        for slot in list(self._slots.values()):
+            if slot.owner is None and now - slot.idle_since > self._times.idle_timeout_s:
+                logger.info("ending slot %s: no job has used it for %g s", slot.slot_id, self._times.idle_timeout_s)
+                self._slot_ended(slot, "it was idle", keep_workers=False)
 
 
 def _pause_before(attempts: int) -> float:

@@ -1,8 +1,8 @@
-"""A slot, its workers, the job that holds it, and their times: what the slot pool deals with."""
+"""A slot, its workers, the job that holds it, where slots come from, and their times: what the slot pool deals with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,7 +20,7 @@ SPARE_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SlotTimes:
-    """Seconds: an unused stage is kept for ``idle_timeout_s``, slots are waited for ``request_timeout_s``."""
+    """Seconds: an unused slot is kept for ``idle_timeout_s``, slots are waited for ``request_timeout_s``."""
 
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
@@ -45,6 +45,25 @@ class SlotsUnavailableError(RuntimeError):
     """The slots that a job needs could not be had in time."""
 
 
+SlotEnded = Callable[[str, BaseException | None], None]
+
+
+class SlotProvider(Protocol):
+    """Where slot agents come from: Spark, or plain processes in tests."""
+
+    @property
+    def capacity(self) -> int | None:
+        """How many slots could run at once by what is known now; None without a limit."""
+
+    def watch_capacity(self, changed: Callable[[], None]) -> None:
+        """``changed`` may be called from any thread, after each change of the capacity."""
+
+    def launch(self, slot_id: str, control_port: int, secret: str, ended: SlotEnded) -> None:
+        """Starts a slot's agent; ``ended`` may be called from any thread, once, when the agent is over."""
+
+    def cancel(self, slot_id: str) -> None: ...
+
+
 class SlotOwner(Protocol):
     """The job that holds slots."""
 
@@ -55,6 +74,9 @@ class SlotOwner(Protocol):
         """The slot's worker is gone. If the slot lives, ``slot.worker`` already is the spare (or None until ready)."""
 
     def slot_lost(self, slot: Slot, reason: str) -> None: ...
+
+    def slots_awaited(self, reason: str) -> None:
+        """Why a request of the owner for slots waits; empty when none waits any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,16 +108,17 @@ class Worker:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One barrier task. ``worker`` is the active worker, None while none is ready.
+    """One slot agent. ``worker`` is the active worker, None while none is ready.
 
     ``starting`` says since when a worker is spawned or adopted; ``adopting`` is the latter. ``spare_due`` is when a
-    spare may be spawned beside the active worker.
+    spare may be spawned beside the active worker. The worker is bound to ``core``, if there is one.
     """
 
     agent: AgentPeer
     worker: Worker | None = None
     spare: Worker | None = None
     owner: SlotOwner | None = None
+    core: int | None = None
     idle_since: float = 0.0
     starting: dict[str, float] = field(default_factory=dict)
     adopting: Worker | None = None
@@ -106,10 +129,6 @@ class Slot:
     @property
     def slot_id(self) -> str:
         return self.agent.registration.slot
-
-    @property
-    def stage_id(self) -> int:
-        return self.agent.registration.stage
 
     @property
     def host(self) -> str:

@@ -92,7 +92,7 @@ class JobClaims:
         if claim is None or not claim.owner.is_same_job(self.claimant) or has_metadata(resolve(claim.snapshot)):
             return
         if next(_present(place, claim.files), None) is None:
-            _let_go(place)
+            _release_place(place)
 
     def unused(self, states: Iterable[SubtaskState]) -> tuple[str, ...]:
         """URLs of claimed files that no state refers to, sorted: an earlier driver had no time to delete them."""
@@ -125,7 +125,7 @@ class JobClaims:
                 place = resolve(url)
                 claim = claims.read_claim(place)
                 if claim is not None and claim.owner.is_same_job(self.claimant):
-                    claims.let_go(place, claim)
+                    claims.declare_owner_dead(place, claim)
 
     def _release(self, place: Location, claim: Claim) -> None:
         candidates = (claim.owner, *reversed(claim.earlier))
@@ -143,7 +143,7 @@ class JobClaims:
                     handed_back = replace(claim, owner=job, earlier=claim.earlier[:-index], number=claim.number + 1)
                     claims.change(place, handed_back)
                 return
-        _let_go(place)
+        _release_place(place)
 
     def _needed_by_others(self, place: Location, claim: Claim, first_id: int) -> set[str]:
         """URLs of files that complete checkpoints of others need, in the place and in directories of earlier owners."""
@@ -252,7 +252,7 @@ def _present(place: Location, files: Iterable[str]) -> Iterator[Location]:
         yield from (file for file in wanted if file.name in names)
 
 
-def _let_go(place: Location) -> None:
+def _release_place(place: Location) -> None:
     claims.release(place)
     if is_job_id(place.name):
         storage = CheckpointStorage(place.parent, place.name)

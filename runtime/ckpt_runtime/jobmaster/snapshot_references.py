@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.jobmaster.gateway_errors import NoSnapshot, SnapshotInUse
+from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse, SnapshotNotFound
 from ckpt_runtime.jobmaster.snapshot_claims import (
     JobClaims,
     OwnedElsewhereError,
@@ -24,7 +24,7 @@ from ckpt_runtime.process_mark import own_mark
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import SESSION_PREFIX, Claimant, ClaimedError, claim_of, place_of_snapshot
 from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.filesystem import Identity, identity, is_directory, resolve
+from ckpt_runtime.storage.filesystem import Identity, address_of, identity, is_directory, resolve
 from ckpt_runtime.storage.savepoint_entry import read_entry
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_directory
 
@@ -34,7 +34,8 @@ class References:
     """What one job needs, as URLs: its own directory of ``checkpoints``, and ``snapshots`` that it may start from.
 
     ``state`` is shown. ``is_known`` is false for a job of which nobody can tell what it needs. ``claims``: it is about
-    to claim its snapshot, as others may be; who was first, the claim itself decides.
+    to claim its snapshot, as others may be; who was first, the claim itself decides. ``reason``: why it needs the
+    snapshots.
     """
 
     job_id: str
@@ -43,6 +44,7 @@ class References:
     snapshots: tuple[str, ...] = ()
     is_known: bool = True
     claims: bool = False
+    reason: str = "that job would start from it after a failure"
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -58,17 +60,17 @@ class _Place:
 class SnapshotReferences:
     """``living`` tells what all jobs refer to that may still run, ``ended`` the ids of those that do nothing more.
 
-    Lives on one event loop; looks in ``pool``.
+    Lives on one event loop; looks in the pool that ``paths`` gives for a URL.
     """
 
     def __init__(
         self,
         living: Callable[[], Sequence[References]],
-        pool: Executor,
+        paths: Callable[[str], Executor],
         ended: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         self._living = living
-        self._pool = pool
+        self._paths = paths
         self._ended = ended
         self._disposing: list[Identity] = []
 
@@ -76,10 +78,10 @@ class SnapshotReferences:
         """From here on, until :meth:`end_disposal` of what it returns, no job may start from the snapshot.
 
         ``cluster`` is this one as claims name it. Raises :class:`SnapshotInUse` naming a job that refers to it,
-        :class:`NoSnapshot` for a directory that is none, and :class:`StorageError` for an unusable path.
+        :class:`SnapshotNotFound` for a directory that is none, and :class:`StorageError` for an unusable path.
         """
         check = partial(self._check_stored, path, cluster, self._ended())
-        await asyncio.get_running_loop().run_in_executor(self._pool, check)
+        await asyncio.get_running_loop().run_in_executor(self._paths(path), check)
         target = await self._unreferenced(path, self._living, "disposed of")
         self._disposing.append(target.own)
         return target.own
@@ -99,7 +101,7 @@ class SnapshotReferences:
             return claim_snapshot(snapshot, Claimant(job_id, cluster, own.url, process), written)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, claim)
+            return await asyncio.get_running_loop().run_in_executor(self._paths(path), claim)
         except ClaimedError as error:
             raise self._claimed_by(path, "claimed", error, cluster) from error
 
@@ -121,13 +123,26 @@ class SnapshotReferences:
 
     async def _unreferenced(self, path: str, living: Callable[[], Sequence[References]], wish: str) -> _Place:
         places: dict[str, _Place | None] = {}
-        loop = asyncio.get_running_loop()
-        target = await loop.run_in_executor(self._pool, _place, path)
+        target = await asyncio.get_running_loop().run_in_executor(self._paths(path), _place, path)
         while unknown := {url for job in living() for url in job.urls} - places.keys():
-            places |= await loop.run_in_executor(self._pool, _places, sorted(unknown))
+            places |= await self._places(unknown)
         for job in living():
             _check(path, target, job, places, wish)
         return target
+
+    async def _places(self, urls: Iterable[str]) -> dict[str, _Place | None]:
+        """None for what cannot be looked at. Raises :class:`StorageError` when an address does not answer.
+
+        Two spellings of an address may lead to one place, so none of them is left out.
+        """
+        by_address: dict[str, list[str]] = {}
+        for url in sorted(urls):
+            by_address.setdefault(address_of(url), []).append(url)
+        loop = asyncio.get_running_loop()
+        found = await asyncio.gather(
+            *(loop.run_in_executor(self._paths(there[0]), _places, there) for there in by_address.values())
+        )
+        return {url: place for places in found for url, place in places.items()}
 
     def _claimed_by(self, path: str, wish: str, error: ClaimedError, cluster: str) -> SnapshotInUse:
         """What to answer: who has claimed the snapshot, what is known of that job, and what can be done."""
@@ -146,7 +161,7 @@ class SnapshotReferences:
         place, claim = place_of_snapshot(directory), claim_of(directory)
         something = has_metadata(directory) or read_entry(directory) is not None or claim is not None
         if not something and is_directory(directory):
-            raise NoSnapshot(path)
+            raise SnapshotNotFound(path)
         try:
             check_not_written(place, cluster)
         except OwnedElsewhereError as error:
@@ -159,7 +174,7 @@ class SnapshotReferences:
 
     async def is_being_disposed(self, path: str) -> bool:
         """Whether a user is deleting the snapshot right now."""
-        place = (await asyncio.get_running_loop().run_in_executor(self._pool, _places, [path]))[path]
+        place = (await self._places([path]))[path]
         return place is not None and place.own in self._disposing
 
 
@@ -171,7 +186,7 @@ def _check(path: str, target: _Place, job: References, places: dict[str, _Place 
         raise SnapshotInUse(path, job.job_id, job.state, "it is a checkpoint of that job", wish)
     found = (places[url] for url in job.snapshots)
     if any(place is not None and place.own == target.own for place in found):
-        raise SnapshotInUse(path, job.job_id, job.state, "that job would start from it after a failure", wish)
+        raise SnapshotInUse(path, job.job_id, job.state, job.reason, wish)
 
 
 def _place(url: str) -> _Place:

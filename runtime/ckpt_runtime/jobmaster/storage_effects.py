@@ -1,7 +1,7 @@
 """Carries out what a job core asks of storage: each effect is a call in a pool, its answer an event of the core.
 
 What a storage error means for the protocol is decided here once: certainly failed, unknown, or that another driver
-leads. The last is never a failure, since a failure deletes files: this driver lets go of the job.
+leads. The last is never a failure, since a failure deletes files: this driver gives the job up.
 """
 
 from __future__ import annotations
@@ -37,9 +37,14 @@ from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
 from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint, shared_file_checkpoint
+from ckpt_runtime.storage.checkpoint_storage import (
+    CheckpointStorage,
+    initialize_savepoint,
+    is_savepoint_of,
+    shared_file_checkpoint,
+)
 from ckpt_runtime.storage.claims import place_of_snapshot
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.disposal import (
     SnapshotDisposal,
     delete_checkpoint,
@@ -179,6 +184,19 @@ class StorageEffects:
             what = f"delete checkpoint {checkpoint_id} in {disposal.directory.url}"
             self._deletions.submit(what, partial(self._dispose, checkpoint_id, disposal))
 
+    def discard_savepoints(self, directories: Mapping[int, str]) -> None:
+        """Deletes what is left of savepoints that an earlier driver was taking; one with metadata is complete."""
+
+        def delete(checkpoint_id: int, directory: str) -> None:
+            if not is_savepoint_of(resolve(directory), self._job_id):
+                raise InvalidLocationError("it does not have the name of a savepoint of this job", directory)
+            if not has_metadata(resolve(directory)):
+                delete_location(directory)
+            self._record.settle_savepoint(checkpoint_id)
+
+        for checkpoint_id, directory in directories.items():
+            self._deletions.submit(f"delete {directory}", partial(delete, checkpoint_id, directory))
+
     def finish(
         self,
         *,
@@ -243,16 +261,16 @@ class StorageEffects:
     def execute(self, effect: object) -> None:
         """Starts one. Each call comes with the answer for the case that it was not begun, or does not come back."""
         match effect:
-            case out.InitializeLocation(checkpoint_id, properties):
+            case out.InitializeLocation(checkpoint_id, properties, directory):
                 call = _StorageCall(checkpoint_id, on.LocationFailed, on.LocationFailed)
-                self._in_pool(call, lambda: self._initialize(effect, call), pool=self._pool_of(properties))
+                self._in_pool(call, lambda: self._initialize(effect, call), pool=self._pool_of(properties, directory))
             case out.WriteMetadata(checkpoint):
                 call = _StorageCall(checkpoint.id, on.MetadataFailed, on.MetadataUnknown)
-                pool = self._pool_of(checkpoint.properties)
+                pool = self._pool_of(checkpoint.properties, checkpoint.directory)
                 self._in_pool(call, lambda: self._write_metadata(checkpoint), pool=pool)
             case out.ResolveMetadata(checkpoint, attempt):
                 call = _StorageCall(checkpoint.id, on.MetadataUnknown, on.MetadataUnknown)
-                pool = self._pool_of(checkpoint.properties)
+                pool = self._pool_of(checkpoint.properties, checkpoint.directory)
                 self._in_pool(call, lambda: self._resolve_metadata(checkpoint), backoff_ms(attempt), pool)
             case out.AddToStore(checkpoint, owned):
                 call = _StorageCall(checkpoint.id, on.StoreFailed, on.StoreUnknown)
@@ -271,9 +289,9 @@ class StorageEffects:
             case _:
                 self._delete(effect)
 
-    def _pool_of(self, properties: CheckpointProperties) -> Pool:
+    def _pool_of(self, properties: CheckpointProperties, directory: str | None) -> Pool | str:
         """A savepoint lies where a user wants it: storage that never answers there must not stop checkpoints."""
-        return Pool.PATHS if properties.is_savepoint else Pool.OWN
+        return (directory or "") if properties.is_savepoint else Pool.OWN
 
     def _delete(self, effect: object) -> None:
         """The coordinator goes on after the first attempt; the deletions see to the rest."""
@@ -284,7 +302,8 @@ class StorageEffects:
                 submit(what, self._discard(checkpoint), partial(self._cleaned, checkpoint.id))
             case out.DiscardLocation(checkpoint_id, directory):
                 what = f"delete {directory}"
-                submit(what, partial(delete_location, directory), partial(self._cleaned, checkpoint_id))
+                delete = partial(self._delete_location, checkpoint_id, directory)
+                submit(what, delete, partial(self._cleaned, checkpoint_id))
             case out.DiscardState():
                 directory = effect.directory
                 for file in effect.state.files():
@@ -316,7 +335,7 @@ class StorageEffects:
             self._tell(on.CleanupDone(checkpoint_id))
 
     def _in_pool(
-        self, call: _StorageCall, run: Callable[[], JobInput], delay_ms: float = 0.0, pool: Pool = Pool.OWN
+        self, call: _StorageCall, run: Callable[[], JobInput], delay_ms: float = 0.0, pool: Pool | str = Pool.OWN
     ) -> None:
         if delay_ms:
             self._host.call_later(delay_ms, partial(self._in_pool, call, run, 0.0, pool))
@@ -381,10 +400,15 @@ class StorageEffects:
         # Before the directory: a later driver must not give this number again, and would find the files of this one in
         # it.
         self._record.reserve(effect.checkpoint_id)
-        reach("checkpoint-reserved")
+        crash_point("checkpoint-reserved")
         shared = ""
         if effect.properties.is_savepoint:
-            location = initialize_savepoint(effect.target_directory or "", self._job_id, self._host.token)
+            location = initialize_savepoint(
+                effect.target_directory or "",
+                self._job_id,
+                self._host.token,
+                lambda directory: self._record.expect_savepoint(effect.checkpoint_id, directory.url),
+            )
         else:
             location = self._storage.initialize_checkpoint(effect.checkpoint_id)
             self._directory_known = True
@@ -392,14 +416,17 @@ class StorageEffects:
         if call.abandoned.is_set():  # the checkpoint has failed meanwhile: nobody would delete its directory
             with suppress(StorageError):
                 delete_empty_directory(location)
-        reach("checkpoint-located")
+        crash_point("checkpoint-located")
         return on.LocationReady(effect.checkpoint_id, location.url, shared)
 
     def _write_metadata(self, checkpoint: CompletedCheckpoint) -> JobInput:
         self._record.check()
-        reach("metadata-before")
+        crash_point("metadata-before")
         write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
-        reach("metadata-after")
+        crash_point("metadata-after")
+        if checkpoint.properties.is_savepoint:
+            with suppress(StorageError):  # a later driver finds that it is complete
+                self._record.settle_savepoint(checkpoint.id)
         return on.MetadataWritten(checkpoint.id)
 
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> JobInput:
@@ -420,9 +447,9 @@ class StorageEffects:
         return on.MetadataWritten(checkpoint.id)
 
     def _add_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
-        reach("pointer-before")
+        crash_point("pointer-before")
         self._record.add(checkpoint, owned)
-        reach("pointer-after")
+        crash_point("pointer-after")
         return on.StoreAdded(checkpoint.id)
 
     def _resolve_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
@@ -437,10 +464,15 @@ class StorageEffects:
         if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
             with suppress(NotFoundError, CorruptFileError, InvalidLocationError):
                 self._disposals[checkpoint_id] = disposal_of(discards, claimed=True)
-        reach("removal-before")
+        crash_point("removal-before")
         self._record.remove(checkpoint_id, self._disposals.get(checkpoint_id))
-        reach("removal-after")
+        crash_point("removal-after")
         return on.StoreRemoved(checkpoint_id)
+
+    def _delete_location(self, checkpoint_id: int, directory: str) -> None:
+        delete_location(directory)
+        if resolve(directory) != self._storage.checkpoint(checkpoint_id):
+            self._record.settle_savepoint(checkpoint_id)
 
     def _find_leftovers(self, states: list[SubtaskState], below: int | None) -> JobInput:
         """Raises StorageError when it has to be tried again."""

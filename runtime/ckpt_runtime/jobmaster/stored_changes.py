@@ -6,7 +6,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import JobInput
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, StorageError
 
 UNKNOWN_PAUSE_MS = 200.0
@@ -19,16 +19,16 @@ def carry_out(record: JobRecord, order: Order) -> JobInput:
     """Belongs into a pool thread. Raises what :func:`unconfirmed` is for, and NotLeaderError."""
     match order:
         case core.StoreOverrides(request_id, change):
-            reach("patch-before")
+            crash_point("patch-before")
             text = record.change_overrides(change)
-            reach("patch-persisted")
+            crash_point("patch-persisted")
             return core.OverridesStored(request_id, text)
         case core.SettleOverrides(request_id):
             return core.OverridesStored(request_id, record.settle_overrides())
         case core.StorePlan(request_id, graph, own):
-            reach("plan-before")
+            crash_point("plan-before")
             record.store_plan(graph, own)
-            reach("plan-persisted")
+            crash_point("plan-persisted")
             return core.PlanStored(request_id)
         case core.SettlePlan(request_id, graph, own):
             if record.settle_plan(graph, own):

@@ -17,7 +17,7 @@ from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import NonNegative, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, LineagePlace, RunRequest
 from ckpt_runtime.jobmaster.job_record import JobRecord, cluster_options
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.storage.disposal import SnapshotDisposal
@@ -30,7 +30,8 @@ class JobHistory:
 
     ``overrides`` is the stored text (FLIP-571). Ids from ``first_checkpoint_id`` on are the job's own, and those below
     ``next_checkpoint_id`` may have been used, as may attempts below ``next_attempt``. ``savepoint_id`` is that of the
-    last savepoint, 0 without one. ``disposals`` are deletions that are not known to be done, by checkpoint id.
+    last savepoint, 0 without one. ``disposals`` are deletions that are not known to be done, by checkpoint id, and
+    ``savepoints`` the directories of savepoints that are not known to be complete.
     ``failures`` are the exception history.
     """
 
@@ -41,6 +42,7 @@ class JobHistory:
     next_attempt: int = 0
     savepoint_id: int = 0
     disposals: Mapping[int, SnapshotDisposal] = field(default_factory=dict)
+    savepoints: Mapping[int, str] = field(default_factory=dict)
     failures: tuple[ExceptionEntry, ...] = ()
 
 
@@ -57,6 +59,7 @@ class StoredProperties(Struct):
     request: RunRequest | None = None
     claims: JobClaims | None = None
     defaults: dict[str, str] | None = None
+    lineage: LineagePlace | None = None
     cluster_configuration: dict[str, str] = {}
     """Of earlier versions, see :func:`~ckpt_runtime.jobmaster.job_record.cluster_options`."""
 
@@ -68,7 +71,8 @@ class JobSubmission:
     ``own`` is the job's configuration: what its pipeline set, under what came with the request or later. ``defaults``
     are the cluster's options, under it.
     ``archive`` is the zip of the pipeline's files. ``ended_jobs`` took the savepoint, or had its sinks before, and are
-    known to write no more. ``claims`` are what makes the savepoint the job's, with CLAIM.
+    known to write no more. ``claims`` are what makes the savepoint the job's, with CLAIM. ``lineage`` is None for the
+    first job of one.
     """
 
     job_id: str
@@ -89,6 +93,12 @@ class JobSubmission:
     history: JobHistory = field(default_factory=JobHistory)
     submitted_at_ms: int = field(default_factory=wall_clock_ms)
     ended_jobs: tuple[str, ...] = ()
+    lineage: LineagePlace | None = None
+
+    @property
+    def place(self) -> LineagePlace:
+        """The job's place in its lineage."""
+        return self.lineage or LineagePlace(self.job_id)
 
     @property
     def configuration(self) -> Configuration:
@@ -118,6 +128,7 @@ class JobSubmission:
             submitted_at_ms=self.submitted_at_ms,
             request=self.request,
             claims=self.claims,
+            lineage=self.lineage,
         )
         given = self.own.given.to_dict()
         return StoredJob(self.job_id, self.graph.to_json(), given, properties=to_builtins(properties))
@@ -155,6 +166,7 @@ def submission_of(
         record=record,
         history=history,
         submitted_at_ms=properties.submitted_at_ms,
+        lineage=properties.lineage,
     )
 
 

@@ -1,8 +1,8 @@
-"""What was asked to be started under which job id: the same request twice starts one job, and a burnt id starts none.
+"""What was asked to be started under which job id: the same request twice starts one job, and a retired id starts none.
 
-A request to start a job may be on its way for long. Who has given it up, and is about to start something in its place,
-burns its id first: from then on nothing is started with that id, by this driver or, with high availability, by a later
-one. An id is burnt only while no job lives under it, so that a burnt id never belongs to a job that runs.
+A request to start a job may be delayed for a long time. A client that gives up on it and is about to start another job
+in its place retires the job id first: from then on no job starts under that id, on this driver or, with high
+availability, on a later one. An id is retired only while no job lives under it: no running job has a retired id.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from functools import partial
 
 from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobAlreadyExists, NotReady
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
-from ckpt_runtime.storage.burnt_ids import BurntIdStore
 from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.retired_ids import RetiredIdStore
 
 
-class JobIdBurnt(Conflict):
+class JobIdRetired(Conflict):
     """Somebody has given up what this request was to start."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"The job id {job_id} is burnt: nothing is started with it any more; choose another one")
+        super().__init__(f"The job id {job_id} is retired: nothing is started with it any more; choose another one")
 
 
-class JobLives(Conflict):
-    """The id of a job that has not ended is not burnt."""
+class JobStillRunning(Conflict):
+    """The id of a job that has not ended is not retired."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"Job {job_id} has not ended, so that its id cannot be burnt; cancel it first")
+        super().__init__(f"Job {job_id} has not ended, so that its id cannot be retired; cancel it first")
 
 
 class Submissions:
@@ -38,12 +38,12 @@ class Submissions:
     def __init__(self) -> None:
         self._requests: dict[str, RunRequest] = {}
         self._submitting: dict[str, asyncio.Future[None]] = {}
-        self._burnt: dict[str, int] = {}
-        self._store: BurntIdStore | None = None
+        self._retired: dict[str, int] = {}
+        self._store: RetiredIdStore | None = None
 
-    async def take_over(self, store: BurntIdStore) -> None:
-        """Goes on with what earlier drivers burnt. Raises StorageError for a directory that cannot be read."""
-        self._burnt |= await asyncio.to_thread(store.adopt)
+    async def take_over(self, store: RetiredIdStore) -> None:
+        """Goes on with what earlier drivers retired. Raises StorageError for a directory that cannot be read."""
+        self._retired |= await asyncio.to_thread(store.adopt)
         self._store = store
 
     def known(self, job_id: str) -> RunRequest | None:
@@ -62,16 +62,19 @@ class Submissions:
         """What has no job yet."""
         return ((job_id, self._requests[job_id]) for job_id in self._submitting)
 
-    def check_unburnt(self, job_id: str) -> None:
-        """Raises JobIdBurnt."""
-        if job_id in self._burnt:
-            raise JobIdBurnt(job_id)
+    def check_not_retired(self, job_id: str) -> None:
+        """Raises JobIdRetired."""
+        if job_id in self._retired:
+            raise JobIdRetired(job_id)
 
     async def once(
         self, job_id: str, request: RunRequest, submit: Callable[[str, RunRequest], Awaitable[None]]
     ) -> None:
-        """Submits it, or waits for who does so already. Raises JobAlreadyExists, JobIdBurnt, and what submit raises."""
-        self.check_unburnt(job_id)
+        """Submits the request, or waits for the submission of the same request that is already in progress.
+
+        Raises JobAlreadyExists, JobIdRetired, and what submit raises.
+        """
+        self.check_not_retired(job_id)
         known = self._requests.get(job_id)
         if known is not None:
             if known != request:
@@ -97,26 +100,26 @@ class Submissions:
             if not done.done():
                 done.set_result(None)
 
-    # --- burnt ids
+    # --- retired ids
 
-    def burnt(self) -> Mapping[str, int]:
+    def retired(self) -> Mapping[str, int]:
         """The ids, with since when."""
-        return dict(self._burnt)
+        return dict(self._retired)
 
-    async def burn(self, job_id: str, lives: Callable[[str], bool], now_ms: int, storage: Executor) -> None:
+    async def retire(self, job_id: str, lives: Callable[[str], bool], now_ms: int, storage: Executor) -> None:
         """What is being submitted under the id is waited for. Again is fine.
 
-        Raises JobLives, and NotReady when it is not sure that a later driver will know.
+        Raises JobStillRunning, and NotReady when it is not sure that a later driver will know.
         """
         # A loop: while this one is waited for, the next may have begun.
         while (submitting := self._submitting.get(job_id)) is not None:
             await asyncio.wait((submitting,))
         if lives(job_id):
-            raise JobLives(job_id)
-        self._burnt.setdefault(job_id, now_ms)  # from now on this driver starts nothing with it
+            raise JobStillRunning(job_id)
+        self._retired.setdefault(job_id, now_ms)  # from now on this driver starts nothing with it
         if self._store is None:
             return
         try:
-            await asyncio.get_running_loop().run_in_executor(storage, partial(self._store.burn, job_id, now_ms))
+            await asyncio.get_running_loop().run_in_executor(storage, partial(self._store.retire, job_id, now_ms))
         except StorageError as error:
-            raise NotReady(f"that job id {job_id} is burnt could not be stored: {error}") from error
+            raise NotReady(f"that job id {job_id} is retired could not be stored: {error}") from error

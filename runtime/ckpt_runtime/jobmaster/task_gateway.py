@@ -10,7 +10,6 @@ import msgspec
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.jobmaster.slots import Slot, Worker
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     DeploymentMessage,
@@ -21,7 +20,8 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerHeartbeat,
 )
-from ckpt_runtime.scheduler.deployment import Deployment
+from ckpt_runtime.network.listeners import MalformedMessageError
+from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +42,36 @@ class TaskGateway:
 
     def __init__(self, archive: bytes) -> None:
         self.archive = archive
+        self._job: JobDescriptor | None = None
+        self._sent_job: set[str] = set()
         self._sent_archive: set[str] = set()
         self._parts: list[_Part] = []
+        self._indexes: dict[Slot, int] = {}
         self.deployment = -1
 
     def close(self) -> None:
         """Nothing more is deployed; the archive goes."""
         self.archive = b""
 
-    def deploy(self, slots: Sequence[Slot], deployments: Sequence[Deployment]) -> None:
+    def deploy(self, slots: Sequence[Slot], job: JobDescriptor, deployments: Sequence[Deployment]) -> None:
         """Sends each worker its part. Every slot must have a worker."""
         self.deployment = deployments[0].deployment
         self._parts = []
+        self._indexes = {slot: index for index, slot in enumerate(slots)}
+        if job != self._job:
+            self._job = job
+            self._sent_job.clear()
         for slot, deployment in zip(slots, deployments, strict=True):
             worker = slot.worker
             assert worker is not None
             worker.used = True
-            # Sent once to each process: it may be large, and a restart in place should take milliseconds.
-            known = worker.worker_id in self._sent_archive
-            self._sent_archive.add(worker.worker_id)
-            worker.peer.send(DeploySubtasks(deployment, None if known else self.archive))
+            # Each process gets these once: they may be large, and a restart in place should take milliseconds.
+            worker_id = worker.worker_id
+            sent_job = None if worker_id in self._sent_job else job
+            archive = None if worker_id in self._sent_archive else self.archive
+            self._sent_job.add(worker_id)
+            self._sent_archive.add(worker_id)
+            worker.peer.send(DeploySubtasks(deployment, sent_job, archive))
             tasks = frozenset((task.vertex_id, task.subtask_index) for task in deployment.subtasks)
             self._parts.append(_Part(slot, worker, tasks))
 
@@ -76,7 +86,7 @@ class TaskGateway:
 
     def index_of(self, slot: Slot) -> int | None:
         """The subtask index that the slot hosts in this deployment."""
-        return next((index for index, part in enumerate(self._parts) if part.slot is slot), None)
+        return self._indexes.get(slot)
 
     def sender_of(self, slot: Slot, message: DeploymentMessage) -> int | None:
         """The subtask index of the worker that said this; None when it speaks of an earlier deployment.

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from ckpt_runtime.jobmaster.control_endpoint import AnyPeer, WorkerPeer
 from ckpt_runtime.jobmaster.gateway_errors import NotReady
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     RecentLog,
     SampledStacks,
@@ -17,6 +16,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerAnswer,
     WorkerQuestion,
 )
+from ckpt_runtime.network.listeners import MalformedMessageError
 
 A = TypeVar("A", ThreadDump, RecentLog, SampledStacks)
 

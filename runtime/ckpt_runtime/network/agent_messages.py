@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.network.control_doors import Door, Message
+from ckpt_runtime.network.listeners import Door, Message
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 Pid = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
@@ -30,7 +30,6 @@ class RegisterAgent(Message, frozen=True):
     """A slot agent offers its slot."""
 
     slot: str
-    stage: NonNegative
     host: str
     cpus: tuple[NonNegative, ...]
     process: ProcessIdentity
@@ -64,6 +63,10 @@ class AdoptWorker(Message, frozen=True):
     worker: str
     process: ProcessIdentity
     directory: str
+
+
+LAST_WRITES_S = 30.0
+"""How long a worker waits for its last requests to the storage when its connection to the driver has been closed."""
 
 
 class KillWorker(Message, frozen=True):

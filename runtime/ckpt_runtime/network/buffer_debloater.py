@@ -67,7 +67,7 @@ class BufferDebloater:
         return abs(size - self.size) >= self._threshold * self.size
 
 
-class BufferSizeWish:
+class DesiredBufferSize:
     """What a receiver wants the buffers of a channel to measure, on its way to the sender.
 
     One thread announces and another one may come to listen: whoever listens has the latest wish in the end.

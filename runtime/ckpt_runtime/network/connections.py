@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
-from ckpt_runtime.network.control_doors import Door, MalformedMessageError, Message, encode
+from ckpt_runtime.network.listeners import Door, MalformedMessageError, Message, encode
 from ckpt_runtime.network.tls import AnySocket, TlsSocket, internal_context, secured
 
 M = TypeVar("M")

@@ -13,8 +13,8 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.schema import DocumentError, NonNegative
 from ckpt_runtime.network.agent_messages import ProcessIdentity
-from ckpt_runtime.network.control_doors import Door, Message
-from ckpt_runtime.scheduler.deployment import Deployment
+from ckpt_runtime.network.listeners import Door, Message
+from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.thread_dump import ThreadInfo
 
@@ -29,9 +29,10 @@ StateMetrics = Annotated[dict[str, NonNegative], Meta(max_length=1000)]
 
 
 class DeploySubtasks(Message, frozen=True):
-    """``archive`` has the program's files, once for each worker."""
+    """A worker gets ``job`` again when it has changed, and the program's files in ``archive`` once."""
 
     deployment: Deployment
+    job: JobDescriptor | None = None
     archive: bytes | None = None
 
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from ckpt_runtime.network.buffer_debloater import BufferSizeWish
+from ckpt_runtime.network.buffer_debloater import DesiredBufferSize
 from ckpt_runtime.network.credit import ReceiverCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfPartition, Watermark
 from ckpt_runtime.network.output_queue import InFlightData
@@ -61,7 +61,7 @@ class InputChannel:
         self.queue: deque[Element] = deque()
         self.schema: pa.Schema | None = None
         self.credit = ReceiverCredit(window)
-        self.buffer_size = BufferSizeWish()
+        self.buffer_size = DesiredBufferSize()
         self.blocked = False
         self.held = 0
 

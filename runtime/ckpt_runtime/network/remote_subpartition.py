@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ckpt_runtime.network.buffer_debloater import BufferSizeWish
+from ckpt_runtime.network.buffer_debloater import DesiredBufferSize
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, encode_element
 from ckpt_runtime.network.framing import FrameKind, encode_header
@@ -38,7 +38,7 @@ class RemoteSubpartition:
 
     def __init__(self, channel: int, capacity: int, wake_producer: Callable[[], None]) -> None:
         self.channel = channel
-        self.buffer_size = BufferSizeWish()
+        self.buffer_size = DesiredBufferSize()
         self._wake_producer = wake_producer
         self._queue = OutputQueue(capacity)
         self._moving = threading.Lock()

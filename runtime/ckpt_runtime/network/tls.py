@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 _SEPARATOR = "\n"
 _RECORD_BYTES = 16 << 10
+_MODES_OF_OTHERS = 0o027
+"""Nobody but the owner and a group may read a key, and nobody but the owner may change it."""
 
 
 class TlsFilesError(ValueError):
@@ -98,6 +101,12 @@ def _load(context: ssl.SSLContext, certificate: str, key: str, options: tuple[st
     for path, option in zip((certificate, key), options, strict=True):
         if not Path(path).is_file():
             raise TlsFilesError(f"{option}: {path!r} is not acceptable, it must be a PEM file that can be read here")
+    mode = stat.S_IMODE(Path(key).stat().st_mode)
+    if mode & _MODES_OF_OTHERS:
+        raise TlsFilesError(
+            f"{options[1]}: {key!r} has mode {mode:04o}, so that other users can read or change the key; it must have "
+            "mode 0600 or 0400, or 0640 or 0440 for a group that may read it"
+        )
     try:
         context.load_cert_chain(certificate, key, password=_no_passphrase)
     except (OSError, ValueError) as error:

@@ -23,6 +23,10 @@ class OutputSchemaError(OperatorError, TypeError):
     """A user function's output does not have the declared schema."""
 
 
+class LateResultError(OperatorError, ValueError):
+    """A StatefulProcessor gave a row whose event time the watermark behind it has reached already."""
+
+
 class ProcessorUsageError(PySparkRuntimeError, OperatorError, ValueError):
     """A StatefulProcessor used its handle in a way that its life cycle or time mode does not allow."""
 

@@ -50,8 +50,7 @@ class JoinOperator(Operator):
             )
         )
         self._semi = spec.how == "left_semi"
-        self._watermark: int | None = None
-        self._watermark_to_keep: int | None = None
+        self._watermark = self._watermark_to_keep = 0
         lower, upper = spec.within_ms or (0, 0)
         self._held_back_ms = max(-lower, upper, 0)
 
@@ -59,7 +58,8 @@ class JoinOperator(Operator):
         super().open(context, output)
         if context.keyed_state is None:
             raise OperatorError(f"operator {context.uid!r} joins by key but has no keyed state")
-        self._watermark = self._watermark_to_keep = min(context.operator_state.restored(WATERMARK), default=None)
+        # Event time begins at 1970, as in Spark: an earlier row is late. A savepoint may hold an earlier watermark.
+        self._watermark = self._watermark_to_keep = max(0, min(context.operator_state.restored(WATERMARK), default=0))
         self._buffers = context.keyed_state.row_buffers([side.buffer_spec for side in self._sides])
         for side, buffer in zip(self._sides, self._buffers.sides, strict=True):
             side.buffer = buffer
@@ -68,7 +68,7 @@ class JoinOperator(Operator):
         number = self._spec.side_of_gate(input_index)
         side = self._sides[number]
         batch = conformed(batch, side.spec.schema, self.context.uid)
-        if side.late_rows is not None and self._watermark is not None:
+        if side.late_rows is not None:
             batch = side.late_rows.removed(batch, self._watermark)
             self.late_rows_dropped = sum(s.late_rows.dropped for s in self._sides if s.late_rows is not None)
         batch = self._that_can_match(side, batch)
@@ -119,7 +119,7 @@ class JoinOperator(Operator):
     def _keep(self, side: _Side, batch: pa.RecordBatch, slots: AnyArray, found: AnyArray) -> None:
         """Adds what can still match to the state. An outer join emits the rest where it has no match."""
         keep: AnyArray | None = None
-        if self._watermark is not None and self._spec.within_ms is not None:
+        if self._spec.within_ms is not None:
             keep = side.times_of(batch) > side.last_ended(self._watermark)
             if side.outer and not keep.all():
                 self._emit_unmatched(side, batch.filter(pa.array(~keep & (found == 0))))
@@ -136,7 +136,7 @@ class JoinOperator(Operator):
             self.output.emit(self._result.unmatched(side.number, batch.columns))
 
     def process_watermark(self, timestamp_ms: int) -> None:
-        self._watermark = timestamp_ms if self._watermark is None else max(self._watermark, timestamp_ms)
+        self._watermark = max(self._watermark, timestamp_ms)
         if timestamp_ms != MAX_WATERMARK:
             self._watermark_to_keep = self._watermark
         if self._spec.within_ms is not None:
@@ -154,8 +154,7 @@ class JoinOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, but not the one of the end of data: a job started from a drained savepoint goes on."""
-        if self._watermark_to_keep is not None:
-            self.context.operator_state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)
+        self.context.operator_state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)
 
 
 class _Side:

@@ -20,7 +20,7 @@ from ckpt_runtime.operators.errors import ProcessorTypeError, ProcessorUsageErro
 from ckpt_runtime.operators.rows import row_class
 from ckpt_runtime.state.errors import StateError, StateValueTypeError
 from ckpt_runtime.state.states import Key, KeyedLists, KeyedMaps, KeyedValues, Value
-from ckpt_runtime.state.values import row_coercer, row_copier, user_key_maker
+from ckpt_runtime.state.values import row_coercer, row_copier, user_key_maker, user_key_reader
 
 
 class KeyCursor:
@@ -167,7 +167,7 @@ class HostedMapState(HostedState, MapState):
         self._coerce_key = _checked(row_coercer(table.name, table.user_key_schema))
         self._coerce = _checked(row_coercer(table.name, table.value_schema))
         self._make_key = user_key_maker(table.user_key_schema)
-        self._copy_key = row_copier(table.user_key_schema) or _unchanged
+        self._copy_key = user_key_reader(table.user_key_schema)
         self._copy = row_copier(table.value_schema) or _unchanged
         self._new_row: Callable[[Value], Row] = partial(tuple.__new__, row_class(table.value_schema.names))
 

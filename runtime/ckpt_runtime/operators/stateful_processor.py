@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
@@ -23,11 +24,11 @@ from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.graph.specs import ProcessSpec
-from ckpt_runtime.operators.errors import OperatorError, ProcessorUsageError, UserFunctionError
+from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
 from ckpt_runtime.operators.gathered_rows import STATE as GATHERED
 from ckpt_runtime.operators.gathered_rows import GatheredRows
-from ckpt_runtime.operators.late_rows import LateRows
+from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
@@ -79,6 +80,7 @@ class StatefulProcessorOperator(Operator):
         self._gathered: GatheredRows | None = None
         self._due_ms: int | None = None
         self._watermark_behind: int | None = None
+        self._sent_watermark = 0
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -88,6 +90,7 @@ class StatefulProcessorOperator(Operator):
         new_results = FramesToBatch if self._spec.in_pandas else RowsToBatch
         self._results: FramesToBatch | RowsToBatch = new_results(context.uid, self._spec.output_schema)
         self._watermark = self._watermark_to_keep = min(context.operator_state.restored(WATERMARK), default=0)
+        self._sent_watermark = self._watermark
         configuration = Configuration(context.configuration)
         self._trigger = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER)
         self._interval_ms = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER_INTERVAL)
@@ -149,12 +152,11 @@ class StatefulProcessorOperator(Operator):
         else:
             self._now = self.context.now_ms()
             self._handle_rows(batch, self._timer_values())
-            self._fire()
-            self._flush()
+            self._end_trigger()
         self._backend.maintain()
 
     def _hand_over(self) -> None:
-        """The trigger: gathered rows, then the watermark and the timers that waited behind them."""
+        """The trigger: hands over the rows that were gathered, then does what waited behind them."""
         self._due_ms = None
         if self._gathered is None or self._gathered.is_empty:
             return
@@ -162,12 +164,23 @@ class StatefulProcessorOperator(Operator):
         self._now = self.context.now_ms()
         for part in self._gathered.take():
             self._handle_rows(part, self._timer_values())
-        behind, self._watermark_behind = self._watermark_behind, None
-        if behind is None:
-            self._fire()
-            self._flush()
-        else:
-            self._advance(behind)
+        self._end_trigger()
+
+    def _end_trigger(self) -> None:
+        """Takes over the watermark behind the rows, fires due timers, and sends results, then the watermark.
+
+        No time mode and no trigger goes another way: results that stayed here would be lost at the end of data.
+        """
+        watermark, self._watermark_behind = self._watermark_behind, None
+        if watermark == MAX_WATERMARK:
+            self._watermark = MAX_WATERMARK if self._fires_at_end else self._watermark
+        elif watermark is not None:
+            self._watermark = self._watermark_to_keep = max(self._watermark, watermark)
+        self._fire()
+        self._flush()
+        if watermark is not None:
+            self._sent_watermark = max(self._sent_watermark, watermark)
+            self.output.emit_watermark(watermark)
 
     @property
     def _rows_wait(self) -> bool:
@@ -220,22 +233,10 @@ class StatefulProcessorOperator(Operator):
     def process_watermark(self, timestamp_ms: int) -> None:
         if timestamp_ms == MAX_WATERMARK:
             self._hand_over()
-        if self._rows_wait:
-            self._watermark_behind = timestamp_ms
-        else:
-            self._advance(timestamp_ms)
-
-    def _advance(self, timestamp_ms: int) -> None:
-        at_end = timestamp_ms == MAX_WATERMARK
-        if not at_end:
-            self._watermark = self._watermark_to_keep = max(self._watermark, timestamp_ms)
-        elif self._fires_at_end:
-            self._watermark = MAX_WATERMARK
-        if self._time_mode == "eventtime":
+        self._watermark_behind = timestamp_ms
+        if not self._rows_wait:
             self._now = self.context.now_ms()
-            self._fire()
-            self._flush()
-        self.output.emit_watermark(timestamp_ms)
+            self._end_trigger()
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         """A checkpoint is a trigger, if so configured: its rows and results lie before the barrier."""
@@ -247,15 +248,14 @@ class StatefulProcessorOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, but not the one of the end of data: a job started from a drained savepoint goes on."""
-        if self._time_mode == "eventtime":
+        if self._time_mode == "eventtime" or self._spec.output_event_time is not None:
             watermarks = [self._watermark_to_keep]
             self.context.operator_state.put(WATERMARK, watermarks, OperatorStateMode.UNION)
 
     def on_processing_time(self, now_ms: int) -> None:
         if not self._rows_wait:
             self._now = now_ms
-            self._fire()
-            self._flush()
+            self._end_trigger()
         elif self._due_ms is not None and self._due_ms <= now_ms:
             self._hand_over()
         elif self._due_ms is not None:
@@ -331,7 +331,20 @@ class StatefulProcessorOperator(Operator):
 
     def _flush(self) -> None:
         if self._results.rows:
-            self.output.emit(self._results.build())
+            results = self._results.build()
+            if self._spec.output_event_time is not None:
+                self._check_event_time(results.column(self._spec.output_event_time))
+            self.output.emit(results)
+
+    def _check_event_time(self, times: pa.Array) -> None:
+        """As in Spark, a processor may not give rows that are late for the operators behind it."""
+        earliest = pc.min(times.cast(pa.int64())).as_py()
+        if earliest is not None and earliest <= in_unit(self._sent_watermark, times.type.unit):
+            raise LateResultError(
+                f"operator {self.context.uid!r} gave a row whose {self._spec.output_event_time} is {pc.min(times)}, "
+                f"but the watermark behind it is at {self._sent_watermark} ms since 1970: its rows must be later, or "
+                "have no event time"
+            )
 
     @contextmanager
     def _user_code(self, method: str, key: Key | None) -> Iterator[None]:

@@ -72,6 +72,8 @@ class WatermarkOperator(Operator):
 
     def process_watermark(self, timestamp_ms: int) -> None:
         if timestamp_ms == MAX_WATERMARK:
+            # The end of data ends the last range too.
+            self._catch_up()
             self._advance(timestamp_ms)
 
     def _catch_up(self) -> None:

@@ -26,6 +26,7 @@ from ckpt_runtime.rest.handlers import (
     job_config,
     job_ids,
     jobs,
+    lineages,
     pages,
     pipelines,
     rescaling,
@@ -109,7 +110,7 @@ def create_app(
         savepoint_catalogue,
     )
     # As they are: including them would have FastAPI look at each function again, for a tenth of a second.
-    for room in (cluster, dashboard, diagnosis, health, jvm_pages, pages, pipelines, job_ids, *of_jobs):
+    for room in (cluster, dashboard, diagnosis, health, jvm_pages, pages, pipelines, job_ids, lineages, *of_jobs):
         app.router.routes.extend(room.router.routes)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)

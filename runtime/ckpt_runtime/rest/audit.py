@@ -67,7 +67,9 @@ CHANGES: Final[Mapping[str, Read | None]] = {
     "release_pipeline": None,
     "mark_savepoint": None,
     "run_pipeline": None,
-    "burn_job_id": None,
+    "retire_job_id": None,
+    "hold_lineage": _status,
+    "release_lineage": _status,
     "dispose_savepoint": None,
     "change_job_config": _configuration,
     "cancel_job": _status,
@@ -204,7 +206,8 @@ def _plain(value: Any) -> Any:
         case RunRequest():
             shown = {name: getattr(value, name) for name in ("pipeline_id", "entry_point", "job_id", "parallelism")}
             shown |= {"savepoint_path": value.savepoint_path, "claim_mode": value.claim_mode.value}
-            shown |= {"like_job": value.like_job, "drill": value.drill}
+            shown |= {"like_job": value.like_job, "drill": value.drill, "fork": value.fork}
+            shown |= {"upgrade_owner": value.condition.owner}
             return _plain(shown) | {"configuration": _options(value.configuration)}
         case ConfigurationRequest():
             return {"options": _options(value.options), "version": value.version, "partial": value.partial}

@@ -35,7 +35,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ckpt_runtime.rest.errors import BadRequest, echo
 from ckpt_runtime.rest.json_body import read_object
-from ckpt_runtime.rest.parameters import HEX_ID_PATTERN
+from ckpt_runtime.rest.parameters import HEX_ID_PATTERN, OWNER_PATTERN
 
 MAX_PATH_CHARS = 4096
 MAX_TEXT_CHARS = 64 * 1024
@@ -180,6 +180,11 @@ def _note(value: str) -> str:
 Note = Annotated[_TEXT, AfterValidator(_note)]
 """A few words for people."""
 EntryPoint = Annotated[_TEXT, AfterValidator(_entry_point), Field(description="module:function")]
+Owner = Annotated[
+    str,
+    StringConstraints(strict=True, pattern=OWNER_PATTERN),
+    _said("it must be 1 to 200 letters, digits and ._:@+-"),
+]
 Texts = Annotated[tuple[StrictStr, ...], _said("it must be a list of strings"), AfterValidator(_texts)]
 Options = Annotated[dict[str, Annotated[str, BeforeValidator(_option)]], BeforeValidator(_options)]
 

@@ -101,7 +101,13 @@ async def _on_api_error(_request: Request, error: Exception) -> Response:
 async def _on_gateway_error(_request: Request, error: Exception) -> Response:
     status = next((status for kind, status in _GATEWAY_STATUS if isinstance(error, kind)), 500)
     headers = {"Retry-After": "1"} if status == 503 else None
-    return error_response(status, [str(error)], headers)
+    return error_response(status, [_text_of(error)], headers)
+
+
+def _text_of(error: Exception) -> str:
+    """Of an unknown job in Flink's own words, by which tools know it."""
+    is_job = isinstance(error, gateway_errors.JobNotFound)
+    return f"org.apache.flink.runtime.rest.NotFoundException: {error}" if is_job else str(error)
 
 
 async def _on_parameter_error(_request: Request, error: Exception) -> Response:

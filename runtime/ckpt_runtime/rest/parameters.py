@@ -14,6 +14,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator
 
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.gateway_values import Precondition
 from ckpt_runtime.rest.errors import BadRequest, echo
 
 _MOST_SUBTASKS = 32767
@@ -89,6 +90,32 @@ Requester = Annotated[
     ),
     AfterValidator(lambda text: None if text is None else unquote(text, errors="replace")[:200]),
 ]
+OWNER_PATTERN = "^[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}$"
+UPGRADE_OWNER_HEADER, INCARNATION_HEADER = "Ckpt-Upgrade-Owner", "Ckpt-Expected-Incarnation"
+
+
+async def _condition(
+    owner: Annotated[
+        str | None,
+        Header(
+            alias=UPGRADE_OWNER_HEADER,
+            description="whose upgrade the request belongs to; refused unless it holds the lineage of the job",
+            pattern=OWNER_PATTERN,
+        ),
+    ] = None,
+    incarnation: Annotated[
+        int | None,
+        Header(
+            alias=INCARNATION_HEADER,
+            description="refused unless the job, or the latest one of the lineage that a new one joins, is this",
+            ge=1,
+        ),
+    ] = None,
+) -> Precondition:
+    return Precondition(owner, incarnation)
+
+
+Condition = Annotated[Precondition, Depends(_condition)]
 SavepointDirectory = Annotated[
     str | None,
     Query(

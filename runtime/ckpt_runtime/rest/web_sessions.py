@@ -74,4 +74,5 @@ def is_same_origin(headers: Mapping[str, str]) -> bool:
     if site is not None:
         return site in ("same-origin", "none")
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host", "")
+    # Compared as text: a header that is no URL, such as "http://[", cannot be taken apart.
+    return origin is None or origin.partition("://")[2] == headers.get("host", "")

@@ -1,44 +1,21 @@
 """What the driver tells a worker to run: one deployment of one slot. Values only, with types for the wire.
 
-Every channel of a deployment has one index, the same on both ends; with the deployment's number it is the wire id.
+With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. So no deployment lists its channels, of which a job
+has as many as the square of its parallelism: worker and peer number them from the graph alone (:func:`input_channels`,
+:func:`output_channels`). Every channel of a deployment has one index, the same on both ends; with the deployment's
+number it is the wire id.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
-from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
+from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
 
 Address = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class InputChannelDescriptor:
-    """A receiving end: its wire index and the gate (job edge into the vertex) it belongs to."""
-
-    index: int
-    input_index: int
-    local: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OutputChannelDescriptor:
-    """A sending end: its wire index and the consumer's worker; ``address`` is None inside one worker."""
-
-    index: int
-    address: Address | None
-
-
-@dataclass(frozen=True, slots=True)
-class OutputDescriptor:
-    """All channels of one job edge that one subtask writes to, in the order of the consumer's subtasks."""
-
-    partitioning: Partitioning
-    keys: tuple[str, ...]
-    max_parallelism: int
-    channels: tuple[OutputChannelDescriptor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +28,6 @@ class SubtaskDescriptor:
 
     vertex_id: str
     subtask_index: int
-    inputs: tuple[InputChannelDescriptor, ...]
-    outputs: tuple[OutputDescriptor, ...]
     state: dict[str, OperatorSubtaskState] = field(default_factory=dict)
     finished: bool = False
     in_flight: tuple[ChannelStateStream, ...] = ()
@@ -68,21 +43,69 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """Everything that one worker runs of one attempt of a job.
-
-    Without ``snapshot_owned`` the files of the restored snapshot stay the user's: no new one may refer to them.
-    ``sinks`` are the transactional ones, by operator uid.
-    """
+class JobDescriptor:
+    """What all deployments of a job have in common until its graph changes."""
 
     job_id: str
-    deployment: int
-    attempt: int
     graph: JobGraph
     program: Program
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Everything that one worker runs of one attempt of a job, beside what the :class:`JobDescriptor` says.
+
+    ``addresses`` are the data addresses of the workers in slots 0, 1, ..., as far as the subtasks send to them. Without
+    ``snapshot_owned`` the files of the restored snapshot stay the user's: no new one may refer to them. ``sinks`` are
+    the transactional ones among the worker's operators, by operator uid.
+    """
+
+    deployment: int
+    attempt: int
     subtasks: tuple[SubtaskDescriptor, ...]
+    addresses: tuple[Address, ...] = ()
     restored_checkpoint_id: int | None = None
     snapshot_directory: str = ""
     snapshot_owned: bool = True
     pin_cpu: int | None = None
     sinks: dict[str, SinkLineage] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One end of a channel: its index, and the subtask at the other end."""
+
+    index: int
+    peer: int
+
+
+def input_channels(graph: JobGraph, vertex_id: str, subtask: int) -> list[tuple[JobEdge, list[Channel]]]:
+    """The input gates of a subtask, each with its edge and its channels in the order of the producing subtasks."""
+    return [
+        (edge, [Channel(first + peer * consumers + subtask, peer) for peer in _peers(edge, subtask, producers)])
+        for edge, first, producers, consumers in _numbered(graph)
+        if edge.target == vertex_id
+    ]
+
+
+def output_channels(graph: JobGraph, vertex_id: str, subtask: int) -> list[tuple[JobEdge, list[Channel]]]:
+    """The outputs of a subtask, each with its edge and its channels in the order of the consuming subtasks."""
+    return [
+        (edge, [Channel(first + subtask * consumers + peer, peer) for peer in _peers(edge, subtask, consumers)])
+        for edge, first, _, consumers in _numbered(graph)
+        if edge.source == vertex_id
+    ]
+
+
+def _numbered(graph: JobGraph) -> Iterator[tuple[JobEdge, int, int, int]]:
+    """Each edge with its first channel's index, its producers and its consumers. Equal edges (a stream united with
+    itself) stay apart."""
+    first = 0
+    for edge in graph.edges:
+        producers, consumers = graph.vertex(edge.source).parallelism, graph.vertex(edge.target).parallelism
+        yield edge, first, producers, consumers
+        first += producers * consumers
+
+
+def _peers(edge: JobEdge, subtask: int, parallelism: int) -> Iterable[int]:
+    return (subtask,) if edge.partitioning is Partitioning.FORWARD else range(parallelism)

@@ -453,14 +453,14 @@ class JobCore:
             self._tell(checkpoint_on.Shutdown(status.value))
 
     def _on_leadership_lost(self, event: core.LeadershipLost) -> None:
-        """This driver lets go of the job: what it was about to say or write is the next one's to say and write."""
+        """This driver gives the job up: the next leader answers and writes what this one was about to."""
         if self._fenced:
             return
         had_ended = self._has_untold_end
         self._fenced = True
         if self.coordinator.state is not CoordinatorState.CLOSED:
             self._to_coordinator(checkpoint_on.Shutdown(JobStatus.SUSPENDED.value, fenced=True))
-        abandoned = self._changes.let_go()
+        abandoned = self._changes.release()
         if had_ended:
             self._outputs += abandoned
             self._take_back_the_end()

@@ -126,7 +126,7 @@ class LiveChanges:
         """Whether that is the request for the fresh checkpoint of a change."""
         return self._change.awaits_checkpoint(request_id)
 
-    def let_go(self) -> list[JobOutput]:
+    def release(self) -> list[JobOutput]:
         """Another driver leads: returns the answers to those who wait for a change."""
         self._fenced = True
         return [*self._update.abandoned(), *self._change.abandoned()]

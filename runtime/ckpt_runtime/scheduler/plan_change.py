@@ -51,23 +51,23 @@ class PlanChange:
     """The change in progress, if any. Answers of earlier ones are ignored."""
 
     def __init__(self) -> None:
-        self._wish: _Wish | None = None
+        self._desired: _Wish | None = None
 
     @property
     def plan(self) -> JobPlan | None:
         """What the job is being brought to."""
-        return None if self._wish is None else self._wish.plan
+        return None if self._desired is None else self._desired.plan
 
     @property
     def configures(self) -> core.ConfigurationRequested | None:
         """The change of the configuration in progress: settings of checkpoints are part of it."""
-        request = None if self._wish is None else self._wish.request
+        request = None if self._desired is None else self._desired.request
         return request if isinstance(request, core.ConfigurationRequested) else None
 
     @property
     def needs_running_job(self) -> bool:
         """Whether it is over when the job runs no more."""
-        return self._wish is not None and self._wish.step is not _Step.STORED
+        return self._desired is not None and self._desired.step is not _Step.STORED
 
     @property
     def refusal(self) -> str:
@@ -76,16 +76,20 @@ class PlanChange:
 
     def awaits_checkpoint(self, request_id: str | None) -> bool:
         """Whether that is the request for the fresh checkpoint."""
-        wish = self._wish
-        return wish is not None and wish.step is _Step.CHECKPOINT and request_id == checkpoint_request(wish.request)
+        desired = self._desired
+        return (
+            desired is not None
+            and desired.step is _Step.CHECKPOINT
+            and request_id == checkpoint_request(desired.request)
+        )
 
     def concerns(self, request_id: str) -> bool:
-        return self._wish is not None and self._wish.request.request_id == request_id
+        return self._desired is not None and self._desired.request.request_id == request_id
 
     def requested(self, event: Request, present: JobPlan, state: JobState) -> list[JobOutput]:
         """``present`` is what the job runs, or is about to."""
         request_id = event.request_id
-        if self._wish is not None:
+        if self._desired is not None:
             return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]
         try:
             check_replaceable(state, "parallelism" if isinstance(event, core.RescaleRequested) else "configuration")
@@ -119,21 +123,21 @@ class PlanChange:
         return self._begin(event, event.plan, graph.slots, at_once=at_once)
 
     def _begin(self, event: Request, plan: JobPlan, least_slots: int, *, at_once: bool) -> list[JobOutput]:
-        self._wish = _Wish(event, plan, _Step.STORED if at_once else _Step.SLOTS)
+        self._desired = _Wish(event, plan, _Step.STORED if at_once else _Step.SLOTS)
         if at_once:
             return [core.StorePlan(event.request_id, plan.graph, plan.own, 0)]
         return [core.ReserveSlots(event.request_id, plan.graph.slots, least_slots)]
 
     def slots_reserved(self, event: core.SlotsReserved, present: JobPlan) -> list[JobOutput]:
         """A fresh checkpoint is next. When the slots are no more than a rescale has, what it declares is stored."""
-        wish = self._wish
-        if wish is None or wish.step is not _Step.SLOTS or not self.concerns(event.request_id):
+        desired = self._desired
+        if desired is None or desired.step is not _Step.SLOTS or not self.concerns(event.request_id):
             return []
-        wish.step = _Step.CHECKPOINT
-        if isinstance(wish.request, core.ConfigurationRequested):
+        desired.step = _Step.CHECKPOINT
+        if isinstance(desired.request, core.ConfigurationRequested):
             return []
-        graph = rescaled(present.graph, wish.request.bounds, event.slots)
-        wish.plan = replace(present, graph=graph)
+        graph = rescaled(present.graph, desired.request.bounds, event.slots)
+        desired.plan = replace(present, graph=graph)
         if graph.vertices != present.graph.vertices:
             return []
         if declared_bounds(graph) == declared_bounds(present.graph):
@@ -141,10 +145,10 @@ class PlanChange:
         return [core.ReleaseReserve(), *self.checkpoint_taken()]
 
     def checkpoint_taken(self) -> list[JobOutput]:
-        wish = self._wish
-        assert wish is not None
-        wish.step = _Step.STORED
-        return [core.StorePlan(wish.request.request_id, wish.plan.graph, wish.plan.own, 0)]
+        desired = self._desired
+        assert desired is not None
+        desired.step = _Step.STORED
+        return [core.StorePlan(desired.request.request_id, desired.plan.graph, desired.plan.own, 0)]
 
     def stored(self) -> list[JobOutput]:
         """It is in force. The slots stay: they are the next deployment's."""
@@ -153,10 +157,10 @@ class PlanChange:
 
     def unconfirmed(self, event: core.ChangeNotStored | core.ChangeUnknown) -> tuple[Next, list[JobOutput]]:
         """Storing has failed, or nobody knows. With GIVE_UP nothing is stored and :meth:`given_up` is next."""
-        wish = self._wish
-        assert wish is not None
+        desired = self._desired
+        assert desired is not None
         final = isinstance(event, core.ChangeNotStored) and event.final
-        request_id, plan, writes = wish.request.request_id, wish.plan, wish.writes
+        request_id, plan, writes = desired.request.request_id, desired.plan, desired.writes
         match following := writes.failed(unknown=isinstance(event, core.ChangeUnknown), final=final):
             case Next.STORE_AGAIN:
                 return following, [core.StorePlan(request_id, plan.graph, plan.own, writes.attempt)]
@@ -174,11 +178,11 @@ class PlanChange:
         return self._end(ChangeOutcome.UNKNOWN, ANOTHER_LEADS)
 
     def _end(self, outcome: ChangeOutcome, message: str = "") -> list[JobOutput]:
-        wish, self._wish = self._wish, None
-        if wish is None:
+        desired, self._desired = self._desired, None
+        if desired is None:
             return []
-        answer = core.ChangeAnswered(wish.request.request_id, outcome, message)
-        return [core.ReleaseReserve()] if wish.writes.is_answered else [core.ReleaseReserve(), answer]
+        answer = core.ChangeAnswered(desired.request.request_id, outcome, message)
+        return [core.ReleaseReserve()] if desired.writes.is_answered else [core.ReleaseReserve(), answer]
 
 
 def checkpoint_request(event: Request | core.SlotsReserved) -> str:

@@ -71,7 +71,7 @@ class BackoffSettings:
 
 
 FAILED_CHECKPOINTS = BackoffSettings(1_000, 60_000, 1.5)
-"""Least pauses of a job that fails because its checkpoints do, until one completes: Flink's exponential delay."""
+"""Minimum pauses before a job restarts whose checkpoints fail, until one completes: Flink's exponential delay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,10 @@ from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.snapshots.stored_files import StoredFiles
 from ckpt_runtime.state.canonical.reader import canonical_states
 from ckpt_runtime.state.canonical.writer import CanonicalWriter, order_by
+from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import StateValueError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, TIME, USER_KEY_PREFIX
-from ckpt_runtime.state.values import without_signs
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -124,11 +124,14 @@ def _end_mark(target: Location, prefix: str) -> Location:
     return target.child(f"{prefix}end")
 
 
-def write_part(target: Location, prefix: str, state: NewState, rows: pa.Table) -> CanonicalKeyedStateHandle | None:
+def write_part(
+    target: Location, prefix: str, state: NewState, rows: pa.Table, given_groups: pa.ChunkedArray | None = None
+) -> CanonicalKeyedStateHandle | None:
     """Writes some rows of a state, in any order but that of the elements of a list; None when there are none.
 
-    Raises :class:`StateValueError` for a key that is there twice, and :class:`StorageError`, leaving nothing, when the
-    write is not open any more.
+    ``given_groups`` are the key groups that the rows' author has named, if any. Raises :class:`StateValueError` for a
+    wrong one of them and for a key that is there twice, and :class:`StorageError`, leaving nothing, when the write is
+    not open any more.
     """
     if rows.num_rows == 0:
         return None
@@ -136,6 +139,8 @@ def write_part(target: Location, prefix: str, state: NewState, rows: pa.Table) -
     names = [name for name in rows.column_names if name.startswith(KEY_PREFIX)]
     hashes = [hash_arrays([batch.column(name) for name in names], names) for batch in rows.to_batches()]
     groups = key_groups_of(np.concatenate(hashes), state.max_parallelism)
+    if given_groups is not None:
+        _check_key_groups(state, rows.select(names), given_groups, groups)
     owned = KeyGroupRange(int(groups.min()), int(groups.max()))
     files = UnsharedFiles(target, prefix)
     writer = CanonicalWriter(files, state.uid, owned)
@@ -144,6 +149,17 @@ def write_part(target: Location, prefix: str, state: NewState, rows: pa.Table) -
     finally:
         _check_open(target, prefix, files)
     return writer.handles[0]
+
+
+def _check_key_groups(state: NewState, keys: pa.Table, given: pa.ChunkedArray, groups: AnyArray) -> None:
+    wrong = np.flatnonzero(given.fill_null(-1).to_numpy() != groups)
+    if wrong.size:
+        place = int(wrong[0])
+        raise StateValueError(
+            f"state {state.name!r} of operator {state.uid!r}: column 'key_group' is {given[place].as_py()} for the key "
+            f"{keys.slice(place, 1).to_pylist()[0]}, which is in key group {groups[place]} of {state.max_parallelism}; "
+            "leave the column out"
+        )
 
 
 def _check_open(target: Location, prefix: str, files: UnsharedFiles) -> None:
@@ -165,12 +181,12 @@ def check_unique(state: NewState, rows: pa.Table) -> None:
     names = [name for name in rows.column_names if name.startswith(unique)]
     if not names:
         return
-    keys = pa.table([_with_one_zero(rows.column(name)) for name in names], names)
+    keys = pa.table([_comparable(name, rows.column(name)) for name in names], names)
     try:
         counted = keys.group_by(names).aggregate([([], "count_all")])
         repeated = counted.filter(pc.greater(counted.column("count_all"), 1)).slice(0, 1).select(names).to_pylist()
     except pa.ArrowNotImplementedError:  # keys of maps may be nested
-        found = Counter(str(without_signs(row)) for row in keys.to_pylist())
+        found = Counter(map(str, keys.to_pylist()))
         repeated = [row for row, number in found.most_common(1) if number > 1]
     if repeated:
         raise StateValueError(
@@ -178,11 +194,13 @@ def check_unique(state: NewState, rows: pa.Table) -> None:
         )
 
 
-def _with_one_zero(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """0.0 and -0.0 are one key, and so are all NaNs."""
+def _comparable(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """All NaNs are one key. So are 0.0 and -0.0, but for those of a map's own keys."""
     if not pa.types.is_floating(column.type):
         return column
-    numbers = pc.add(column.cast(pa.float64()), 0.0)
+    numbers = column.cast(pa.float64())
+    if name.startswith(KEY_PREFIX):
+        numbers = pc.add(numbers, 0.0)
     return pc.if_else(pc.is_nan(numbers), float("nan"), numbers)
 
 
@@ -222,6 +240,7 @@ def publish_savepoint(
         states=states,
         finished=base.metadata.finished if base else frozenset(),
         edges=base.metadata.edges if base else (),
+        lineage=base.metadata.lineage if base else None,
     )
     _publish(target, prefix, metadata, files)
     return target.url

@@ -71,6 +71,7 @@ def described(metadata: CompletedCheckpoint, taken_by: TakenBy | None = None) ->
         bytes=sum(state.bytes for state in states),
         files=len({file.path for state in states for file in state.files()}),
         written_by=metadata.written_by,
+        lineage=metadata.lineage_id,
     )
     if taken_by is None:
         return entry
@@ -132,7 +133,7 @@ def list_savepoints(directory: str | Location, job: str | None = None) -> list[C
     ``job`` is an id or a name. One that cannot be read now is shown as that. Raises :class:`NotFoundError` when there
     is no such directory, and StorageError when it cannot be listed, also because too much lies below it.
     """
-    return sorted(_found(directory, job, look_if_possible), key=_latest_first)
+    return sorted(_found(directory, job, look_if_possible), key=latest_first)
 
 
 def _found(
@@ -157,7 +158,7 @@ def latest_good(directory: str | Location, job: str | None = None) -> Catalogued
 
     Raises as :func:`list_savepoints`, and StorageError when one cannot be read now: an older one is not the latest.
     """
-    for catalogued in sorted(_found(directory, job, look_at), key=_latest_first):
+    for catalogued in sorted(_found(directory, job, look_at), key=latest_first):
         if catalogued.is_good:
             with suppress(CorruptFileError, NotFoundError, InvalidLocationError):
                 open_savepoint(catalogued.location)
@@ -198,7 +199,8 @@ def _problem_of(place: Location, entry: SavepointEntry) -> str | None:
     return None
 
 
-def _latest_first(catalogued: CataloguedSavepoint) -> tuple[bool, int, str]:
+def latest_first(catalogued: CataloguedSavepoint) -> tuple[bool, int, str]:
+    """The key to sort by. What cannot be read comes last."""
     entry = catalogued.entry
     return (entry is None, 0 if entry is None else -entry.completed_at_ms, catalogued.location)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateStream,
     KeyedHandle,
@@ -25,7 +26,7 @@ from ckpt_runtime.snapshots.trial import HARMLESS_TEXT_BYTES, parse_metadata, tr
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError
-from ckpt_runtime.storage.filesystem import Location, check_directory, resolve
+from ckpt_runtime.storage.filesystem import Location, check_directory, identity, resolve
 from ckpt_runtime.storage.metadata import text_length
 from ckpt_runtime.storage.snapshot_metadata import read_metadata_bytes
 from ckpt_runtime.storage.state_file_reader import StateFileReader, is_relative
@@ -125,6 +126,26 @@ def open_snapshot(path: str | Location, *, own: bool = False) -> Snapshot:
     with _LARGE_AND_FOREIGN:
         try_metadata(data, file.url)
         return Snapshot(file.parent, parse_metadata(data, file.url, file.parent.url))
+
+
+def open_in_place(path: str | Location) -> Snapshot:
+    """As :func:`open_snapshot`, for a job that starts from it. Checkpoints that share files stay where they are.
+
+    Files that a copy refers to are deleted when the job that wrote them needs them no more, so that the copy raises
+    InvalidLocationError.
+    """
+    snapshot = open_snapshot(path)
+    metadata = snapshot.metadata
+    shared = sorted({file.path for state in metadata.states.values() for file in state.files() if is_shared(file)})
+    written_to = resolve(metadata.written_to or metadata.directory)
+    if shared and identity(written_to) != identity(snapshot.directory):
+        raise InvalidLocationError(
+            f"{snapshot.directory.url} is a moved or copied checkpoint, written to {written_to.url}; {len(shared)} "
+            f"of its files lie elsewhere, the first is {shared[0]}. Restore it from {written_to.url}, or take a "
+            "savepoint, which may be moved and copied",
+            snapshot.directory.url,
+        )
+    return snapshot
 
 
 def disposal_of(url: str, *, claimed: bool = False) -> SnapshotDisposal:

@@ -1,1 +1,1 @@
-"""Inside a Spark application: session entry, the barrier stage of slot agents, worker processes, detached launch."""
+"""Inside a Spark application: session entry, the stages of slot agents, worker processes, detached launch."""

@@ -1,7 +1,8 @@
-"""Slots from Spark: each launch is one barrier stage whose tasks are slot agents.
+"""Slots from Spark: each one is a barrier stage with a single task, the slot's agent.
 
-A barrier stage is scheduled all or nothing, and fails as a whole when one task is lost; Spark does not retry it. The
-slot pool then launches a new one, so Spark's retry and ours never fight.
+A stage of its own, since Spark fails all tasks of a stage when one of them is lost: so no slot takes another one along.
+A barrier stage, since Spark never runs the task of one a second time: what replaces a lost slot is for the slot pool to
+decide.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ckpt_runtime.jobmaster.loss_notices import hint_of
+from ckpt_runtime.jobmaster.slot_loss_notifier import hint_of
 from ckpt_runtime.spark.protection import CONTROL_SECRET
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
 from ckpt_runtime.structured_log import PLAIN, LogSettings
@@ -20,7 +22,7 @@ from ckpt_runtime.structured_log import PLAIN, LogSettings
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from ckpt_runtime.jobmaster.slot_stages import StageEnded
+    from ckpt_runtime.jobmaster.slots import SlotEnded
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +32,9 @@ _TASK = re.compile(r"finished unsuccessfully\.\n(.+)|Most recent failure: [^\n]*
 _CALL = re.compile(r"An error occurred while calling [^\n]*\n:? ?")
 _CLASS = re.compile(r"^(?:[\w$]+\.)+[\w$]+: ")
 _MAX_CHARS = 500
+CAPACITY_POLL_S = 0.5
 
-Task = Callable[[Iterable[int]], Iterable[int]]
+Task = Callable[[Iterable[str]], Iterable[str]]
 
 
 class StageFailedError(RuntimeError):
@@ -39,67 +42,88 @@ class StageFailedError(RuntimeError):
 
 
 class BarrierStageProvider:
-    """A ``SlotProvider`` (see ``jobmaster/slot_stages.py``) on a SparkContext; one thread per running stage."""
+    """A ``SlotProvider`` (see ``jobmaster/slots.py``) on a SparkContext; one thread per running stage."""
 
     def __init__(self, context: SparkContext, driver_host: str, log: LogSettings = PLAIN) -> None:
         """``log`` is how the agents and their workers log."""
         self._context = context
         self._driver_host = driver_host
         self._log = log
-        self._capacity: int = context.defaultParallelism  # cores, unless spark.default.parallelism says otherwise
+        self._capacity = self._task_slots()
 
     @property
     def capacity(self) -> int:
-        """The task slots that Spark had when the session began."""
+        """The task slots of the executors that Spark has now, as of the last poll."""
         return self._capacity
 
-    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
-        """Returns at once; ``ended(stage_id, error)`` is called from a thread when the stage is over."""
-        task = agent_task(self._driver_host, control_port, stage_id, self._log)
+    def watch_capacity(self, changed: Callable[[], None]) -> None:
+        """Polls in a thread: a JVM that stands still must not hold up the driver's event loop."""
+        threading.Thread(target=self._poll_capacity, args=(changed,), name="spark-capacity", daemon=True).start()
+
+    def _poll_capacity(self, changed: Callable[[], None]) -> None:
+        while True:
+            time.sleep(CAPACITY_POLL_S)
+            try:
+                capacity = self._task_slots()
+            except Exception as error:  # the application is over, and what watches that reports it
+                logger.debug("Spark tells its capacity no more: %s", error)
+                return
+            if capacity != self._capacity:
+                logger.info("Spark has %d task slots, it had %d", capacity, self._capacity)
+                self._capacity = capacity
+                changed()
+
+    def _task_slots(self) -> int:
+        """What Spark itself compares with the size of a barrier stage; PySpark has no other way to ask."""
+        spark = self._context._jsc.sc()  # noqa: SLF001
+        slots: int = spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile())
+        return slots
+
+    def launch(self, slot_id: str, control_port: int, secret: str, ended: SlotEnded) -> None:
+        """Returns at once; ``ended(slot_id, error)`` is called from a thread when the stage is over."""
+        task = agent_task(self._driver_host, control_port, slot_id, self._log)
         threading.Thread(
-            target=self._run, args=(stage_id, slots, task, secret, ended), name=f"barrier-stage-{stage_id}", daemon=True
+            target=self._run, args=(slot_id, task, secret, ended), name=f"slot-{slot_id}", daemon=True
         ).start()
 
-    def cancel(self, stage_id: int) -> None:
-        """Stops a stage whose agents do not answer. A JVM that is gone has no stages any more."""
+    def cancel(self, slot_id: str) -> None:
+        """Stops a stage whose agent does not answer. A JVM that is gone has no stages any more."""
         try:
-            self._context.cancelJobGroup(_group(stage_id))
+            self._context.cancelJobGroup(_group(slot_id))
         except Exception as error:
-            logger.warning("barrier stage %d cannot be cancelled: %s", stage_id, error)
+            logger.warning("the stage of slot %s cannot be cancelled: %s", slot_id, error)
 
-    def _run(self, stage_id: int, slots: int, task: Task, secret: str, ended: StageEnded) -> None:
+    def _run(self, slot_id: str, task: Task, secret: str, ended: SlotEnded) -> None:
         error: BaseException | None = None
         try:
             # The properties are this thread's alone.
             self._context.setLocalProperty(CONTROL_SECRET, secret)
             self._context.setJobGroup(
-                _group(stage_id), f"checkpointing stream engine: {slots} slots", interruptOnCancel=True
+                _group(slot_id), f"checkpointing stream engine: slot {slot_id}", interruptOnCancel=True
             )
-            stage = self._context.parallelize(range(slots), slots).barrier()
-            stage.mapPartitions(task).collect()
+            self._context.parallelize([slot_id], 1).barrier().mapPartitions(task).collect()
         except Exception as failure:
             error = StageFailedError(stage_failure(str(failure)))
-            logger.warning("barrier stage %d failed: %s", stage_id, error)
-        ended(stage_id, error)
+            logger.warning("the stage of slot %s failed: %s", slot_id, error)
+        ended(slot_id, error)
 
 
-def _group(stage_id: int) -> str:
-    return f"ckpt-stage-{stage_id}"
+def _group(slot_id: str) -> str:
+    return f"ckpt-slot-{slot_id}"
 
 
-def agent_task(driver_host: str, control_port: int, stage_id: int, log: LogSettings = PLAIN) -> Task:
-    """The function of a stage's tasks. It becomes a broadcast, so that no secret may be in it."""
+def agent_task(driver_host: str, control_port: int, slot_id: str, log: LogSettings = PLAIN) -> Task:
+    """The function of a stage's task. It becomes a broadcast, so that no secret may be in it."""
 
-    def task(partition: Iterable[int]) -> Iterable[int]:
+    def task(partition: Iterable[str]) -> Iterable[str]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         secret = None if context is None else context.getLocalProperty(CONTROL_SECRET)
         if secret is None:
             raise RuntimeError(f"Spark has not passed on {CONTROL_SECRET}")
-        for index in partition:
-            run_agent(AgentParameters(driver_host, control_port, secret, stage_id, log), index)
-            yield index
+        run_agent(AgentParameters(driver_host, control_port, secret, slot_id, log))
+        return partition
 
     return task
 

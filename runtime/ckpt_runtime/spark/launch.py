@@ -1,16 +1,19 @@
-"""Starts a session as a detached ``spark-submit`` and stops it again. Imports no pyspark."""
+"""Starts a session, detached or in the place of this process, and stops it again. Imports no pyspark."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
 import subprocess
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn, TypedDict, Unpack
+
+import msgspec
 
 from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, write_private
 from ckpt_runtime.client.process_id import ProcessId
@@ -19,6 +22,7 @@ from ckpt_runtime.client.session_command import (
     TOKEN_VARIABLE,
     SessionFiles,
     configuration_text,
+    driver_command,
     properties_text,
     session_command,
     session_environment,
@@ -26,7 +30,10 @@ from ckpt_runtime.client.session_command import (
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 30.0
+KILL_AFTER_S = 10.0
 LOCAL_SLOTS = 2
+TERMINATION = (signal.SIGTERM, signal.SIGINT)
+LOOPBACK = "127.0.0.1"
 
 _TOKEN_OPTION = "rest.token"
 _TOKEN_FILE_OPTION = "rest.token-file"
@@ -38,9 +45,11 @@ class SessionStartError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A running session. ``leader`` leads its process group, ``driver`` is its Python process.
+    """A running session, as its driver writes it to ``session_file`` when it leads, and removes it when it ends.
 
-    ``session_file`` tells where it answers, and is removed when it ends. ``token`` is None for one that asks for none.
+    ``driver`` is the driver's Python process. ``leader`` leads the process group: it is spark-submit, or the driver
+    itself in the foreground. ``log_file`` is empty when the output goes to no file that is known. ``token`` is None for
+    a session that asks for none.
     """
 
     rest_url: str
@@ -66,81 +75,129 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
+class SessionSettings(TypedDict, total=False):
+    """What a session is started with, besides its Spark master and its slots.
+
+    Without a token, here or in ``conf``, one is made up, unless the session is not to be ``authenticated``.
+    """
+
+    rest_host: str
+    rest_port: int
+    token: str | None
+    authenticated: bool
+    conf: dict[str, str]
+    spark_conf: dict[str, str]
+    work_directory: Path | None
+
+
 def start_session(
     master: str,
     slots: int | None,
     *,
-    rest_port: int = 0,
-    token: str | None = None,
-    authenticated: bool = True,
-    conf: dict[str, str] | None = None,
-    spark_conf: dict[str, str] | None = None,
     log_file: Path,
     ready_timeout_s: float = 120.0,
-    rest_host: str = "127.0.0.1",
-    work_directory: Path | None = None,
+    is_given_up: Callable[[], bool] = lambda: False,
+    **settings: Unpack[SessionSettings],
 ) -> SessionInfo:
     """Launches the session and waits until it leads. Beside ``log_file`` lie its other files, all private.
 
-    ``master`` is a Spark master URL; ``local`` becomes ``local[slots]``, since a barrier stage needs that many free
-    task slots at once (they may outnumber the cores). On a standalone master ``slots`` is how many the application may
+    ``master`` is a Spark master URL; ``local`` becomes ``local[slots]``, so that there are that many
+    task slots (they may outnumber the cores). On a standalone master ``slots`` is how many the application may
     take, by way of ``spark.cores.max``; None leaves all to it. Other masters have settings of their own for that.
 
-    Without a token, here or in ``conf``, one is made up, unless the session is not to be ``authenticated``. It travels
-    in the environment, and all options in files: everybody can read a command line. Raises SessionCommandError,
-    or SessionStartError after killing what was started.
+    The token travels in the environment, and all options in files: everybody can read a command line. Raises
+    SessionCommandError, or SessionStartError after it has ended what was started: for a session that does not come up,
+    or when ``is_given_up`` says so.
     """
     log_file = log_file.absolute()
-    ready_file, properties_file = log_file.with_suffix(".ready.json"), log_file.with_suffix(".spark.conf")
-    configuration_file = log_file.with_suffix(".options.json")
+    ready_file = log_file.with_suffix(".ready.json")
     ready_file.unlink(missing_ok=True)
-    conf = dict(conf or {})
-    if authenticated:
-        token = token or _configured_token(conf) or new_token()
-        conf.pop(_TOKEN_OPTION, None)
+    files = _files(log_file, settings, log=str(log_file), ready=str(ready_file))
+    master = _spark_master(master, slots)
     command = session_command(
-        f"local[{slots or LOCAL_SLOTS}]" if master in ("local", "local[*]") else master,
-        rest_host=rest_host,
-        rest_port=rest_port,
-        files=_files(log_file, ready_file, properties_file, configuration_file, work_directory),
+        master, rest_host=settings.get("rest_host", LOOPBACK), rest_port=settings.get("rest_port", 0), files=files
     )
-    inherited = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
-    settings = {**_slot_settings(master, slots, spark_conf or {}), **(spark_conf or {})}
-    write_private(properties_file, properties_text(master, settings))
-    write_private(configuration_file, configuration_text(conf if authenticated else {**conf, **NO_AUTHENTICATION}))
-    try:
-        with append_private(log_file) as log:
-            # Earlier sessions have written to it as well, and their last lines would be shown for this one's.
-            begin = log.tell()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                umask=PRIVATE_UMASK,
-                env={**inherited, **session_environment(master, token)},
-            )
+    with _prepared(master, slots, files, settings) as environment, append_private(log_file) as log:
+        # Earlier sessions have written to it as well, and their last lines would be shown for this one's.
+        begin = log.tell()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            umask=PRIVATE_UMASK,
+            env=environment,
+        )
         try:
-            return _wait_until_ready(process, ready_file, _Log(log_file, begin), ready_timeout_s, token)
+            return _wait_until_ready(process, ready_file, _Log(log_file, begin), ready_timeout_s, is_given_up)
         except BaseException:
-            _signal_group(process.pid, signal.SIGKILL)
-            process.wait()
+            _end_group(process)
             ready_file.unlink(missing_ok=True)
             raise
+
+
+def become_session(
+    master: str, slots: int | None, *, session_file: Path, **settings: Unpack[SessionSettings]
+) -> NoReturn:
+    """Replaces this process by the session's driver, which gets the signals and gives the exit code.
+
+    ``master`` and ``slots`` are those of :func:`start_session`. Raises SessionCommandError and OSError.
+    """
+    files = _files(session_file, settings, log=None, ready=str(session_file))
+    master = _spark_master(master, slots)
+    command, variables = driver_command(
+        master, rest_host=settings.get("rest_host", LOOPBACK), rest_port=settings.get("rest_port", 0), files=files
+    )
+    session_file.unlink(missing_ok=True)
+    # Signals that come meanwhile wait for the driver, which unblocks them as soon as it has handlers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
+    try:
+        with _prepared(master, slots, files, settings) as environment:
+            os.umask(PRIVATE_UMASK)
+            os.execve(command[0], command, environment | variables)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION)
+
+
+def _spark_master(master: str, slots: int | None) -> str:
+    return f"local[{slots or LOCAL_SLOTS}]" if master in ("local", "local[*]") else master
+
+
+def _files(base: Path, settings: SessionSettings, *, log: str | None, ready: str) -> SessionFiles:
+    work = settings.get("work_directory")
+    return SessionFiles(
+        properties=str(base.with_suffix(".spark.conf")),
+        log=log,
+        ready=ready,
+        work=None if work is None else str(work),
+        configuration=str(base.with_suffix(".options.json")),
+    )
+
+
+@contextmanager
+def _prepared(
+    master: str, slots: int | None, files: SessionFiles, settings: SessionSettings
+) -> Iterator[dict[str, str]]:
+    """The environment of a session whose options lie in its files; they are removed when it has come up, or has not."""
+    conf, spark_conf = dict(settings.get("conf", {})), settings.get("spark_conf", {})
+    token = settings.get("token")
+    if settings.get("authenticated", True):
+        token = token or _configured_token(conf) or new_token()
+        conf.pop(_TOKEN_OPTION, None)
+    else:
+        conf |= NO_AUTHENTICATION
+    properties_file, configuration_file = Path(files.properties), Path(files.configuration or "")
+    inherited = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
+    try:
+        write_private(
+            properties_file, properties_text(master, {**_slot_settings(master, slots, spark_conf), **spark_conf})
+        )
+        write_private(configuration_file, configuration_text(conf))
+        yield {**inherited, **session_environment(master, token)}
     finally:
         properties_file.unlink(missing_ok=True)
         configuration_file.unlink(missing_ok=True)
-
-
-def _files(log: Path, ready: Path, properties: Path, configuration: Path, work: Path | None) -> SessionFiles:
-    return SessionFiles(
-        properties=str(properties),
-        log=str(log),
-        ready=str(ready),
-        work=None if work is None else str(work),
-        configuration=str(configuration),
-    )
 
 
 def _configured_token(conf: dict[str, str]) -> str | None:
@@ -188,19 +245,38 @@ class _Log:
 
 
 def _wait_until_ready(
-    process: subprocess.Popen[bytes], ready_file: Path, log: _Log, timeout_s: float, token: str | None
+    process: subprocess.Popen[bytes], ready_file: Path, log: _Log, timeout_s: float, is_given_up: Callable[[], bool]
 ) -> SessionInfo:
     leader = ProcessId.of(process.pid)
     deadline = time.monotonic() + timeout_s
-    while not ready_file.exists():
+    while is_given_up() or not ready_file.exists():
         if process.poll() is not None:
             raise SessionStartError(f"the session ended with code {process.returncode}:\n{log.tail()}")
+        if is_given_up():
+            raise SessionStartError("interrupted before the session was ready; it was ended")
         if time.monotonic() > deadline:
             raise SessionStartError(f"the session was not ready within {timeout_s:g} s:\n{log.tail()}")
         time.sleep(POLL_S)
-    ready = json.loads(ready_file.read_text())
-    driver = ProcessId(ready["driver_pid"], ready["driver_started"])
-    return SessionInfo(ready["rest_url"], leader, driver, str(log.path), str(ready_file), token)
+    return replace(msgspec.json.decode(ready_file.read_bytes(), type=SessionInfo), leader=leader)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Asks spark-submit and the driver to end, which removes their temporary files, and kills them when they do not."""
+    _signal_group(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + KILL_AFTER_S
+    while _has_members(process) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    _signal_group(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _has_members(group: subprocess.Popen[bytes]) -> bool:
+    group.poll()  # the leader stays a member until it is reaped
+    try:
+        os.killpg(group.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _signal_group(pid: int, number: int) -> None:

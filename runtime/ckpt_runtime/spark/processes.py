@@ -3,9 +3,9 @@
 Linux only. Elsewhere :func:`machine` is empty, and nobody tries.
 
 Start times are the kernel's ticks since boot, read here. psutil gives the time of day of a start, which moves when the
-clock is set: another process, or a later command, would take a living process for a stranger. Its walk down a process
-tree compares such times too and leaves out what seems older than its parent, where the keeper must miss nobody; and it
-takes three times as long.
+clock is set: another process, or a later command, would take a living process for a stranger. psutil's walk
+down a process tree compares such times too and skips processes that seem older than their parent, while the supervisor
+must not miss any; and it takes three times as long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ckpt_runtime.client.process_id import started, stat_fields
 
 WORKER = "ckpt-worker"
 TEMPLATE = "ckpt-template"
-KEEPER = "ckpt-keeper"
+SUPERVISOR = "ckpt-supervisor"
 
 
 def set_name(name: str) -> None:
@@ -86,5 +86,5 @@ class AdoptedProcess:
         poll.register(self._descriptor, select.POLLIN)
         poll.poll()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """It lives on without this process."""

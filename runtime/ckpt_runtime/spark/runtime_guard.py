@@ -1,7 +1,7 @@
 """Finds out before a session starts whether what only the engine needs is installed, and says how to install it.
 
-The distribution without extras is the Airflow provider, the client and the command line. The engine's server and
-kernels are its extra ``runtime``. Imports nothing of that extra.
+The distribution ckpt-runtime without extras is the client and the command line. The engine's server and kernels are its
+extra ``session``. Imports nothing of that extra.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MODULES = (
     "xxhash",
     "zstandard",
 )
-"""What the extra ``runtime`` installs, by the names that are imported."""
+"""What the extra ``session`` installs, by the names that are imported."""
 
 
 class RuntimeNotInstalledError(RuntimeError):
-    """The extra ``runtime`` is missing, or a part of it. The message holds the command that installs it."""
+    """The extra ``session`` is missing, or a part of it. The message holds the command that installs it."""
 
 
 def check_runtime() -> None:
@@ -35,5 +35,5 @@ def check_runtime() -> None:
     if missing:
         raise RuntimeNotInstalledError(
             f"a session needs {', '.join(missing)}, which {sys.executable} cannot import; "
-            f"run: {sys.executable} -m pip install 'airflow-provider-ckpt[runtime]'"
+            f"run: {sys.executable} -m pip install 'ckpt-runtime[session]'"
         )

@@ -19,12 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, write_private
 from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.client.transport import InvalidToken, check_token
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.rest_options import RestOptions
@@ -40,6 +42,7 @@ from ckpt_runtime.rest.auth import BindingRefused, check_binding
 from ckpt_runtime.spark.application_watch import ApplicationWatch
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
 from ckpt_runtime.spark.import_path import prefer_installed_pyspark
+from ckpt_runtime.spark.launch import TERMINATION, SessionInfo
 from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
 from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
@@ -53,14 +56,15 @@ logger = logging.getLogger(__name__)
 
 SPARK_SETTINGS = {
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
-    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "20",
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": str((1 << 31) - 1),
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.task.maxFailures": "1",
     # An agent of a failed stage that hangs holds up the next one.
     "spark.python.task.killTimeout": "500ms",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What every session asks of Spark: it never runs a stage again by itself, and gives up on one that has no room."""
+"""What every session asks of Spark: it never runs a stage again by itself, and never gives up on one that has no room:
+how long a job waits for slots is for the slot pool to say."""
 
 _DAEMON = "spark.python.daemon.module"
 _TOKEN_SOURCES = f"{TOKEN_VARIABLE}, rest.token-file or rest.token"
@@ -71,7 +75,7 @@ class SessionOptions:
     """Command line of :func:`main`.
 
     Without a ``work_directory`` the session has a temporary one.
-    ``ready_file`` gets the session's address once it leads; ``properties_file`` held Spark's settings for its start;
+    ``ready_file`` gets a SessionInfo once it leads; ``properties_file`` held Spark's settings for its start;
     ``log_file`` is where the output of spark-submit goes.
     """
 
@@ -89,14 +93,19 @@ class SessionOptions:
 def main(arguments: list[str] | None = None) -> None:
     """Runs a session until SIGTERM, SIGINT or ``DELETE /cluster``, or until Spark's application is over.
 
-    Raises SystemExit when a session is refused or lost Spark; the log says why.
+    Raises SystemExit when a session is refused or lost Spark; the log says why. A signal that comes before the session
+    waits for its leadership ends it with 128 and the signal's number, a later one with 0.
     """
+    for number in TERMINATION:
+        signal.signal(number, _interrupted)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION)
     start_logging(PLAIN, "driver")
     # Before any file is made: logs, uploads and addresses are for the session's user alone.
     os.umask(PRIVATE_UMASK)
-    options = parse_arguments(arguments)
-    start_logging(LogSettings(options.configuration.get(LoggingOptions.FORMAT)), "driver")
+    options = None
     try:
+        options = parse_arguments(arguments)
+        start_logging(LogSettings(options.configuration.get(LoggingOptions.FORMAT)), "driver")
         check_token(options.token, _TOKEN_SOURCES)
         check_binding(options.rest_host, options.token, options.configuration.get(RestOptions.AUTHENTICATION))
         rest_context(options.configuration)
@@ -107,16 +116,24 @@ def main(arguments: list[str] | None = None) -> None:
             lost = _run(replace(options, work_directory=Path(work)), sockets)
     except (
         BindingRefused,
-        InvalidOptionError,
+        ConfigurationError,
         InvalidToken,
         PySparkMismatchError,
         TlsFilesError,
         UnprotectedSparkError,
     ) as error:
         sys.exit(f"the session does not start: {error}")
+    finally:
+        if options is not None and options.properties_file is not None:
+            options.properties_file.unlink(missing_ok=True)
     if lost:
         _say_at_last(options.log_file, f"the session has ended: {lost}")
         sys.exit(1)
+
+
+def _interrupted(number: int, _frame: object) -> None:
+    """Lets contexts clean up behind a signal that comes before the event loop listens for it."""
+    sys.exit(128 + number)
 
 
 def _work_directory(given: Path | None) -> contextlib.AbstractContextManager[Path | str]:
@@ -158,7 +175,10 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
 
     # What spark-submit was given is in the JVM's properties, which a configuration made before knows nothing of.
     SparkContext._ensure_initialized()  # noqa: SLF001 - as SparkContext itself does
-    conf = SparkConf().setAppName("checkpointing stream engine").setAll(list(SPARK_SETTINGS.items()))
+    conf = SparkConf().setAll(list(SPARK_SETTINGS.items()))
+    # Without a name from its user spark-submit calls an application by its file, or "pyspark-shell".
+    if conf.get("spark.app.name") in (None, Path(sys.argv[0]).name, "pyspark-shell"):
+        conf.setAppName("checkpointing stream engine")
     if options.properties_file is not None:
         options.properties_file.unlink(missing_ok=True)
     # An engine that Spark brings along is not there yet when Spark's daemon begins.
@@ -185,7 +205,7 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
     parser.add_argument("--rest-port", type=int, help="0 takes any free port; wins over rest.port")
     parser.add_argument("--work-dir", type=Path, help="uploaded pipelines and default checkpoint directory")
     parser.add_argument("--configuration-file", type=Path, help="options as a JSON object; read once, then deleted")
-    parser.add_argument("--ready-file", type=Path, help="JSON file to write once the session leads")
+    parser.add_argument("--ready-file", type=Path, help="session file to write once the session leads")
     parser.add_argument("--properties-file", type=Path, help="Spark's settings; deleted once Spark has read them")
     parser.add_argument("--log-file", type=Path, help="where spark-submit's output goes")
     parser.add_argument("-D", dest="properties", action="append", default=[], metavar="key=value")
@@ -245,7 +265,7 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
 
     watch = ApplicationWatch.of(context, application_ended)
     watch.start()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in TERMINATION:
         with contextlib.suppress(NotImplementedError, ValueError):
             loop.add_signal_handler(number, stop.set)
     assert options.work_directory is not None
@@ -276,7 +296,7 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
         await _lead(cluster.lead(url, context.applicationId or "", options.token), stop)
         # Not before it leads: whoever waits for the file goes on at once.
         if options.ready_file is not None and not stop.is_set():
-            _write_ready_file(options.ready_file, url, context.applicationId or "")
+            _write_session(options.ready_file, url, options)
         await stop.wait()
     finally:
         logger.info("the session ends")
@@ -311,12 +331,7 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _write_ready_file(path: Path, url: str, application_id: str) -> None:
+def _write_session(path: Path, url: str, options: SessionOptions) -> None:
     me = ProcessId.of(os.getpid())
-    document = {
-        "rest_url": url,
-        "application_id": application_id,
-        "driver_pid": me.pid,
-        "driver_started": me.started,
-    }
-    write_private(path, json.dumps(document))
+    log = "" if options.log_file is None else str(options.log_file)
+    write_private(path, msgspec.json.encode(SessionInfo(url, me, me, log, str(path), options.token)))

@@ -1,8 +1,7 @@
-"""The slot agent: the long-running Python function of one barrier task. Small and boring on purpose.
+"""The slot agent: the long-running Python function of one Spark task. Small and boring on purpose.
 
 It starts worker processes when the driver asks for them, or adopts those of an agent that is gone, reports when one
-ended, and kills one on request. It relays no data and runs no user code, so that Spark, which fails a whole barrier
-stage when one task fails, rarely sees a failure.
+ended, and kills one on request. It relays no data and runs no user code, so that Spark rarely sees its task fail.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ class AgentParameters:
     driver_host: str
     driver_port: int
     secret: str
-    stage_id: int
+    slot: str
     log: LogSettings = PLAIN
 
 
 class SlotAgent:
     """One slot's supervisor; :meth:`run` returns when the driver says so or is gone."""
 
-    def __init__(self, parameters: AgentParameters, index: int, starter: WorkerStarter | None = None) -> None:
+    def __init__(self, parameters: AgentParameters, starter: WorkerStarter | None = None) -> None:
         self._parameters = parameters
         self._starter = _starter() if starter is None else starter
-        self._slot = f"{parameters.stage_id}-{index}"
+        self._slot = parameters.slot
         self._workers: dict[str, WorkerProcess] = {}
         self._directories: dict[str, HeldDirectory | str] = {}
         """An adopted worker's is held by the worker alone."""
@@ -72,7 +71,7 @@ class SlotAgent:
         try:
             cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
             process, host = own_identity(), connection.local_host
-            connection.send(RegisterAgent(self._slot, parameters.stage_id, host, tuple(cpus), process))
+            connection.send(RegisterAgent(self._slot, host, tuple(cpus), process))
             while self._obey(connection.receive(TO_AGENT)):
                 pass
         except ConnectionError:
@@ -95,7 +94,7 @@ class SlotAgent:
                 assert self._connection is not None
                 self._connection.send(AgentHeartbeat())
             case ShutdownAgent():
-                self._let_go(command.keep)
+                self._release(command.keep)
                 return False
         return True
 
@@ -148,8 +147,8 @@ class SlotAgent:
         except OSError:
             logger.debug("slot %s: the driver is gone, cannot report worker %s", self._slot, worker_id)
 
-    def _let_go(self, worker_ids: Collection[str]) -> None:
-        """They wait for the agent of the next stage."""
+    def _release(self, worker_ids: Collection[str]) -> None:
+        """They wait for the agent of another slot."""
         for worker_id in worker_ids:
             worker = self._workers.pop(worker_id, None)
             if worker is not None:
@@ -157,7 +156,7 @@ class SlotAgent:
                 directory = self._directories.pop(worker_id, None)
                 if isinstance(directory, HeldDirectory):
                     directory.leave()
-                worker.let_go()
+                worker.release()
 
     def _kill_all(self) -> None:
         workers = list(self._workers.values())
@@ -185,13 +184,13 @@ def _starter() -> WorkerStarter:
     return Forker() if processes.machine() else Spawner()
 
 
-def run_agent(parameters: AgentParameters, index: int) -> None:
-    """What a barrier task (or a test's plain process) calls."""
-    begin_log(parameters, index)
-    SlotAgent(parameters, index).run()
+def run_agent(parameters: AgentParameters) -> None:
+    """What a Spark task (or a test's plain process) calls."""
+    begin_log(parameters)
+    SlotAgent(parameters).run()
 
 
-def begin_log(parameters: AgentParameters, index: int) -> None:
+def begin_log(parameters: AgentParameters) -> None:
     """The log of an agent, and of the processes that it starts from now on."""
-    start_logging(parameters.log, "agent", slot=f"{parameters.stage_id}-{index}")
+    start_logging(parameters.log, "agent", slot=parameters.slot)
     parameters.log.for_children()

@@ -19,7 +19,7 @@ import msgspec
 
 from ckpt_runtime.forking import ForkRequest, ForkServer
 from ckpt_runtime.spark import processes
-from ckpt_runtime.spark.keeper import keep
+from ckpt_runtime.spark.supervisor import keep
 from ckpt_runtime.spark.worker_main import make_ready, prepare, work
 from ckpt_runtime.spark.worker_processes import WorkerStart
 
@@ -41,16 +41,16 @@ def serve(connection: socket.socket) -> NoReturn:
         processes.set_name(processes.TEMPLATE)
         request = ForkServer(connection, binds=False).run()
         if request is not None:
-            _become_keeper(request)
+            _become_supervisor(request)
         code = 0
     except BaseException:
-        logger.exception("a template or a keeper ends")
+        logger.exception("a template or a supervisor ends")
     finally:
         os._exit(code)
 
 
-def _become_keeper(request: ForkRequest) -> NoReturn:
-    """Of the two that come, the keeper is the template's child, and ends as the worker did."""
+def _become_supervisor(request: ForkRequest) -> NoReturn:
+    """Of the two that come, the supervisor is the template's child, and ends as the worker did."""
     start = msgspec.json.decode(request.document, type=WorkerStart)
     (pipe,) = request.descriptors
 

@@ -2,7 +2,7 @@
 
 A worker that is started by itself reads one JSON line from its agent on standard input; one that is forked gets a pipe
 from the template. The end of either means that the agent is gone, and a worker that runs a job follows at once, so that
-no orphan ever touches a sink (see ``tether.py``).
+no orphan ever touches a sink (see ``parent_watch.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from ckpt_runtime.client.session_command import UMASK_VARIABLE
 from ckpt_runtime.held_directory import hold
 from ckpt_runtime.spark import processes
-from ckpt_runtime.spark.tether import Tether
+from ckpt_runtime.spark.parent_watch import ParentWatch
 from ckpt_runtime.spark.worker_processes import WorkerStart
 from ckpt_runtime.structured_log import LogSettings, log_of_process, start_logging
 
@@ -59,10 +59,10 @@ def prepare() -> None:
 
 
 def work(start: WorkerStart, pipe: int) -> NoReturn:
-    """Serves the driver until it is gone; ``pipe`` is the tether. For a process without threads."""
-    tether = _tethered(start, pipe)
+    """Serves the driver until it is gone; ``pipe`` is the parent_watch. For a process without threads."""
+    parent_watch = _watched_parent(start, pipe)
     _reseed()
-    _serve(start, tether)
+    _serve(start, parent_watch)
 
 
 def main() -> None:
@@ -70,19 +70,19 @@ def main() -> None:
     processes.set_name(processes.WORKER)
     make_ready()
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerStart)
-    tether = _tethered(start, sys.stdin.fileno())
+    parent_watch = _watched_parent(start, sys.stdin.fileno())
     prepare()
-    _serve(start, tether)
+    _serve(start, parent_watch)
 
 
-def _tethered(start: WorkerStart, pipe: int) -> Tether:
+def _watched_parent(start: WorkerStart, pipe: int) -> ParentWatch:
     log_of_process(slot=start.slot, worker=start.worker)
     directory = start.directory
     hold(directory)  # as long as this process lives, whatever becomes of its agent
-    tether = Tether(pipe, partial(_end, directory), directory=directory)
+    parent_watch = ParentWatch(pipe, partial(_end, directory), directory=directory)
     # Before anything heavy: an agent may end while its worker still imports.
-    tether.start()
-    return tether
+    parent_watch.start()
+    return parent_watch
 
 
 def _reseed() -> None:
@@ -92,14 +92,14 @@ def _reseed() -> None:
     np.random.seed()
 
 
-def _serve(start: WorkerStart, tether: Tether) -> NoReturn:
+def _serve(start: WorkerStart, parent_watch: ParentWatch) -> NoReturn:
     from ckpt_runtime.network.connections import ControlConnection
     from ckpt_runtime.task.worker import TaskWorker
 
     code = 0
     try:
         connection = ControlConnection.dial(start.driver, start.secret)
-        worker = TaskWorker(connection, start.secret, tether, slot=start.slot, worker_id=start.worker)
+        worker = TaskWorker(connection, start.secret, parent_watch, slot=start.slot, worker_id=start.worker)
         try:
             worker.run()
         finally:

@@ -42,7 +42,7 @@ class WorkerProcess(Protocol):
     def wait(self) -> int | None:
         """Its exit code, None when that is unknown."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """It may live on without this agent."""
 
 
@@ -72,7 +72,7 @@ class SpawnedProcess:
         self._pipe.close()
         return code
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._pipe.close()
 
 

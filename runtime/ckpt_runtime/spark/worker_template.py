@@ -16,7 +16,7 @@ from ckpt_runtime.forking import ForkedProcess, Template
 from ckpt_runtime.spark.worker_processes import WorkerStart, log_descriptor, worker_environment
 
 _CODE_WAIT_S = 1.0
-"""The template tells the exit code when the keeper has ended, which may delete for long behind a worker."""
+"""The template tells the exit code when the supervisor has ended, which may delete for long behind a worker."""
 
 
 class ForkedWorker:
@@ -33,10 +33,10 @@ class ForkedWorker:
 
     def wait(self) -> int | None:
         code = self._process.wait()
-        self.let_go()
+        self.release()
         return code if self._process.knows_code else None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         with self._lock:
             pipe, self._pipe = self._pipe, None
         if pipe is not None:

@@ -30,21 +30,21 @@ from ckpt_runtime.state.states import (
     TimeToLive,
 )
 
-_K = TypeVar("_K", bound="Keepsake")
+_K = TypeVar("_K", bound="SharedHandle")
 
 
-class Keepsake(Protocol):
+class SharedHandle(Protocol):
     """What backends of a deployment leave for those of the next one in the same process."""
 
     def close(self) -> None:
         """Its files go. Once more does no harm."""
 
 
-class Keepsakes:
+class SharedHandles:
     """A worker's, by the names that backends give them. The deployment's thread takes, and the worker closes."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Keepsake] = {}
+        self._known: dict[str, SharedHandle] = {}
 
     def get(self, name: str, kind: type[_K], make: Callable[[], _K]) -> _K:
         """The one of that name, which is made when there is none yet."""
@@ -70,7 +70,7 @@ class BackendParameters:
     """What a backend is made from. ``uid`` is the operator's, for messages; ``configuration`` the job's options.
 
     ``make_directory`` makes a new directory for local files, which goes with the worker's process, however that ends.
-    ``keepsakes`` are of the worker's earlier deployments, if it keeps any.
+    ``shared_handles`` are of the worker's earlier deployments, if it keeps any.
     """
 
     uid: str
@@ -78,7 +78,7 @@ class BackendParameters:
     max_parallelism: int
     make_directory: Callable[[], str]
     configuration: Mapping[str, str] = field(default_factory=dict)
-    keepsakes: Keepsakes | None = None
+    shared_handles: SharedHandles | None = None
 
 
 class KeyedStateBackend(ABC):

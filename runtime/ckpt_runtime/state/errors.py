@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pyarrow as pa
 
 
@@ -31,6 +34,20 @@ class AggregateOverflowError(StateError, ArithmeticError):
 
 class CorruptStateError(StateError, ValueError):
     """Stored rows cannot be read back as their descriptor promises."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raises CorruptStateError for whatever Arrow says of content, already in memory, that it cannot read.
+
+    A lack of memory says nothing about the content and is raised as it is.
+    """
+    try:
+        yield
+    except (CorruptStateError, MemoryError):
+        raise
+    except (pa.ArrowException, OSError, EOFError, ValueError, TypeError, OverflowError) as error:
+        raise CorruptStateError(f"{what} cannot be read: {error}") from error
 
 
 class StateSchemaError(StateError, TypeError):

@@ -23,7 +23,7 @@ def _rocksdb(parameters: BackendParameters) -> KeyedStateBackend:
     if importlib.util.find_spec("rocksdict") is None:
         raise UnsupportedBackendError(
             f"state.backend.type: 'rocksdb' needs rocksdict, which {sys.executable} cannot import; "
-            f"run: {sys.executable} -m pip install 'airflow-provider-ckpt[rocksdb]'"
+            f"run: {sys.executable} -m pip install 'ckpt-runtime[rocksdb]'"
         )
     from ckpt_runtime.state.rocksdb.backend import RocksDBKeyedStateBackend
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
+from ckpt_runtime.state.errors import reading, schema_mismatch
 from ckpt_runtime.state.stored_rows import EXPIRES_AT, VALUE_PREFIX
 
 
@@ -62,7 +62,5 @@ def evolve(name: str, batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatc
         else:
             column = batch.column(index)
             arrays.append(column if column.type == field.type else column.cast(field.type))
-    try:
+    with reading(f"state {name!r}, in the schema that is asked for,"):
         return pa.RecordBatch.from_arrays(arrays, schema=wanted)
-    except pa.ArrowException as error:
-        raise CorruptStateError(f"state {name!r} cannot be read in the schema asked for: {error}") from error

@@ -27,8 +27,10 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import pyarrow as pa
+from msgspec import Struct
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import CorruptStateError
 
@@ -80,6 +82,25 @@ def descriptor_of(kind: str, key_schema: pa.Schema, schema: pa.Schema, **extra: 
     }
 
 
+class _Schema(Struct):
+    arrow: str
+
+
+class _Aggregate(Struct):
+    """Of one column; others of its fields are only compared."""
+
+    alias: str
+    function: str
+    stored: tuple[str, ...]
+
+
+class _Descriptor(Struct):
+    key_schema: _Schema
+    schema: _Schema
+    aggregates: tuple[_Aggregate, ...] | None = None
+    rows: dict[str, Any] | None = None
+
+
 def check_descriptor(name: str, descriptor: dict[str, Any]) -> None:
     """Raises :class:`CorruptStateError` for a descriptor that this version cannot read."""
     version = descriptor.get("format")
@@ -88,6 +109,19 @@ def check_descriptor(name: str, descriptor: dict[str, Any]) -> None:
         raise CorruptStateError(message)
     if descriptor.get("kind") not in ("aggregate", "value", "list", "map", "timers", "rows"):
         raise CorruptStateError(f"state {name!r} has the unknown kind {descriptor.get('kind')!r}")
+    try:
+        found = checked(descriptor, _Descriptor)
+    except DocumentError as error:
+        raise CorruptStateError(f"state {name!r} has a malformed descriptor: {error}") from error
+    schema_from_json(descriptor["key_schema"])
+    columns = schema_from_json(descriptor["schema"]).names
+    if descriptor["kind"] == "aggregate" and found.aggregates is None:
+        raise CorruptStateError(f"state {name!r} has a descriptor without aggregates")
+    if descriptor["kind"] == "rows" and found.rows is None:
+        raise CorruptStateError(f"state {name!r} has a descriptor that does not say how its rows end")
+    unknown = [column for entry in found.aggregates or () for column in entry.stored if column not in columns]
+    if unknown:
+        raise CorruptStateError(f"state {name!r} has aggregates of columns that its schema does not have: {unknown}")
 
 
 def check_owned(name: str, groups: AnyArray, owned: KeyGroupRange) -> None:

@@ -296,7 +296,8 @@ def _decimal_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
         try:
             if not Decimal(value).is_finite():
                 raise InvalidOperation
-            return Decimal(value).quantize(quantum, rounding=ROUND_HALF_UP, context=context)
+            number = Decimal(value).quantize(quantum, rounding=ROUND_HALF_UP, context=context)
+            return number or abs(number)  # Spark's decimals, and Arrow's, have no negative zero
         except InvalidOperation as error:
             raise StateValueError(f"state {state!r}, field {field!r}: {value} does not fit {kind}") from error
 
@@ -369,7 +370,7 @@ def _copied(value: Any) -> Any:
         copy = tuple.__new__(type(value), [_copied(entry) for entry in value])
         copy.__dict__.update(value.__dict__)  # a Row keeps its field names there
         return copy
-    return value
+    return -0.0 if type(value) is _NegativeZero else value
 
 
 def canonical_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -379,6 +380,31 @@ def canonical_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return key
 
 
+class _NegativeZero(float):
+    """-0.0 inside a key of a map, where Spark tells it from 0.0. Readers get a plain -0.0."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _NegativeZero
+
+    def __ne__(self, other: object) -> bool:
+        return type(other) is not _NegativeZero
+
+    def __hash__(self) -> int:
+        return hash(_NegativeZero)
+
+
+_NEGATIVE_ZERO = _NegativeZero(-0.0)
+
+
+def plain_number(value: Any) -> float:
+    """What a part of a map's key is encoded as. Raises TypeError for anything that is encoded without this."""
+    if type(value) is not _NegativeZero:
+        raise TypeError(f"{type(value).__name__} cannot be encoded")
+    return -0.0
+
+
 class _HashableList(list[Any]):
     """A list inside a key of a map. Nobody changes it: readers get copies."""
 
@@ -386,28 +412,33 @@ class _HashableList(list[Any]):
         return hash(tuple(self))
 
 
-def without_signs(value: Any) -> Any:
-    """0.0 and -0.0 are one key, inside of a list, a struct or a map too; lists and structs come back as lists."""
-    match value:
-        case float():
-            return value + 0.0
-        case dict():
-            return {name: without_signs(part) for name, part in value.items()}
-        case list() | tuple():
-            return [without_signs(part) for part in value]
-    return value
-
-
 def user_key_maker(schema: pa.Schema) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """Makes keys of a map state from canonical values, so that equal ones are found again, nested ones as well."""
-    if not any(pa.types.is_nested(field.type) for field in schema):
-        return canonical_key
-    return lambda key: tuple([_hashable(part) for part in key])
+    return _each_part(_hashable) if _has_parts(schema) else _unchanged
+
+
+def user_key_reader(schema: pa.Schema) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """The inverse of :func:`user_key_maker`, for a reader who may change what he gets."""
+    return _each_part(_copied) if _has_parts(schema) else _unchanged
+
+
+def _has_parts(schema: pa.Schema) -> bool:
+    return any(pa.types.is_nested(field.type) or pa.types.is_floating(field.type) for field in schema)
+
+
+def _each_part(convert: Callable[[Any], Any]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    return lambda key: tuple([convert(part) for part in key])
+
+
+def _unchanged(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    return key
 
 
 def _hashable(part: Any) -> Any:
     if type(part) is float:
-        return NAN if math.isnan(part) else part
+        if math.isnan(part):
+            return NAN
+        return _NEGATIVE_ZERO if part == 0.0 and math.copysign(1.0, part) < 0 else part
     if isinstance(part, list):
         return _HashableList([_hashable(entry) for entry in part])
     if isinstance(part, tuple):

@@ -19,7 +19,7 @@ import xxhash
 
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.storage.errors import CorruptFileError
+from ckpt_runtime.storage.errors import CorruptFileError, StorageError
 from ckpt_runtime.storage.filesystem import Location, file_size, naming, open_regular, read_descriptor, read_range
 from ckpt_runtime.storage.state_file_reader import locate
 
@@ -179,20 +179,24 @@ class FrameSource:
         else:
             data = read_range(self._location, offset, length)
         if len(data) != length:
-            raise self._damaged(offset, "the file has become shorter while it was read")
+            self._check_length(self._location)  # an answer that is short is no proof of a damaged file
+            raise StorageError(f"{self.url}: storage gave {len(data)} of {length} bytes at {offset}", self.url)
         return data
 
     def _open(self, location: Location) -> None:
         if self._opened:
             return
-        found = file_size(location)
-        if found != self.file.length:
-            message = f"{self.url}: damaged, it has {found} bytes and not {self.file.length}"
-            raise CorruptFileError(message, self.url)
+        self._check_length(location)
         if location.is_local:
             with naming("read", location):
                 self._descriptor = open_regular(location.path)
         self._opened = True
+
+    def _check_length(self, location: Location) -> None:
+        found = os.fstat(self._descriptor).st_size if self._descriptor >= 0 else file_size(location)
+        if found != self.file.length:
+            message = f"{self.url}: damaged, it has {found} bytes and not {self.file.length}"
+            raise CorruptFileError(message, self.url)
 
     def _damaged(self, offset: int, reason: str) -> CorruptFileError:
         return CorruptFileError(f"{self.url}: the channel state at byte {offset} is damaged: {reason}", self.url)

@@ -22,6 +22,8 @@ _Stored = dict[str, dict[str, Any]]
 _Numbered = Mapping[int, dict[str, Any]]
 _DISPOSAL = "disposal-"
 """Before the id of a checkpoint whose pointer is gone and whose files are being deleted."""
+_SAVEPOINT = "savepoint-"
+"""Before the id of a savepoint that is being taken, which nobody else would find after a crash."""
 
 
 class CheckpointPointer(Struct, frozen=True):
@@ -29,6 +31,10 @@ class CheckpointPointer(Struct, frozen=True):
 
     directory: str
     owned: bool
+
+
+class _PendingSavepoint(Struct, frozen=True):
+    directory: str
 
 
 class CheckpointPointerStore:
@@ -85,8 +91,28 @@ class CheckpointPointerStore:
         done = f"{_DISPOSAL}{checkpoint_id}"
         self._document.change(lambda present: {key: value for key, value in present.items() if key != done})
 
+    def expect_savepoint(self, checkpoint_id: int, directory: str) -> None:
+        """A savepoint is about to be taken into this directory, which does not exist yet."""
+        pending = to_builtins(_PendingSavepoint(directory))
+        self._document.change(lambda present: {**present, f"{_SAVEPOINT}{checkpoint_id}": pending})
+
+    def settle_savepoint(self, checkpoint_id: int) -> None:
+        """The savepoint is complete, or its directory is gone; none there is fine."""
+        done = f"{_SAVEPOINT}{checkpoint_id}"
+        self._document.change(lambda present: {key: value for key, value in present.items() if key != done})
+
+    def pending_savepoints(self) -> Mapping[int, str]:
+        """Directories of savepoints that are not settled, by checkpoint id. Raises :class:`CorruptFileError`."""
+        pending = {key: value for key, value in self._document.read().items() if key.startswith(_SAVEPOINT)}
+        try:
+            found = {number: checked(value, _PendingSavepoint) for number, value in self._numbered(pending).items()}
+        except DocumentError as error:
+            raise self._corrupt(error) from error
+        return {number: savepoint.directory for number, savepoint in found.items()}
+
     def _pointers(self, document: _Stored) -> Mapping[int, CheckpointPointer]:
-        found = self._numbered({key: value for key, value in document.items() if not key.startswith(_DISPOSAL)})
+        kept = {key: value for key, value in document.items() if not key.startswith((_DISPOSAL, _SAVEPOINT))}
+        found = self._numbered(kept)
         try:
             return {number: checked(value, CheckpointPointer) for number, value in found.items()}
         except DocumentError as error:
@@ -94,7 +120,7 @@ class CheckpointPointerStore:
 
     def _numbered(self, document: _Stored) -> _Numbered:
         try:
-            return dict(sorted((int(key.removeprefix(_DISPOSAL)), value) for key, value in document.items()))
+            return dict(sorted((int(key.rpartition("-")[2]), value) for key, value in document.items()))
         except ValueError as error:
             raise self._corrupt(error) from error
 

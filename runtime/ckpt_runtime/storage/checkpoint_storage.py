@@ -125,9 +125,14 @@ class CheckpointStorage:
 
 
 def initialize_savepoint(
-    target: str | Location, job_id: str, token: Callable[[], str] = lambda: secrets.token_hex(6)
+    target: str | Location,
+    job_id: str,
+    token: Callable[[], str] = lambda: secrets.token_hex(6),
+    announce: Callable[[Location], None] = lambda _: None,
 ) -> Location:
     """Makes a new, empty directory ``<target>/savepoint-<6 digits of the job id>-<12 hex digits>``.
+
+    ``announce`` is called before one is made, and may raise to make none.
 
     Raises :class:`InvalidLocationError` for an unusable target and :class:`StorageError` when no directory could be
     made in ten attempts.
@@ -136,6 +141,7 @@ def initialize_savepoint(
     prefix = f"{SAVEPOINT_PREFIX}{check_job_id(job_id)[:6]}-"
     for _ in range(_SAVEPOINT_ATTEMPTS):
         directory = base.child(prefix + token())
+        announce(directory)
         try:
             with naming("create savepoint directory", directory):
                 make_directory(directory, exist_ok=False)
@@ -143,6 +149,11 @@ def initialize_savepoint(
             continue
         return directory
     raise StorageError(f"cannot create a savepoint directory in {base.url}: all names tried exist", base.url)
+
+
+def is_savepoint_of(directory: Location, job_id: str) -> bool:
+    """Whether it has a name that :func:`initialize_savepoint` gives to savepoints of this job."""
+    return re.fullmatch(rf"{SAVEPOINT_PREFIX}{check_job_id(job_id)[:6]}-[0-9a-f]{{12}}", directory.name) is not None
 
 
 def shared_file_checkpoint(name: str) -> int | None:

@@ -54,7 +54,7 @@ class Claimant:
     process: str | None = None
 
     def is_same_job(self, other: Claimant) -> bool:
-        """Wherever its checkpoints lie. Who was said to be dead is nobody any more."""
+        """Wherever its checkpoints lie. A claimant that was declared dead never matches."""
         return (self.job_id, self.cluster) == (other.job_id, other.cluster) and not (self.is_over or other.is_over)
 
     @property
@@ -236,7 +236,7 @@ def change(place: Location, claim: Claim) -> None:
     replace(claim_file(place), _encoded(place, claim))
 
 
-def let_go(place: Location, claim: Claim) -> None:
+def declare_owner_dead(place: Location, claim: Claim) -> None:
     """Says that the owner of this claim is dead: whoever claims next succeeds it, and it has nothing to say any more.
 
     Raises :class:`ClaimedError` when the claim is another one by now.

@@ -1,7 +1,7 @@
 """Named places at which a test lets the driver die, to prove that what it leaves behind is always consistent.
 
-Unarmed, which is always so outside tests, :func:`reach` is an empty function. A process is armed from its start by the
-environment variable :data:`VARIABLE`, the path of a file; it dies at the point whose name that file holds at the time.
+Outside tests :func:`crash_point` is an empty function. The environment variable :data:`VARIABLE`, the path of a file,
+arms a process from its start: the process dies at the point whose name the file holds at that time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _pass(point: str) -> None:
 
 
 def crasher(file: Path) -> Callable[[str], None]:
-    """What :func:`reach` is in an armed process. The file goes first: a successor is not to die there as well."""
+    """What :func:`crash_point` is in an armed process. The file goes first: a successor is not to die there as well."""
 
     def reach_armed(point: str) -> None:
         try:
@@ -34,5 +34,5 @@ def crasher(file: Path) -> Callable[[str], None]:
 
 
 _file = os.environ.get(VARIABLE)
-reach = _pass if not _file else crasher(Path(_file))
-"""``reach(point)`` marks a place; points are named after what has just happened or is about to."""
+crash_point = _pass if not _file else crasher(Path(_file))
+"""``crash_point(point)`` marks a place; points are named after what has just happened or is about to."""

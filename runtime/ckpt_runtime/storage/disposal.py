@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.crash_points import reach
+from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import (
     Location,
@@ -44,9 +44,9 @@ def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
     check_directory(directory.parent)
     if exists(directory):
         delete_file(directory.child(METADATA_NAME))
-        reach("checkpoint-half-deleted")
+        crash_point("checkpoint-half-deleted")
         delete_tree(directory)
-        reach("checkpoint-deleted")
+        crash_point("checkpoint-deleted")
 
 
 def release_job_directory(storage: CheckpointStorage) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -163,6 +164,17 @@ def resolve(url: str | os.PathLike[str]) -> Location:
     if scheme is None:
         return Location(LocalFileSystem(), os.path.normpath("/" + path.lstrip("/")), "file")
     return _remote(text, scheme)
+
+
+def address_of(url: str) -> str:
+    """Where the answers about a URL come from: its scheme with its host or bucket, or ``local paths``.
+
+    Judged by the text alone, of any text; names and passwords are left out.
+    """
+    scheme, separator, rest = url.partition(":")
+    if not separator or "/" in scheme or scheme.lower() == "file":
+        return "local paths"
+    return f"{scheme.lower()}://{re.split('[/?#]', rest.lstrip('/'), maxsplit=1)[0].rpartition('@')[2]}"
 
 
 def check_url(url: str | os.PathLike[str]) -> None:

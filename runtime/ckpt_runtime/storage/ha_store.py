@@ -8,7 +8,7 @@ Layout below ``<high-availability.storageDir>/<cluster id>``::
     results/<job id>/<revision>
     snapshots/<job id>/
     programs/holds/<revision>  programs/archive-<checksum>
-    burnt/<revision>
+    retired/<revision>  upgrades/<revision>
 
 Only puts the stores together; each has a module of its own.
 """
@@ -17,15 +17,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_runtime.storage.burnt_ids import BurntIdStore
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointerStore, JobCounters
 from ckpt_runtime.storage.checkpoint_storage import check_job_id
 from ckpt_runtime.storage.fenced_document import Fence, FencedDocument, no_fence
 from ckpt_runtime.storage.filesystem import Location, resolve
 from ckpt_runtime.storage.held_programs import HeldProgramStore
+from ckpt_runtime.storage.held_upgrades import HeldUpgrades
 from ckpt_runtime.storage.job_result_store import JobResultStore
 from ckpt_runtime.storage.job_store import JobStore
 from ckpt_runtime.storage.leader_store import LeaderStore
+from ckpt_runtime.storage.retired_ids import RetiredIdStore
 
 DEFAULT_CLUSTER_ID = "default"
 
@@ -52,7 +53,8 @@ class HaStore:
         self.jobs = JobStore(self.root.child("jobs"), fence, epoch)
         self.results = JobResultStore(self.root.child("results"), fence, epoch)
         self.programs = HeldProgramStore(self.root.child("programs"), fence, epoch)
-        self.burnt = BurntIdStore(self.root.child("burnt"), fence, epoch)
+        self.retired = RetiredIdStore(self.root.child("retired"), fence, epoch)
+        self.upgrades = FencedDocument(self.root.child("upgrades"), HeldUpgrades, fence, epoch)
 
     @property
     def snapshots(self) -> Location:

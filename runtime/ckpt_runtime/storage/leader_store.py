@@ -57,7 +57,7 @@ class Lease:
     ended: bool = False
 
 
-class AddressSeal(Protocol):
+class AddressSignature(Protocol):
     """Proves an address to those who know a secret, for a time that is the seal's to choose."""
 
     def sealed(self, document: dict[str, Any]) -> dict[str, Any]:
@@ -74,13 +74,13 @@ class LeaderStore:
     truth is the highest claimed epoch.
     """
 
-    def __init__(self, root: Location, seal: AddressSeal | None = None) -> None:
+    def __init__(self, root: Location, seal: AddressSignature | None = None) -> None:
         """``root`` need not exist; ``seal`` proves the address to clients. Touches nothing."""
         self._root = root
         self._seal = seal
         self._epochs = VersionedDocument(root.child("leader"))
 
-    def sealed_by(self, seal: AddressSeal) -> LeaderStore:
+    def sealed_by(self, seal: AddressSignature) -> LeaderStore:
         """The same, for a driver that proves its address."""
         return type(self)(self._root, seal)
 

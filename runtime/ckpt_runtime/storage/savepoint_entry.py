@@ -68,6 +68,12 @@ class SavepointEntry:
     verifications: tuple[Mark, ...] = ()
     drills: tuple[Mark, ...] = ()
     disposing: tuple[str, ...] | None = None
+    lineage: str | None = None
+
+    @property
+    def lineage_id(self) -> str:
+        """That of its job; entries of earlier releases do not have it."""
+        return self.lineage or self.job_id
 
     @property
     def duration_ms(self) -> int:

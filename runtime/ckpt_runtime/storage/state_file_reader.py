@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.checksums import RunningChecksum, is_checksum
-from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import (
     Location,
     file_size,
@@ -70,10 +70,7 @@ class StateFileReader:
         self.check_range(offset, length)
         if self._content is not None:
             return memoryview(self._content)[offset : offset + length]
-        data = self._read_stored(offset, length)
-        if len(data) != length:
-            raise CorruptFileError(f"{self.url}: the file has become shorter while it was read", self.url)
-        return data
+        return self._read_stored(offset, length)
 
     def check_range(self, offset: int, length: int) -> None:
         """Raises :class:`CorruptFileError` unless these bytes lie in the file."""
@@ -167,5 +164,10 @@ class StateFileReader:
         assert self._location is not None
         if self._descriptor >= 0:
             with naming("read", self._location):
-                return read_descriptor(self._descriptor, offset, length)
-        return read_range(self._location, offset, length)
+                data = read_descriptor(self._descriptor, offset, length)
+        else:
+            data = read_range(self._location, offset, length)
+        if len(data) != length:
+            self._verify_length()  # a file that has become shorter is damaged, an answer that is short proves nothing
+            raise StorageError(f"{self.url}: storage gave {len(data)} of {length} bytes", self.url)
+        return data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +26,15 @@ from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
-from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, Program, SubtaskDescriptor
-from ckpt_runtime.state.backend import BackendParameters, Keepsakes, KeyedStateBackend
+from ckpt_runtime.scheduler.deployment import (
+    Channel,
+    Deployment,
+    JobDescriptor,
+    SubtaskDescriptor,
+    input_channels,
+    output_channels,
+)
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, SharedHandles
 from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
@@ -54,19 +61,22 @@ class DeployedJob:
 
     def __init__(
         self,
+        job: JobDescriptor,
         deployment: Deployment,
         plan: CompiledPlan,
         transport: DataTransport,
         host: SubtaskHost,
-        keepsakes: Keepsakes | None = None,
+        shared_handles: SharedHandles | None = None,
     ) -> None:
         self.deployment = deployment
-        self._keepsakes = keepsakes
+        self.job_id = job.job_id
+        self._graph = job.graph
+        self._shared_handles = shared_handles
         self.subtasks: dict[SubtaskKey, Subtask] = {}
         self._plan = plan
         self._transport = transport
         self._host = host
-        self._configuration = Configuration(deployment.graph.configuration)
+        self.configuration = Configuration(job.graph.configuration)
         self._local: dict[int, InputChannel] = {}
         self._wakeups: dict[SubtaskKey, Wakeup] = {}
         self._gates: dict[SubtaskKey, InputGate] = {}
@@ -110,7 +120,7 @@ class DeployedJob:
         return all(ended)
 
     def _has_user_code(self, descriptor: SubtaskDescriptor) -> bool:
-        vertex = self.deployment.graph.vertex(descriptor.vertex_id)
+        vertex = self._graph.vertex(descriptor.vertex_id)
         return any(operator.user_code for operator in vertex.operators)
 
     def _threads(self, shared: Wakeup) -> list[TaskThread]:
@@ -127,30 +137,25 @@ class DeployedJob:
         self._wakeups[key] = wakeup
         gate = self._gates[key] = InputGate(wakeup.wake)
         ranges = self._reads_ranges(descriptor.vertex_id)
-        window = 1 if ranges else self._configuration.get(TaskManagerOptions.BUFFERS_PER_CHANNEL)
-        edges = self.deployment.graph.inputs(descriptor.vertex_id)
-        for channel in descriptor.inputs:
-            edge = edges[channel.input_index]
-            receiver = gate.add_channel(
-                channel.input_index,
-                window,
-                peer=descriptor.subtask_index if edge.partitioning is Partitioning.FORWARD else None,
-                overtakes=self.deployment.graph.overtakes(edge),
-            )
-            if channel.local:
-                self._local[channel.index] = receiver
-            else:
-                self._transport.register(channel_id(self.deployment.deployment, channel.index), receiver)
+        window = 1 if ranges else self.configuration.get(TaskManagerOptions.BUFFERS_PER_CHANNEL)
+        for position, (edge, channels) in enumerate(input_channels(self._graph, *key)):
+            forwarded = descriptor.subtask_index if edge.partitioning is Partitioning.FORWARD else None
+            overtakes = self._graph.overtakes(edge)
+            for channel in channels:
+                receiver = gate.add_channel(position, window, peer=forwarded, overtakes=overtakes)
+                if channel.peer == descriptor.subtask_index:
+                    self._local[channel.index] = receiver
+                else:
+                    self._transport.register(channel_id(self.deployment.deployment, channel.index), receiver)
 
     def _build_subtask(self, descriptor: SubtaskDescriptor) -> None:
         key = (descriptor.vertex_id, descriptor.subtask_index)
-        vertex = self.deployment.graph.vertex(descriptor.vertex_id)
+        vertex = self._graph.vertex(descriptor.vertex_id)
         restored = self._restored_input(descriptor, vertex)
-        edges = self.deployment.graph.outputs(vertex.id)
         end = ChainEnd(
             [
-                self._build_output(output, edge, descriptor.subtask_index, self._wakeups[key])
-                for edge, output in zip(edges, descriptor.outputs, strict=True)
+                self._build_output(edge, channels, descriptor.subtask_index, self._wakeups[key])
+                for edge, channels in output_channels(self._graph, *key)
             ]
         )
         operators = [self._operator(node.uid) for node in vertex.operators]
@@ -166,22 +171,23 @@ class DeployedJob:
             finished_on_restore=descriptor.finished,
             restored=restored,
         )
-        after_finish = self._configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH)
+        after_finish = self.configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH)
         subtask.checkpoints.end_with_all = not after_finish
-        local = [channel.local for channel in descriptor.inputs]
-        subtask.debloating = input_debloating(self._configuration, self._gates[key].channels, local)
+        peers = [channel.peer for _, channels in input_channels(self._graph, *key) for channel in channels]
+        local = [peer == descriptor.subtask_index for peer in peers]
+        subtask.debloating = input_debloating(self.configuration, self._gates[key].channels, local)
         holder.append(subtask)
         self.subtasks[key] = subtask
 
     def _reads_ranges(self, vertex_id: str) -> bool:
         """Whether a buffer to that vertex is hours of work: as few as possible may be under way, and none gathered."""
-        head = self.deployment.graph.vertex(vertex_id).operators[0]
+        head = self._graph.vertex(vertex_id).operators[0]
         return isinstance(self._plan.specs[head.uid], RangeReaderSpec)
 
     def _buffer_rows(self, target: str) -> int:
         """Rows of a buffer to that vertex: fewer where each row costs a call, since barriers wait behind buffers."""
-        rows = self._configuration.get(TaskManagerOptions.BUFFER_ROWS)
-        head = self.deployment.graph.vertex(target).operators[0]
+        rows = self.configuration.get(TaskManagerOptions.BUFFER_ROWS)
+        head = self._graph.vertex(target).operators[0]
         return min(rows, ROW_MODE_BUFFER_ROWS) if isinstance(self._plan.specs[head.uid], ProcessSpec) else rows
 
     def _operator(self, uid: str) -> Operator:
@@ -195,7 +201,7 @@ class DeployedJob:
         for stream in descriptor.in_flight:
             check_schema(stream, self._input_schema(head.uid, stream.edge), head.uid)
         location = resolve(self.deployment.snapshot_directory)
-        edges = self.deployment.graph.inputs(vertex.id)
+        edges = self._graph.inputs(vertex.id)
         return RestoredInput(
             head.uid,
             descriptor.in_flight,
@@ -210,29 +216,30 @@ class DeployedJob:
             return spec.sides[spec.side_of_gate(gate)].schema
         return self._plan.input_schemas.get(uid)
 
-    def _build_output(self, output: OutputDescriptor, edge: JobEdge, index: int, wakeup: Wakeup) -> ResultPartition:
+    def _build_output(self, edge: JobEdge, channels: Sequence[Channel], index: int, wakeup: Wakeup) -> ResultPartition:
         ranges = self._reads_ranges(edge.target)
-        capacity = 1 if ranges else self._configuration.get(TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL)
+        capacity = 1 if ranges else self.configuration.get(TaskManagerOptions.MAX_BUFFERS_PER_OUTPUT_CHANNEL)
         subpartitions: list[LocalSubpartition | RemoteSubpartition] = []
-        for channel in output.channels:
-            if channel.address is None:
+        for channel in channels:
+            if channel.peer == index:
                 subpartitions.append(LocalSubpartition(self._local[channel.index], capacity, wakeup.wake))
             else:
                 wire = channel_id(self.deployment.deployment, channel.index)
-                subpartitions.append(self._transport.connect(channel.address, wire, capacity, wakeup.wake))
+                address = self.deployment.addresses[channel.peer]
+                subpartitions.append(self._transport.connect(address, wire, capacity, wakeup.wake))
         partition = ResultPartition(
-            output.partitioning,
-            output.keys,
-            output.max_parallelism,
+            edge.partitioning,
+            edge.keys,
+            self._graph.vertex(edge.target).max_parallelism,
             subpartitions,
             limits=BufferLimits(
                 rows=self._buffer_rows(edge.target),
-                bytes=self._configuration.get(TaskManagerOptions.BUFFER_BYTES),
-                timeout_ms=0 if ranges else self._configuration.get(ExecutionOptions.BUFFER_TIMEOUT),
+                bytes=self.configuration.get(TaskManagerOptions.BUFFER_BYTES),
+                timeout_ms=0 if ranges else self.configuration.get(ExecutionOptions.BUFFER_TIMEOUT),
             ),
             now_ms=self._host.monotonic_ms,
             peers=[index] if edge.partitioning is Partitioning.FORWARD else None,
-            overtakes=self.deployment.graph.overtakes(edge),
+            overtakes=self._graph.overtakes(edge),
         )
         for position, subpartition in enumerate(subpartitions):
             subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
@@ -252,15 +259,15 @@ class DeployedJob:
         backend: KeyedStateBackend | None = None
         if is_keyed(self._plan.specs[node.uid]) and not descriptor.finished:
             backend = create_keyed_backend(
-                self._configuration.get(StateOptions.BACKEND_TYPE),
+                self.configuration.get(StateOptions.BACKEND_TYPE),
                 BackendParameters(
                     node.uid,
                     key_group_range(vertex.max_parallelism, vertex.parallelism, descriptor.subtask_index),
                     vertex.max_parallelism,
                     # The worker's agent removes the temporary directory of a worker that has ended, a killed one too.
                     partial(tempfile.mkdtemp, prefix="ckpt-state-"),
-                    self.deployment.graph.configuration,
-                    self._keepsakes,
+                    self._graph.configuration,
+                    self._shared_handles,
                 ),
                 () if state is None else state.keyed,
                 self.deployment.snapshot_directory,
@@ -268,7 +275,7 @@ class DeployedJob:
             )
             self._backends.append(backend)
         return OperatorContext(
-            job_id=self.deployment.job_id,
+            job_id=self.job_id,
             uid=node.uid,
             name=node.name,
             subtask_index=descriptor.subtask_index,
@@ -278,7 +285,7 @@ class DeployedJob:
             now_ms=self._host.now_ms,
             monotonic_ms=self._host.monotonic_ms,
             set_timer=lambda at_ms: holder[0].set_timer(position, at_ms),
-            configuration=self.deployment.graph.configuration,
+            configuration=self._graph.configuration,
             keyed_state=backend,
             restored_checkpoint_id=self.deployment.restored_checkpoint_id,
             waiting_input=partial(waiting_input, gate),
@@ -286,10 +293,11 @@ class DeployedJob:
         )
 
 
-def load_checked_plan(program: Program, deployment: Deployment, directory: str) -> CompiledPlan:
+def load_checked_plan(job: JobDescriptor, directory: str) -> CompiledPlan:
     """Runs the entry point and compares the plan with the driver's. Raises PlanMismatchError or the code's error."""
-    plan = load_plan(Path(directory), program.entry, program.arguments, deployment.graph.configuration)
-    if plan.job_graph.fingerprint != deployment.graph.fingerprint:
+    program = job.program
+    plan = load_plan(Path(directory), program.entry, program.arguments, job.graph.configuration)
+    if plan.job_graph.fingerprint != job.graph.fingerprint:
         raise PlanMismatchError(
             f"the entry point {program.entry} built another plan in the worker than at submission; it must not depend "
             "on time, randomness, environment or files that change"

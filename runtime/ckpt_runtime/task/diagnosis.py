@@ -74,7 +74,7 @@ class Diagnosis:
 
 
 def _threads_of(job: DeployedJob | None, order: SampleStacks) -> list[tuple[Subtask, threading.Thread]]:
-    if job is None or job.deployment.job_id != order.job_id:
+    if job is None or job.job_id != order.job_id:
         return []
     return [
         (subtask, thread.thread)

@@ -17,6 +17,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfRange, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import InFlightData
+from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
 from ckpt_runtime.task.batch_size import BatchSizer
 from ckpt_runtime.task.in_flight import CapturedChannel
@@ -211,7 +212,13 @@ class ResultPartition:
         self._route(batch)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
-        """Watermarks may wait for the buffers in front of them; only the latest one counts."""
+        """Watermarks may wait for the buffers in front of them; only the latest one counts.
+
+        That of the end of data replaces none: timers may be due at the one before, and not at the end.
+        """
+        if timestamp_ms == MAX_WATERMARK:
+            self.send_control(Watermark(timestamp_ms))
+            return
         self._watermark = timestamp_ms
         self._hold()
 

@@ -21,9 +21,10 @@ class StateRestoreError(StorageError):
 
 
 class StateUnavailableError(StorageError):
-    """State of the restored snapshot cannot be read now: its storage is away or fails. Names operator and file.
+    """State of the restored snapshot cannot be restored now: its storage or this host fails. Names operator and file.
 
-    A file that is missing is no proof: a host that has lost its mount misses all of them.
+    The storage may be away, or the local disk be full. A file that is missing is no proof of damage: a host that has
+    lost its mount misses all of them.
     """
 
 
@@ -38,7 +39,8 @@ def create_keyed_backend(
     the job owns or not.
 
     Handles go whole to each subtask; the backend clips. Raises UnsupportedBackendError, StateSchemaError,
-    StateRestoreError naming what is damaged, and StateUnavailableError naming what is missing or cannot be read.
+    StateRestoreError naming what is damaged, and StateUnavailableError naming what is missing or cannot be read or
+    written.
     """
     backend = create_backend(name, parameters)
     if handles:
@@ -56,15 +58,15 @@ def create_keyed_backend(
 
 @contextmanager
 def naming_operator(uid: str, what: str, directory: str = "") -> Iterator[None]:
-    """Names the operator in errors of storage: StateRestoreError for what is damaged, else StateUnavailableError."""
+    """Names the operator: StateRestoreError for what is damaged, StateUnavailableError for what fails otherwise."""
     try:
         yield
-    except (StorageError, CorruptStateError) as error:
+    except (OSError, CorruptStateError) as error:
         url = error.url if isinstance(error, StorageError) else directory
         kind = StateRestoreError if _is_damage(error) else StateUnavailableError
         raise kind(f"operator {uid!r} cannot restore its {what}: {error}", url, error) from error
 
 
-def _is_damage(error: StorageError | CorruptStateError) -> bool:
-    """A directory in the place of a file is no file that is away."""
-    return isinstance(error, _DAMAGED) or (isinstance(error, OSError) and error.errno == errno.EISDIR)
+def _is_damage(error: OSError | CorruptStateError) -> bool:
+    """A directory where a file is expected does not count as a missing file."""
+    return isinstance(error, _DAMAGED) or (isinstance(error, StorageError) and error.errno == errno.EISDIR)

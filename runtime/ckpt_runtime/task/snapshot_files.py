@@ -44,9 +44,19 @@ class NewFiles:
         self._may_link = not copies_only
         self._duplicator = Duplicator(self.directory, copies_only=copies_only)
         self._unsettled: dict[str, Location] = {}
+        self._given_up = False
         self._lock = threading.Lock()
         self._threshold = inline_threshold
         self._shared = resolve(options.shared_directory) if options.shared_directory else None
+
+    def give_up(self) -> None:
+        """Nobody waits for them any more: whatever is written next raises StorageError. For any thread."""
+        self._given_up = True
+
+    def check_wanted(self) -> None:
+        """Raises StorageError once the files are given up."""
+        if self._given_up:
+            raise StorageError(f"{self.directory.url}: nobody waits for this snapshot any more", self.directory.url)
 
     def private(self, suffix: str = "") -> StateFileWriter:
         if suffix:
@@ -61,6 +71,7 @@ class NewFiles:
 
     def shared_from(self, path: Path) -> StateFile:
         """A small one is inside its handle, a hard link where the file systems allow one, else a copy."""
+        self.check_wanted()
         directory = self._shared or self.directory
         if self._may_link and directory.is_local and path.stat().st_size > self._threshold:
             try:
@@ -89,6 +100,7 @@ class NewFiles:
         sources = {name: resolve(file.path) for name, file in files.items() if file.inline is None}
 
         def duplicated(name: str) -> Means | None:
+            self.check_wanted()
             try:
                 found[name], means = self._duplicate(sources[name], files[name])
             except StorageError as error:
@@ -151,6 +163,7 @@ class _NewFile(StateFileWriter):
         self._is_private = directory is files.directory
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
+        self._files.check_wanted()
         written = super().write(data)
         self._files.count(written)
         return written

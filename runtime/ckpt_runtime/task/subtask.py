@@ -105,7 +105,7 @@ class Subtask:
         self._poll_size = SliceSize() if self._source is not None and len(chain.operators) > 1 else None
         self._timers: list[int | None] = [None] * len(chain.operators)
         self._next_timer: int | None = None
-        self._valve = WatermarkValve(len(gate.channels))
+        self._valve = WatermarkValve([channel.input_index for channel in gate.channels])
         self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
         self._work = RowsInWork(host.monotonic_ms)
         self._restored = restored
@@ -404,8 +404,7 @@ class Subtask:
                     self._restored = None
 
     def _advance_event_time(self, channel: int, timestamp_ms: int) -> None:
-        combined = self._valve.advance(channel, timestamp_ms)
-        if combined is not None:
+        for combined in self._valve.advance(channel, timestamp_ms):
             self.chain.head.process_watermark(combined)
 
     # What the checkpoints of this subtask ask of it.

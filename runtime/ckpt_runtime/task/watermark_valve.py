@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ckpt_runtime.operators.operator import MAX_WATERMARK
+
 
 class WatermarkValve:
-    """``channels`` inputs, all of them without a watermark at first."""
+    """``gates`` has the input gate of each channel; no channel has a watermark at first.
 
-    def __init__(self, channels: int) -> None:
-        self._watermarks: list[int | None] = [None] * channels
+    A channel whose data has ended does not hold event time back. When all have ended, event time first reaches what the
+    data has brought it to, as in Spark: the greatest watermark of each gate's channels, and the least of these.
+    """
+
+    def __init__(self, gates: Sequence[int]) -> None:
+        self._gates = list(gates)
+        self._watermarks: list[int | None] = [None] * len(gates)
+        self._reached: list[int | None] = [None] * len(gates)
         self._current: int | None = None
 
-    def advance(self, channel: int, timestamp_ms: int) -> int | None:
-        """The new combined watermark, or None when it did not move. A channel's watermark never goes back."""
+    def advance(self, channel: int, timestamp_ms: int) -> list[int]:
+        """The new combined watermarks in order, mostly one or none. A channel's watermark never goes back."""
         known = self._watermarks[channel]
         if known is not None and timestamp_ms <= known:
-            return None
+            return []
         self._watermarks[channel] = timestamp_ms
+        if timestamp_ms != MAX_WATERMARK:
+            self._reached[channel] = timestamp_ms
         least = self._least()
-        if least is None or (self._current is not None and least <= self._current):
-            return None
-        self._current = least
-        return least
+        if least is None:
+            return []
+        last = self._reached_by_data() if least == MAX_WATERMARK else None
+        moved = []
+        for watermark in (last, least):
+            if watermark is not None and (self._current is None or watermark > self._current):
+                self._current = watermark
+                moved.append(watermark)
+        return moved
 
     def _least(self) -> int | None:
         least: int | None = None
@@ -30,3 +47,12 @@ class WatermarkValve:
             if least is None or watermark < least:
                 least = watermark
         return least
+
+    def _reached_by_data(self) -> int | None:
+        """None while a gate has brought no watermark."""
+        by_gate: dict[int, int | None] = {}
+        for gate, reached in zip(self._gates, self._reached, strict=True):
+            known = by_gate.get(gate)
+            by_gate[gate] = reached if known is None else max(known, known if reached is None else reached)
+        found = [reached for reached in by_gate.values() if reached is not None]
+        return min(found) if len(found) == len(by_gate) else None

@@ -15,14 +15,14 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_all
 from queue import SimpleQueue
 from typing import Protocol
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
-from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.registry import VERTEX_BOUNDS, VERTEX_PARALLELISM
 from ckpt_runtime.configuration.state_options import StateOptions
@@ -30,7 +30,7 @@ from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNot
 from ckpt_runtime.failure_report import log_failure, report_of, summary_of
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterWorker
+from ckpt_runtime.network.agent_messages import LAST_WRITES_S, ProcessIdentity, RegisterWorker
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
@@ -58,9 +58,9 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.scheduler.deployment import Deployment
+from ckpt_runtime.scheduler.deployment import JobDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
-from ckpt_runtime.state.backend import Keepsakes
+from ckpt_runtime.state.backend import SharedHandles
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.structured_log import about, log_of_process
@@ -91,8 +91,8 @@ _HOPELESS = (
 )
 
 
-class AgentTether(Protocol):
-    """How the process is bound to its slot agent; see ``spark/tether.py``."""
+class AgentWatch(Protocol):
+    """How the process is bound to its slot agent; see ``spark/parent_watch.py``."""
 
     @property
     def identity(self) -> ProcessIdentity: ...
@@ -110,21 +110,25 @@ class TaskWorker:
     """One worker process's life: :meth:`run` serves the driver until the connection ends."""
 
     def __init__(
-        self, connection: ControlConnection, secret: str, tether: AgentTether, *, slot: str, worker_id: str
+        self, connection: ControlConnection, secret: str, parent_watch: AgentWatch, *, slot: str, worker_id: str
     ) -> None:
         self._connection = connection
-        self._tether = tether
+        self._parent_watch = parent_watch
         self._transport = DataTransport(connection.local_host, secret)
         self._job: DeployedJob | None = None
+        self._descriptor: JobDescriptor | None = None
         self._plan: tuple[str, CompiledPlan] | None = None
         self._programs: dict[str, str] = {}
-        self._keepsakes = Keepsakes()
+        self._shared_handles = SharedHandles()
         self._writing: dict[tuple[Subtask, int], NewFiles] = {}
         self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
+        self._unfinished: set[Future[None]] = set()
+        """Snapshots that are being written, or wait for a thread."""
         self._diagnosis = Diagnosis(self._report, lambda: self._job)
         self._closing = threading.Event()
-        process, address = tether.identity, self._transport.address
-        connection.send(RegisterWorker(slot, worker_id, address, process, tether.directory))
+        self._cores = _allowed_cores()
+        process, address = parent_watch.identity, self._transport.address
+        connection.send(RegisterWorker(slot, worker_id, address, process, parent_watch.directory))
 
     def run(self) -> None:
         """Raises ConnectionError when the driver is gone, MalformedMessageError when it cannot be understood."""
@@ -138,14 +142,21 @@ class TaskWorker:
             self._handle(command)
 
     def close(self) -> None:
+        """Waits for snapshots that are being written: each deletes its files again, since nobody waits for it now.
+
+        A process that ended before would leave what its last requests still bring to an object store.
+        """
         self._closing.set()
-        if self._job is not None:
-            self._job.cancel(timeout_s=1)
+        job, self._job = self._job, None
+        if job is not None:
+            job.cancel(timeout_s=1)
+        self._give_up_snapshots()
         self._snapshots.shutdown(wait=False, cancel_futures=True)
+        wait_for_all(set(self._unfinished), LAST_WRITES_S)
         self._diagnosis.close()
         self._transport.close()
         self._connection.close()
-        self._keepsakes.close()
+        self._shared_handles.close()
         for directory in self._programs.values():
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -165,7 +176,7 @@ class TaskWorker:
         match command:
             case DeploySubtasks():
                 # From now on it ends with its agent: only a worker that never worked may be adopted by another.
-                self._tether.begin_work()
+                self._parent_watch.begin_work()
                 self._deploy(command)
             case CancelDeployment():
                 self._cancel(command)
@@ -178,22 +189,24 @@ class TaskWorker:
                     command, lambda subtask: subtask.notify_aborted(command.checkpoint_id, command.latest_completed)
                 )
             case FollowAgent():
-                self._tether.adopted_by(command.agent)
+                self._parent_watch.adopted_by(command.agent)
                 self._connection.send(Following())
 
     def _deploy(self, command: DeploySubtasks) -> None:
         """Any failure is reported as this deployment's; the worker lives on."""
         deployment = command.deployment
-        job = {"job_id": deployment.job_id, "job_name": deployment.graph.name, "attempt": deployment.attempt}
-        log_of_process(**job)
         try:
-            _pin(deployment.pin_cpu)
-            directory = self._unpack(deployment.program.directory, command.archive)
-            plan = self._plan_of(deployment, directory)
-            self._job = DeployedJob(deployment, plan, self._transport, self, self._keepsakes)
+            job = self._descriptor = command.job or self._descriptor
+            if job is None:
+                raise RuntimeError("the driver has not sent this worker the job graph")
+            log_of_process(job_id=job.job_id, job_name=job.graph.name, attempt=deployment.attempt)
+            _bind(self._cores if deployment.pin_cpu is None else {deployment.pin_cpu})
+            directory = self._unpack(job.program.directory, command.archive)
+            plan = self._plan_of(job, directory)
+            self._job = DeployedJob(job, deployment, plan, self._transport, self, self._shared_handles)
             self._job.start()
             names = ", ".join(subtask.name for subtask in self._job.subtasks.values())
-            logger.info("runs attempt %d of job %s: %.1000s", deployment.attempt, deployment.job_id, names)
+            logger.info("runs attempt %d of job %s: %.1000s", deployment.attempt, job.job_id, names)
         # An entry point may call sys.exit(), which must not end the worker.
         except (Exception, SystemExit) as error:
             failure = _logged(f"deployment {deployment.deployment} failed", error)
@@ -216,27 +229,30 @@ class TaskWorker:
         self._programs[program_id] = directory
         return directory
 
-    def _plan_of(self, deployment: Deployment, directory: str) -> CompiledPlan:
+    def _plan_of(self, job: JobDescriptor, directory: str) -> CompiledPlan:
         """The entry point runs once per worker, job and configuration, not once per restart."""
-        graph = deployment.graph
+        graph = job.graph
         # A live rescale changes these alone, and operators do not see them: the entry point need not run again for it.
         rescaled = (VERTEX_PARALLELISM, VERTEX_BOUNDS)
         options = sorted((key, text) for key, text in graph.configuration.items() if key not in rescaled)
-        key = f"{deployment.program.directory}:{graph.plan_fingerprint}:{options}"
+        key = f"{job.program.directory}:{graph.plan_fingerprint}:{options}"
         if self._plan is None or self._plan[0] != key:
-            self._plan = (key, load_checked_plan(deployment.program, deployment, directory))
+            self._plan = (key, load_checked_plan(job, directory))
         return self._plan[1]
 
     def _cancel(self, command: CancelDeployment) -> None:
         # First: what its tasks report on their way down is covered by the one answer below.
         job, self._job = self._job, None
+        self._give_up_snapshots()
         ended = True
         if job is not None:
-            timeout_ms = Configuration(job.deployment.graph.configuration).get(
-                ExecutionOptions.TASK_CANCELLATION_TIMEOUT
-            )
+            timeout_ms = job.configuration.get(ExecutionOptions.TASK_CANCELLATION_TIMEOUT)
             ended = job.cancel(timeout_ms / 1000 if timeout_ms else threading.TIMEOUT_MAX)
         self._report(Canceled(command.deployment, ended))
+
+    def _give_up_snapshots(self) -> None:
+        for files in list(self._writing.values()):
+            files.give_up()
 
     def _trigger(self, command: TriggerCheckpoint) -> None:
         barrier = CheckpointBarrier(command.checkpoint_id, command.timestamp, command.options)
@@ -288,7 +304,9 @@ class TaskWorker:
         return job.deployment.deployment, subtask.vertex_id, subtask.index
 
     def write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
-        self._snapshots.submit(self._write_and_tell, subtask, snapshot)
+        writing = self._snapshots.submit(self._write_and_tell, subtask, snapshot)
+        self._unfinished.add(writing)
+        writing.add_done_callback(self._unfinished.discard)
 
     def _write_and_tell(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         """The subtask may have waited with its end, which the driver has to hear of behind the acknowledgement."""
@@ -305,7 +323,7 @@ class TaskWorker:
             snapshot.release()
             return
         start = time.monotonic()
-        settings = Configuration(job.deployment.graph.configuration)
+        settings = job.configuration
         threshold = settings.get(StateOptions.FS_MEMORY_THRESHOLD)
         copies_only = settings.get(CheckpointingOptions.SAVEPOINT_DUPLICATION) is SavepointDuplication.COPY
         barrier, measures = snapshot.barrier, snapshot.measures
@@ -336,6 +354,8 @@ class TaskWorker:
             self._decline_failed(subtask, barrier.checkpoint_id, error)
 
     def _decline_failed(self, subtask: Subtask, checkpoint_id: int, error: Exception) -> None:
+        if self._sender(subtask) is None:
+            return
         with about(vertex_id=subtask.vertex_id, subtask=subtask.index, checkpoint_id=checkpoint_id):
             log_failure(logger, logging.WARNING, f"checkpoint {checkpoint_id} of {subtask.name} failed", error)
         reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
@@ -399,13 +419,16 @@ def _metrics(measures: SnapshotMeasures, written: WrittenSnapshot, async_ms: int
 def describe_error(error: BaseException) -> TaskFailure:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
-    That storage is away is no proof that trying again meets the same error: it counts as recoverable. A consequence has
-    no trace: where a thread was when it learned of another worker's end says nothing.
+    That storage is away, or a local disk is full, is no proof that trying again meets the same error: it counts as
+    recoverable. So does a plan that another error prevents, such as one of a source that is asked for its schema: the
+    driver has made the same plan before. A consequence has no trace: where a thread was when it learned of another
+    worker's end says nothing.
     """
     report = report_of(error)
     consequence = issubclass(type(error), ChannelLostError)
     trace = f"{report.exception}: {report.message}" if consequence else report.stack_trace
-    recoverable = not issubclass(type(error), _HOPELESS)
+    caused = issubclass(type(error), PlanError) and error.__cause__ is not None
+    recoverable = caused or not issubclass(type(error), _HOPELESS)
     return TaskFailure(FailureInfo(report.exception, report.message, trace), recoverable, consequence)
 
 
@@ -441,12 +464,16 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
     )
 
 
-def _pin(cpu: int | None) -> None:
-    """Binds the process to a core; threads started later inherit it. None leaves it alone."""
-    if cpu is not None and hasattr(os, "sched_setaffinity"):
+def _allowed_cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _bind(cores: set[int]) -> None:
+    """Binds the process to cores, where the system can; threads started later inherit it."""
+    if cores and cores != _allowed_cores():
         # Each thread has an affinity of its own, and many run already.
         for thread in os.listdir("/proc/self/task"):
             try:
-                os.sched_setaffinity(int(thread), {cpu})
+                os.sched_setaffinity(int(thread), cores)
             except OSError:
-                logger.debug("thread %s cannot be bound to core %d", thread, cpu)
+                logger.debug("thread %s cannot be bound to cores %s", thread, sorted(cores))

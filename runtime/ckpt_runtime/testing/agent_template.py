@@ -38,7 +38,6 @@ class AgentStart(Struct, frozen=True):
     """What a new agent needs to know. ``environment`` is for it alone: workers inherit the template's."""
 
     parameters: AgentParameters
-    index: int
     environment: dict[str, str]
 
 
@@ -104,10 +103,10 @@ _lock = threading.Lock()
 _template: AgentTemplate | None = None
 
 
-def forked_agent(parameters: AgentParameters, index: int) -> ForkedProcess:
+def forked_agent(parameters: AgentParameters) -> ForkedProcess:
     """From the template of this process, or a new one. Raises OSError when there can be none."""
     global _template
-    start = AgentStart(parameters, index, dict(os.environ))
+    start = AgentStart(parameters, dict(os.environ))
     inherited = _Inherited.of_this_process()
     with _lock:
         if _template is not None:
@@ -160,8 +159,8 @@ def _become_agent(request: ForkRequest) -> None:
     processes.set_name(AGENT)
     os.environ.clear()
     os.environ.update(start.environment)
-    begin_log(start.parameters, start.index)
-    SlotAgent(start.parameters, start.index, Forker(template)).run()
+    begin_log(start.parameters)
+    SlotAgent(start.parameters, Forker(template)).run()
 
 
 def _become_template(connection: socket.socket) -> None:

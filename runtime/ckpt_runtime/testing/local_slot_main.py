@@ -19,7 +19,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         serve_agents(socket.socket(fileno=int(sys.argv[1])))
     else:
-        run_agent(*msgspec.json.decode(sys.stdin.readline(), type=tuple[AgentParameters, int]))
+        run_agent(msgspec.json.decode(sys.stdin.readline(), type=AgentParameters))
 
 
 if __name__ == "__main__":

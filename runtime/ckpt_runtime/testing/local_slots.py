@@ -6,21 +6,18 @@ import os
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
-from ckpt_runtime.jobmaster.slot_stages import StageEnded
+from ckpt_runtime.jobmaster.slots import SlotEnded
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.slot_agent import AgentParameters
 from ckpt_runtime.structured_log import PLAIN, LogSettings
 from ckpt_runtime.testing.agent_template import forked_agent
 
 _HOST = "127.0.0.1"
-_LOOK_S = 0.05
-"""There is no way to wait for whichever of several processes ends first, and for no other child of this one."""
 
 
 class Agent(Protocol):
@@ -37,62 +34,53 @@ class Agent(Protocol):
 
     def poll(self) -> int | None: ...
 
-    def wait(self, timeout: float) -> int: ...
+    def wait(self) -> int: ...
 
 
-StartAgent = Callable[[AgentParameters, int], Agent]
+StartAgent = Callable[[AgentParameters], Agent]
 
 
-def spawned_agent(parameters: AgentParameters, index: int) -> Agent:
+def spawned_agent(parameters: AgentParameters) -> Agent:
     """From a cold interpreter; works on every system. Raises OSError."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     agent = subprocess.Popen(
         [sys.executable, "-m", "ckpt_runtime.testing.local_slot_main"], stdin=subprocess.PIPE, env=environment
     )
     assert agent.stdin is not None
-    agent.stdin.write(msgspec.json.encode((parameters, index)) + b"\n")
+    agent.stdin.write(msgspec.json.encode(parameters) + b"\n")
     agent.stdin.close()
     return agent
 
 
 class LocalSlotProvider:
-    """A ``SlotProvider`` that starts one process per slot. A stage ends, as in Spark, when one of its agents does."""
+    """A ``SlotProvider`` that starts a process for each slot, as many as are wanted."""
+
+    capacity = None
 
     def __init__(self, start_agent: StartAgent | None = None, log: LogSettings = PLAIN) -> None:
         self._log = log
         self._start_agent = start_agent or (forked_agent if processes.machine() else spawned_agent)
-        self._stages: dict[int, list[Agent]] = {}
+        self._agents: dict[str, Agent] = {}
 
-    @property
-    def capacity(self) -> int:
-        """Processes are started as many as are wanted."""
-        return 0
+    def watch_capacity(self, changed: Callable[[], None]) -> None:
+        """The capacity has no limit, and never changes."""
 
-    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
-        parameters = AgentParameters(_HOST, control_port, secret, stage_id, self._log)
-        agents = [self._start_agent(parameters, index) for index in range(slots)]
-        self._stages[stage_id] = agents
-        threading.Thread(target=self._watch, args=(stage_id, agents, ended), daemon=True).start()
+    def launch(self, slot_id: str, control_port: int, secret: str, ended: SlotEnded) -> None:
+        agent = self._start_agent(AgentParameters(_HOST, control_port, secret, slot_id, self._log))
+        self._agents[slot_id] = agent
+        threading.Thread(target=self._watch, args=(slot_id, agent, ended), daemon=True).start()
 
-    def cancel(self, stage_id: int) -> None:
-        for agent in self._stages.get(stage_id, []):
+    def cancel(self, slot_id: str) -> None:
+        agent = self._agents.get(slot_id)
+        if agent is not None:
             agent.kill()
 
     def agent_pids(self) -> list[int]:
         """Process ids of the living agents."""
-        stages = list(self._stages.values())  # which end in threads of their own
-        living = [agent for agents in stages for agent in agents if agent.poll() is None]
-        return [agent.pid for agent in living if agent.pid]
+        agents = list(self._agents.values())  # each ends in a thread of its own
+        return [agent.pid for agent in agents if agent.poll() is None and agent.pid]
 
-    def _watch(self, stage_id: int, agents: list[Agent], ended: StageEnded) -> None:
-        running = deque(agents)
-        while running:
-            agent = running.popleft()
-            try:
-                if agent.wait(timeout=_LOOK_S) != 0:
-                    self.cancel(stage_id)
-            except subprocess.TimeoutExpired:
-                running.append(agent)
-        self._stages.pop(stage_id, None)
-        failed = [agent.returncode for agent in agents if agent.returncode != 0]
-        ended(stage_id, RuntimeError(f"slot agents ended with {failed}") if failed else None)
+    def _watch(self, slot_id: str, agent: Agent, ended: SlotEnded) -> None:
+        code = agent.wait()
+        self._agents.pop(slot_id, None)
+        ended(slot_id, RuntimeError(f"the slot agent ended with {code}") if code != 0 else None)

@@ -124,6 +124,7 @@ class MiniCluster:
         savepoint: str | None = None,
         allow_non_restored_state: bool = False,
         job_id: str | None = None,
+        fork: bool = False,
     ) -> str:
         """Uploads and runs a pipeline, a file or a directory; returns the job id."""
         stored = self.call(self.dispatcher.store_pipeline(*_upload(pipeline)))
@@ -136,6 +137,7 @@ class MiniCluster:
             savepoint_path=savepoint,
             allow_non_restored_state=allow_non_restored_state,
             job_id=job_id,
+            fork=fork,
         )
         return self.call(self.dispatcher.run_pipeline(request))
 

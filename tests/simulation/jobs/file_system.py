@@ -24,15 +24,18 @@ ROOT = f"{PROTOCOL}://jobs"
 class FileStore:
     """Content by path. ``fails(operation)`` decides faults, ``deleting(path)`` is called before a file goes.
 
-    While it is ``away`` it looks as a mount does that is missing: there is nothing, and nothing can be written.
+    A write that is ``in_transit`` was given up by its client, and takes effect when the store gets to it. While the
+    store is ``away`` it looks as a mount does that is missing: there is nothing, and nothing can be written.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.directories: set[str] = set()
+        self.in_transit: list[tuple[str, bytes]] = []
         self.away = False
         self.fails: Callable[[str], bool] = lambda _: False
         self.deleting: Callable[[str], None] = lambda _: None
+        self.may_land_late: Callable[[str], bool] = lambda _: False
 
     def make_directories(self, path: str) -> None:
         """With all above it."""
@@ -48,9 +51,17 @@ class FileStore:
         self.check_there(path)
         if self.fails("write fails"):
             raise OSError(f"simulated: {path} was not written")
+        if self.may_land_late(path) and self.fails("write lands late"):
+            self.in_transit.append((path, content))
+            raise OSError(f"simulated: no answer to the write of {path}")
         self.files[path] = content
         if self.fails("write answers with an error"):
             raise OSError(f"simulated: unknown whether {path} was written")
+
+    def land(self) -> None:
+        """The oldest write in transit takes effect."""
+        path, content = self.in_transit.pop(0)
+        self.files[path] = content
 
     def delete(self, path: str) -> None:
         if self.away or path not in self.files:

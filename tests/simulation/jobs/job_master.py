@@ -108,7 +108,7 @@ class SimulatedHost:
         self._first_due = min(self._first_due, timer.at)
         return timer
 
-    def in_pool(self, pool: Pool, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
+    def in_pool(self, pool: Pool | str, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
         kind = "deletion" if pool is Pool.DELETIONS else "storage"
         self._world.asynchronously(kind, self._run, call, answer)
 
@@ -145,13 +145,15 @@ class SimulatedHost:
         return self.call_later(choices.delay("slots are late", 0, 60) if spare else 0, acquired)
 
     def release_slot(self, slot: Slot) -> None:
+        """No request is on its way for longer than its job lives."""
         slot.owner = None
+        self._world.land_all()
 
     def replace_worker(self, slot: Slot) -> None:
         raise AssertionError("simulated subtasks end when they are told to")
 
-    def slots_in_use(self, host: str) -> int:
-        return 1
+    def bind_slots(self, slots: list[Slot]) -> list[int | None]:
+        return [None] * len(slots)
 
     @property
     def next_timer(self) -> float | None:

@@ -38,6 +38,7 @@ from ckpt_runtime.task.in_flight import PersistedBuffers
 from ckpt_runtime.task.output import LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import RestoredInput
 from ckpt_runtime.task.rows_in_work import RowsInWork
+from ckpt_runtime.task.snapshot_files import NewFiles
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints
 from ckpt_runtime.task.watermark_valve import WatermarkValve
@@ -642,3 +643,8 @@ def _():
 @bug("the end of a job is not tried again when it could not be stored", "the wiring")
 def _():
     return [(JobCore, "_on_result_not_stored", nothing)]
+
+
+@bug("what was uploaded while its job went is not deleted by the worker", "a cancelled job whose files stayed on S3")
+def _():
+    return [(NewFiles, "discard", nothing)]

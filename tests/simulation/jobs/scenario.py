@@ -126,7 +126,7 @@ def _sharing(scenario: Scenario, seed: int) -> Scenario:
         scenario.submitted,
         interval_ms=rng.choice((10, 15, 25)),
         timeout_ms=2_000,
-        tolerable_failures=1_000,
+        tolerable_failed_checkpoints=1_000,
         max_concurrent=rng.choice((1, 2, 3, 3)),
         retained=rng.choice((1, 1, 2, 3)),
         incremental=True,
@@ -171,7 +171,7 @@ def _crowded(scenario: Scenario) -> Scenario:
         timeout_ms=2_000,
         min_pause_ms=0,
         max_concurrent=3,
-        tolerable_failures=1_000,
+        tolerable_failed_checkpoints=1_000,
         unaligned_enabled=True,
         aligned_timeout_ms=0,
         max_inflight_data_bytes=None,
@@ -193,7 +193,7 @@ def random_configuration(rng: Random) -> CheckpointConfiguration:
         timeout_ms=rng.choice((20, 40, 200, 2_000)),
         min_pause_ms=rng.choice((0, 0, 0, 10)),
         max_concurrent=rng.choice((1, 1, 2, 3)),
-        tolerable_failures=rng.choice((0, 1_000, 1_000, 1_000)),
+        tolerable_failed_checkpoints=rng.choice((0, 1_000, 1_000, 1_000)),
         retained=rng.choice((1, 1, 2)),
     )
     if rng.random() < 0.75:

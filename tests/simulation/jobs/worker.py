@@ -6,7 +6,7 @@ which is missing shows. Messages to and from the driver go through queues that k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey, TaskState
@@ -32,11 +32,12 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.operators.operator import Operator
-from ckpt_runtime.scheduler.deployment import Deployment, OutputDescriptor, SubtaskDescriptor
+from ckpt_runtime.scheduler.deployment import Channel, Deployment, JobDescriptor, SubtaskDescriptor
 from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.deployed_job import DeployedJob
 from ckpt_runtime.task.output import ResultPartition
-from ckpt_runtime.task.snapshot_writer import write_snapshot
+from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import SubtaskSnapshot
 from ckpt_runtime.task.task_thread import TaskThread
@@ -107,13 +108,13 @@ class Runner:
 class SimulatedJob(DeployedJob):
     """The real deployment with simulated operators; its probes say what was processed."""
 
-    def __init__(self, worker: SimulatedWorker, deployment: Deployment, plan: CompiledPlan) -> None:
+    def __init__(self, worker: SimulatedWorker, job: JobDescriptor, deployment: Deployment, plan: CompiledPlan) -> None:
         self._worker = worker
         self._own_wakeups: dict[SubtaskKey, SimulatedWakeup] = {}
         self._probes: dict[SubtaskKey, Probe] = {}
         self._key: SubtaskKey = ("", 0)
-        super().__init__(deployment, plan, cast(Any, worker.transport), worker)
-        self.inline_threshold = self._configuration.get(StateOptions.FS_MEMORY_THRESHOLD)
+        super().__init__(job, deployment, plan, cast(Any, worker.transport), worker)
+        self.inline_threshold = self.configuration.get(StateOptions.FS_MEMORY_THRESHOLD)
         names = worker.world.names
         self.runners = [
             Runner(worker, subtask, self._own_wakeups[key], self._probes[key], names[key[0]])
@@ -135,8 +136,8 @@ class SimulatedJob(DeployedJob):
                 observation.give(self._key, descriptor.in_flight, self.deployment.snapshot_directory)
         super()._build_subtask(descriptor)
 
-    def _build_output(self, output: OutputDescriptor, edge: JobEdge, index: int, wakeup: Wakeup) -> ResultPartition:
-        partition = super()._build_output(output, edge, index, wakeup)
+    def _build_output(self, edge: JobEdge, channels: Sequence[Channel], index: int, wakeup: Wakeup) -> ResultPartition:
+        partition = super()._build_output(edge, channels, index, wakeup)
         observation = self._worker.world.observation
         partition._subpartitions = [
             ObservedSubpartition(subpartition, observation.log(edge, index, peer))
@@ -193,6 +194,7 @@ class SimulatedWorker:
         self.number = number
         self.alive = True
         self.job: SimulatedJob | None = None
+        self._descriptor: JobDescriptor | None = None
         self.transport = SimulatedTransport(self)
         self.peer = SimulatedPeer(self)
         self._aborted: set[tuple[int, int]] = set()
@@ -205,7 +207,8 @@ class SimulatedWorker:
 
     def obey(self, command: WorkerCommand) -> None:
         match command:
-            case DeploySubtasks(deployment):
+            case DeploySubtasks(deployment, job):
+                self._descriptor = job or self._descriptor
                 self._deploy(deployment)
             case CancelDeployment(deployment):
                 self._cancel(deployment)
@@ -219,7 +222,8 @@ class SimulatedWorker:
     def _deploy(self, deployment: Deployment) -> None:
         self._aborted.clear()
         try:
-            self.job = SimulatedJob(self, deployment, self.world.plans[deployment.job_id])
+            assert self._descriptor is not None
+            self.job = SimulatedJob(self, self._descriptor, deployment, self.world.plans[self._descriptor.job_id])
         except EXPECTED_FAILURES as error:
             self._report(DeploymentFailed(deployment.deployment, describe_error(error)))
             return
@@ -295,27 +299,46 @@ class SimulatedWorker:
         if steps and self.alive and self.world.choices.chaos:
             self.world.asynchronously("snapshot", self._write_and_tell, subtask, snapshot, steps - 1, owner=self)
             return
-        try:
-            self._write_snapshot(subtask, snapshot)
-        finally:
-            job, key = self.job, (subtask.vertex_id, subtask.index)
-            if job is not None and job.subtasks.get(key) is subtask:
-                job.mail(key, lambda task: task.snapshot_written(snapshot.barrier.checkpoint_id))
-
-    def _write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
         job = self.job
-        current = job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
-        if job is None or not current or subtask.state is not TaskState.RUNNING:
+        if job is None or not self._is_awaited(subtask):
             snapshot.release()
+            self._tell_written(subtask, snapshot)
             return
-        barrier, measures = snapshot.barrier, snapshot.measures
-        if not self.alive and barrier.options.properties.is_savepoint:
-            return  # what a dead worker leaves in a user's directory is nobody's to delete
+        # Nobody stops what has begun, whatever becomes of the job until its requests are served.
+        slow = self.world.chance("an upload is slow", 0.1)
+        self._upload(job.inline_threshold, subtask, snapshot, 60 if slow else 0)
+
+    def _upload(self, threshold: int, subtask: Subtask, snapshot: SubtaskSnapshot, steps: int) -> None:
+        """``steps`` are how often it is put off."""
+        if steps and self.alive and self.world.choices.chaos:
+            self.world.asynchronously("snapshot", self._upload, threshold, subtask, snapshot, steps - 1, owner=self)
+            return
+        barrier = snapshot.barrier
+        if not self.alive and not self.world.cleans_up(resolve(barrier.options.directory).path):
+            return  # what a dead worker left there would be nobody's to delete
         try:
-            written = write_snapshot(snapshot, job.inline_threshold, subtask.checkpoints.persisted)
+            written = write_snapshot(snapshot, threshold, subtask.checkpoints.persisted)
         except StorageError as error:
             self.decline(subtask, barrier.checkpoint_id, "IO_EXCEPTION", str(error))
-            return
+        else:
+            if self._is_awaited(subtask):
+                self._send_acknowledgement(subtask, snapshot, written)
+            elif self.alive:
+                self.world.seen["snapshots given up"] += 1
+                written.files.discard()
+        self._tell_written(subtask, snapshot)
+
+    def _tell_written(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
+        job, key = self.job, (subtask.vertex_id, subtask.index)
+        if job is not None and job.subtasks.get(key) is subtask:
+            job.mail(key, lambda task: task.snapshot_written(snapshot.barrier.checkpoint_id))
+
+    def _is_awaited(self, subtask: Subtask) -> bool:
+        job, key = self.job, (subtask.vertex_id, subtask.index)
+        return job is not None and job.subtasks.get(key) is subtask and subtask.state is TaskState.RUNNING
+
+    def _send_acknowledgement(self, subtask: Subtask, snapshot: SubtaskSnapshot, written: WrittenSnapshot) -> None:
+        barrier, measures = snapshot.barrier, snapshot.measures
         metrics = CheckpointMetrics(
             checkpointed_size=written.written_bytes,
             processed_data=measures.processed_bytes,

@@ -57,7 +57,7 @@ WALL_MS = 1_700_000_000_000
 CHAOS_STEPS = 1_000
 OUTAGE = 0.0006
 """How likely it is in each step that storage goes away as a whole."""
-CALM = CheckpointOverrides(interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failures=1_000)
+CALM = CheckpointOverrides(interval_ms=120, min_pause_ms=0, timeout_ms=60_000, tolerable_failed_checkpoints=1_000)
 FAIR_ROUNDS = 1_000
 """Rounds in which everything gets its turn; a job whose faults have ended needs less than two hundred."""
 
@@ -120,6 +120,7 @@ class World:
         self.steps = 0
         self.files = FileStore()
         self.files.fails = self._file_fault
+        self.files.may_land_late = self.cleans_up
         SimulatedFileSystem.store = self.files
         self.snapshots = Snapshots(self)
         self.files.deleting = self.snapshots.deleting
@@ -200,6 +201,9 @@ class World:
 
     def _move_storage(self) -> None:
         """Storage may go away as a whole, and comes back after a while."""
+        if self.files.in_transit and self.choices.chance("a write lands", 0.02):
+            self.seen["writes that landed late"] += 1
+            self.files.land()
         if self.files.away:
             self.files.away = self.steps < self._back_at
         elif self.choices.fault("storage goes away", OUTAGE):
@@ -278,6 +282,7 @@ class World:
         self.note("faults end")
         self.choices.chaos = False
         self.files.away = False
+        self.land_all()
         self._configuration = replace(self._configuration, **CALM.given)  # type: ignore[arg-type]
         self.master.patch(CALM, until_applied=True)
 
@@ -362,7 +367,7 @@ class World:
         """That many slots, each with a live worker."""
         for index in range(count):
             if index == len(self.slots):
-                registration = RegisterAgent(f"slot-{index}", 0, "worker", (), ProcessIdentity("", 1, 0))
+                registration = RegisterAgent(f"slot-{index}", "worker", (), ProcessIdentity("", 1, 0))
                 self.slots.append(Slot(cast(Any, SimulatedAgent(registration))))
                 self.workers.append(self._new_worker(index))
             slot = self.slots[index]
@@ -674,7 +679,7 @@ class World:
 
     def _crash(self, worker: SimulatedWorker) -> None:
         worker.alive = False
-        for _, owner, action, arguments in self._asynchronous:
+        for _, owner, action, arguments in list(self._asynchronous):
             if owner is worker and self.choices.chance("a dead worker's snapshot is written", 0.4):
                 action(*arguments)
         self._asynchronous = [entry for entry in self._asynchronous if entry[1] is not worker]
@@ -750,7 +755,25 @@ class World:
             detail = f"{lost.total()} lost, {more.total()} too many"
             raise Violation(f"the sink's content differs from a run without failure: {detail}")
         with self.without_faults():
+            self._let_workers_end()
             self.snapshots.check_leftovers()
+
+    def cleans_up(self, path: str) -> bool:
+        """Whether somebody looks for it later: for what lies below the directory of the living job."""
+        own = resolve(self.master.shell.storage.directory).path
+        return self.master.ended is None and path.startswith(f"{own}/")
+
+    def land_all(self) -> None:
+        while self.files.in_transit:
+            self.files.land()
+
+    def _let_workers_end(self) -> None:
+        """Each waits for its last requests."""
+        waiting, self._asynchronous = self._asynchronous, []
+        for _, owner, action, arguments in waiting:
+            if owner is not None and owner.alive:
+                owner.job = None
+                action(*arguments)
 
     # --- the trace
 

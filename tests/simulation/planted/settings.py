@@ -294,11 +294,11 @@ _ON_FAILURE = CheckpointFailureManager.on_failure
 @bug("one failure too many is tolerated", "1.5")
 def _():
     def on_failure(self, *arguments, **more):
-        self.tolerable_failures += 1
+        self.tolerable_failed_checkpoints += 1
         try:
             return _ON_FAILURE(self, *arguments, **more)
         finally:
-            self.tolerable_failures -= 1
+            self.tolerable_failed_checkpoints -= 1
 
     return [(CheckpointFailureManager, "on_failure", on_failure)]
 

@@ -372,7 +372,7 @@ def _():
     original = PlanChange.requested
 
     def requested(self, event, present, state):
-        self._wish = None
+        self._desired = None
         return original(self, event, present, state)
 
     return [(PlanChange, "requested", requested)]

@@ -214,7 +214,7 @@ class DriverChecker:
         for effect in effects:
             if isinstance(effect, out.RequestFailed) and effect.checkpoint_id is None:
                 self._without_id -= effect.reason is Reason.IO_EXCEPTION and self._queued.get(effect.request_id, False)
-        tolerable = self._driver.coordinator.configuration.tolerable_failures
+        tolerable = self._driver.coordinator.configuration.tolerable_failed_checkpoints
         for _ in range(self._without_id):
             self._note_failure(fails_job=self._failures.failed_without_id(tolerable))
 
@@ -420,7 +420,7 @@ class DriverChecker:
         event = self._event
         if isinstance(event, on.Declined) and event.checkpoint_id == number and reason is event.reason:
             by_running_task = event.execution.key not in self._finished
-        tolerable = driver.coordinator.configuration.tolerable_failures
+        tolerable = driver.coordinator.configuration.tolerable_failed_checkpoints
         fails_job = self._failures.failed(number, reason, entry.properties, tolerable, by_running_task)
         self._note_failure(fails_job=fails_job)
 

@@ -93,7 +93,7 @@ class PlanEndpoint:
         self.savepoints: set[str] = set()
         """Requests of users that a redeployment waits for."""
         self._graph = driver.world.ha.graph
-        self._wish: str | None = None
+        self._desired: str | None = None
         self._configuring: core.ConfigurationRequested | None = None
         self._needed = self._deployed = 0
         self._before = JobState.INITIALIZING, 0
@@ -107,12 +107,12 @@ class PlanEndpoint:
 
     @property
     def is_settled(self) -> bool:
-        return self._wish is None
+        return self._desired is None
 
     @property
     def is_configuring(self) -> bool:
         """Whether settings are part of what is being changed."""
-        return self._wish is not None and self._configuring is not None
+        return self._desired is not None and self._configuring is not None
 
     def ask(self, kind: str, value: Random) -> None:
         """A user's request."""
@@ -134,17 +134,17 @@ class PlanEndpoint:
         bounds = random_bounds(driver.core.graph, value)
         self._asked += 1
         name = f"rescale-{driver.epoch}-{self._asked}"
-        state, before, busy = driver.machine.state, driver.plan.seen(), self._wish is not None or self._is_due
+        state, before, busy = driver.machine.state, driver.plan.seen(), self._desired is not None or self._is_due
         fits, allowed = possible(driver.core.graph, bounds), driver.plan.may_replace()
         if not busy:
-            self._wish, self._answered, self._wanted, self._configuring = name, False, None, None
+            self._desired, self._answered, self._wanted, self._configuring = name, False, None, None
             self._bounds = bounds
             self._pointers = None if state is JobState.RUNNING else frozenset()
         self._answers.clear()
         driver.tell(core.RescaleRequested(name, bounds))
         outcome = self._answers[0] if self._answers else None
         if not busy and outcome is ChangeOutcome.BUSY:
-            self._wish = None  # with settings that only a deposed driver is still storing, or else a violation below
+            self._desired = None  # with settings that only a deposed driver is still storing, or else a violation below
         if not driver.leads or driver.core.is_fenced:
             return
         if outcome in (ChangeOutcome.BUSY, ChangeOutcome.NOT_NOW, ChangeOutcome.REFUSED):
@@ -188,17 +188,17 @@ class PlanEndpoint:
         self._world.crash_point(driver, "validated")
         same = shape(graph) == self.shape
         patched = driver.leads and self._world.checker.clients.is_storing
-        busy = self._wish is not None or patched or (self._is_due and not same)
+        busy = self._desired is not None or patched or (self._is_due and not same)
         stale = event.base.own != driver.plan.plan.own or event.base.graph is not self._graph
         allowed, before = driver.plan.may_replace(), driver.plan.seen()
         if not busy:
-            self._wish, self._answered, self._wanted, self._configuring = event.request_id, False, None, event
+            self._desired, self._answered, self._wanted, self._configuring = event.request_id, False, None, event
             self._pointers = None if state is JobState.RUNNING and not same else frozenset()
         self._answers.clear()
         driver.tell(event)
         outcome = self._answers[0] if self._answers else None
         if not busy and outcome is ChangeOutcome.BUSY:
-            self._wish = None  # with settings that only a deposed driver is still storing, or else a violation below
+            self._desired = None  # with settings that only a deposed driver is still storing, or else a violation below
         if not driver.leads or driver.core.is_fenced:
             return
         refused = (ChangeOutcome.BUSY, ChangeOutcome.NOT_NOW, ChangeOutcome.STALE)
@@ -216,7 +216,7 @@ class PlanEndpoint:
             self._driver.checker.told_of_the_end()
         if answer.outcome is ChangeOutcome.BUSY:
             return
-        self._require(answer.request_id == self._wish, f"{answer.request_id} is answered again")
+        self._require(answer.request_id == self._desired, f"{answer.request_id} is answered again")
         self._require(not self._answered, f"{answer.request_id} is answered twice")
         self._answered = True
         if self._driver.leads and self._wanted is not None and answer.outcome in _SETTLED:
@@ -228,7 +228,7 @@ class PlanEndpoint:
             stored = declared_bounds(self._world.ha.graph)
             self._require(stored == self._bounds, f"{self._bounds} are declared, {stored} are stored")
         if answer.outcome is not ChangeOutcome.UNKNOWN:
-            self._wish = None
+            self._desired = None
 
     # --- slots
 
@@ -246,7 +246,7 @@ class PlanEndpoint:
             self._later(late + choices.delay("loss", 1, 40), partial(self._reserve, order, None))
 
     def _reserve(self, order: core.ReserveSlots, count: int | None) -> None:
-        if order.request_id != self._wish or self._reserved is None:
+        if order.request_id != self._desired or self._reserved is None:
             return
         if count is None:
             self._reserved = 0
@@ -280,7 +280,7 @@ class PlanEndpoint:
     def _may_store(self, order: core.StorePlan) -> None:
         """From now on old or new may be stored, and nothing else."""
         self._wanted = shape(order.graph), declared_bounds(order.graph), order.own.version
-        self._require(order.request_id == self._wish, "a graph is stored that nobody asked for")
+        self._require(order.request_id == self._desired, "a graph is stored that nobody asked for")
         if shape(order.graph) == self.shape and self._configuring is None:
             return  # what is declared alone
         self._require(self._pointers is not None, "a graph is stored before its slots are there")
@@ -310,7 +310,7 @@ class PlanEndpoint:
         if ha.revision != revision or not ha.job_is_stored:
             return False
         if ha.graph != graph and self._driver.leads and not self._world.job_has_ended:
-            self._require(self._wish is not None, f"{shape(graph)} is stored when the rescale is settled")
+            self._require(self._desired is not None, f"{shape(graph)} is stored when the rescale is settled")
         self._world.options.stored(ha.document, own)
         ha.graph = graph
         ha.document = with_plan(ha.document, graph, own)
@@ -325,7 +325,7 @@ class PlanEndpoint:
             told = self._answered
             self._in_force(order)
             self._driver.tell(core.PlanStored(name))
-            self._wish = None if told else self._wish
+            self._desired = None if told else self._desired
             if self._driver.leads and self._driver.coordinator.state not in _ENDING and self._configuring is not None:
                 self._world.checker.clients.in_force(self._driver)
         else:
@@ -333,7 +333,7 @@ class PlanEndpoint:
             settled = isinstance(order, core.SettlePlan) and outcome is Outcome.DONE
             self._driver.tell(core.ChangeNotStored(name, "simulated", settled or not self._world.ha.job_is_stored))
             if told and self._driver.core.wanted_graph is not order.graph:
-                self._wish = None
+                self._desired = None
 
     def _in_force(self, order: core.StorePlan | core.SettlePlan) -> None:
         """The driver is about to hear that it is stored."""
@@ -362,7 +362,7 @@ class PlanEndpoint:
         """What is stored, as far as the driver has been told; never a mixture."""
         self._deployed = self._needed
         self._require(shape(graph) == self.shape, f"{shape(graph)} is deployed, {self.shape} is in force")
-        if self._driver.leads and self._wish is None and not self._world.job_has_ended:
+        if self._driver.leads and self._desired is None and not self._world.job_has_ended:
             stored = shape(self._world.ha.graph)
             self._require(shape(graph) == stored, f"{shape(graph)} is deployed, {stored} is stored")
 
@@ -385,7 +385,7 @@ class PlanEndpoint:
         about_to_deploy = state in (JobState.CLEARING, JobState.BACKING_OFF, JobState.STOPPING, JobState.ENDING)
         ends = state.is_terminal or state in (JobState.CANCELLING, JobState.FAILING)
         waits = bool(self.savepoints) or self._driver.checker.is_cancelled_next
-        kept = self._wish is not None or about_to_deploy or ends or waits
+        kept = self._desired is not None or about_to_deploy or ends or waits
         self._require(kept or self._reserved is None, "slots stay reserved for a rescale that is over")
         if state is JobState.RUNNING and deployment is not None and not waits:
             runs = shape(deployment.graph)

@@ -92,7 +92,7 @@ def other_settings(settings: CheckpointConfiguration, rng: Random) -> Checkpoint
         interval_ms=rng.choice((None, 50, 150, 300)),
         timeout_ms=rng.choice((60, 200, 500, 2_000)),
         min_pause_ms=rng.choice((0, 30, 100)),
-        tolerable_failures=rng.choice((0, 2, 1_000)),
+        tolerable_failed_checkpoints=rng.choice((0, 2, 1_000)),
         retained=rng.choice((1, 2, 3)),
     )
 
@@ -121,7 +121,7 @@ def random_scenario(seed: int) -> Scenario:
     if bounded and rng.random() < 0.5:
         # Nothing but the end of the data triggers the last checkpoint.
         calm = False
-        submitted = replace(submitted, interval_ms=None, timeout_ms=500, tolerable_failures=1_000)
+        submitted = replace(submitted, interval_ms=None, timeout_ms=500, tolerable_failed_checkpoints=1_000)
         triggers = ("patch", "replace the configuration", "checkpoint", "stop")
         actions = tuple(action for action in actions if action.kind not in triggers)
     end = Random(f"the end of {seed}")
@@ -149,7 +149,7 @@ def _random_configuration(rng: Random) -> CheckpointConfiguration:
         timeout_ms=rng.choice((60, 200, 500, 2_000)),
         min_pause_ms=rng.choice((0, 0, 30, 100)),
         max_concurrent=rng.choice((1, 1, 2, 3)),
-        tolerable_failures=rng.choice((0, 1, 3, 1_000)),
+        tolerable_failed_checkpoints=rng.choice((0, 1, 3, 1_000)),
         retained=rng.choice((1, 1, 2, 3)),
         retention=rng.choice(tuple(CheckpointRetention)),
         incremental=rng.random() < 0.5,

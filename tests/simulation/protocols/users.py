@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.protocols.world import World
 
 CALM = CheckpointOverrides(
-    interval_ms=100, timeout_ms=1_000, min_pause_ms=0, max_concurrent=1, tolerable_failures=1_000
+    interval_ms=100, timeout_ms=1_000, min_pause_ms=0, max_concurrent=1, tolerable_failed_checkpoints=1_000
 )
 _LAST_REQUESTS_MS = 900
 _VALUES = {
@@ -27,7 +27,7 @@ _VALUES = {
     "timeout_ms": (5, 10, 40, 100, 400, 4_000),
     "min_pause_ms": (0, 20, 50, 200),
     "max_concurrent": (1, 2, 3),
-    "tolerable_failures": (0, 1, 2, 1_000),
+    "tolerable_failed_checkpoints": (0, 1, 2, 1_000),
     "unaligned_enabled": (False, True),
     "aligned_timeout_ms": (0, 30),
     "max_inflight_data_bytes": (0, 1_000),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Upgrade, Wish
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Upgrade
 from tests.simulation.upgrades.upgrade_cluster import OLD, OLD_JOB, Broken
 from tests.simulation.upgrades.upgrade_run import HEALTHY_WITHIN, SAVEPOINT_WITHIN, Run
 
@@ -17,7 +17,7 @@ class SuspendRun(Run):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ends: list[Outcome | None] = []
-        self.wish = _suspension(self.chance)
+        self.desired = _suspension(self.chance)
         self.cluster.chances = replace(self.cluster.chances, refuses_first=self.chance.choice((0, 1, 1, 2)))
 
     def go(self) -> Upgrade:
@@ -34,7 +34,7 @@ class SuspendRun(Run):
 
     def _resumed(self, before: Upgrade, purpose: str) -> Upgrade:
         job = before.old_job
-        self.wish = Wish(
+        self.desired = DesiredUpgrade(
             goal=Goal.RESUME, job=job, healthy_within=HEALTHY_WITHIN, checkpoints=self.chance.choice((1, 3))
         )
         return self._stage(purpose)
@@ -49,7 +49,7 @@ class SuspendRun(Run):
     # --- what has to be true at the end of each stage
 
     def _check_end(self, record: Upgrade) -> None:
-        right = self._suspended(record) if record.wish.goal is Goal.SUSPEND else self._has_resumed(record)
+        right = self._suspended(record) if record.desired.goal is Goal.SUSPEND else self._has_resumed(record)
         if not right:
             jobs = {job_id: job.state for job_id, job in self.cluster.jobs.items()}
             raise Broken(f"it ended as {record.outcome} ({record.why}) with {jobs}")
@@ -97,8 +97,8 @@ class SuspendRun(Run):
         return kept is not None and not kept.deleted and kept.path in record.why and bool(self.cluster.holds[OLD])
 
 
-def _suspension(chance: random.Random) -> Wish:
-    return Wish(
+def _suspension(chance: random.Random) -> DesiredUpgrade:
+    return DesiredUpgrade(
         goal=Goal.SUSPEND,
         job=OLD_JOB,
         mode=chance.choice((Mode.SAVEPOINT, Mode.LAST_STATE)),

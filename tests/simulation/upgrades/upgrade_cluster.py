@@ -95,7 +95,10 @@ class UpgradeCluster:
         self.jobs: dict[str, Job] = {}
         self.forgotten: dict[str, Job] = {}
         self.runs: dict[str, act.Run] = {}
-        self.burnt: set[str] = set()
+        self.retired: set[str] = set()
+        self.holder: str | None = None
+        self.over: set[str] = set()
+        self.latest = OLD_JOB
         self.refused = 0
         self.operations: dict[str, Operation] = {}
         self.programs = {OLD, NEW}
@@ -234,35 +237,53 @@ class UpgradeCluster:
 
     def answer(self, action: act.Action) -> act.Answer:  # noqa: PLR0911 - one for each
         match action:
+            case act.Claim():
+                return self._claim(action)
             case act.Hold(program, owner):
                 return self._hold(program, owner)
-            case act.Release(programs, owner):
+            case act.Release(programs, owner, _, claim):
+                if self.holder == claim:
+                    self.holder = None
+                self.over.add(claim)
                 return self._release(programs, owner)
+            case act.Stop() | act.Cancel() | act.Run() if action.claim != self.holder:
+                return act.Refused(f"{self.holder} holds the lineage")
             case act.Look(job_id):
                 return self._seen(job_id)
-            case act.Preview(program, _, _, snapshot, _):
-                return self._preview(program, snapshot)
+            case act.Preview(program, job_id, _, snapshot, is_passing):
+                later = self.jobs[job_id].snapshots if is_passing and job_id in self.jobs else []
+                return self._preview(program, later[-1].path if later else snapshot)
             case act.Stop(job_id, trigger):
                 return self._stop(job_id, trigger)
             case act.LookAtStop(job_id, trigger):
                 return self._stop_seen(job_id, trigger)
             case act.Cancel(job_id, retain):
                 return self._cancel(job_id, retain=retain)
-            case act.Burn(job_id):
-                return self._burn(job_id)
+            case act.Retire(job_id):
+                return self._retire(job_id)
         return self._run(action)
 
-    def _burn(self, job_id: str) -> act.Answer:
+    def _claim(self, claim: act.Claim) -> act.Answer:
+        if self.holder not in (None, claim.owner):
+            return act.Lost(f"{self.holder} holds the lineage")
+        if claim.owner in self.over:
+            return act.Lost("it is over")
+        if self.latest not in (claim.job, *claim.own_jobs):
+            return act.Lost(f"the latest job is {self.latest}")
+        self.holder = claim.owner
+        return act.Accepted()
+
+    def _retire(self, job_id: str) -> act.Answer:
         job = self.jobs.get(job_id)
         if job is not None and not job.has_ended:
             return act.Refused(f"job {job_id} has not ended")
-        self.burnt.add(job_id)
+        self.retired.add(job_id)
         return act.Accepted()
 
     def _hold(self, program: str, owner: str) -> act.Answer:
         runs = any(job.program == program and not job.has_ended for job in self.jobs.values())
         if program not in self.programs and not runs:
-            return act.Gone(program)
+            return act.JobMissing(program)
         self.programs.add(program)
         self.holds[program].add(owner)
         return act.Accepted()
@@ -274,7 +295,7 @@ class UpgradeCluster:
 
     def _stop_seen(self, job_id: str, trigger: str) -> act.Answer:
         found, job = self.operations.get(trigger), self._seen(job_id)
-        assert isinstance(job, act.Seen | act.Gone)
+        assert isinstance(job, act.Seen | act.JobMissing)
         if found is None:
             return act.StopSeen(job, known=False)
         return act.StopSeen(job, path=found.path if self.jobs[job_id].has_ended else None, failure=found.failure)
@@ -282,7 +303,7 @@ class UpgradeCluster:
     def _seen(self, job_id: str) -> act.Answer:
         job = self.jobs.get(job_id)
         if job is None:
-            return act.Gone(job_id)
+            return act.JobMissing(job_id)
         newest = max(job.snapshots, key=lambda taken: taken.number, default=None)
         return act.Seen(
             state=job.state,
@@ -299,7 +320,7 @@ class UpgradeCluster:
 
     def _preview(self, program: str, path: str | None) -> act.Answer:
         if program not in self.programs:
-            return act.Gone(program)
+            return act.JobMissing(program)
         found = self.snapshot(path)
         if path is not None and (found is None or found.deleted):
             return act.Refused(f"{path} cannot be opened")
@@ -327,7 +348,7 @@ class UpgradeCluster:
     def _cancel(self, job_id: str, *, retain: bool) -> act.Answer:
         job = self.jobs.get(job_id)
         if job is None:
-            return act.Gone(job_id)
+            return act.JobMissing(job_id)
         job.retains = job.retains or retain
         if job.state in ("FINISHED", "FAILED"):
             return act.Refused(f"it is {job.state}")
@@ -338,13 +359,16 @@ class UpgradeCluster:
         return act.Accepted()
 
     def _run(self, run: act.Run) -> act.Answer:
-        if run.job in self.burnt:
-            return act.Refused(f"the job id {run.job} is burnt")
+        if run.job in self.retired:
+            return act.Refused(f"the job id {run.job} is retired")
         known = self.runs.get(run.job)
         if known is not None:
             return act.Accepted() if known == run else act.Refused("that id belongs to another request")
+        living = [job.job_id for job in self.jobs.values() if not job.has_ended]
+        if living:
+            return act.Refused(f"{living} live in the lineage")
         if run.program not in self.programs:
-            return act.Gone(run.program)
+            return act.JobMissing(run.program)
         if run.program == NEW and self.chances.new == "refused":
             return act.Refused("its plan is wrong")
         if run.program == OLD and self.chances.old_cannot_return:
@@ -355,6 +379,6 @@ class UpgradeCluster:
         origin = self.snapshot(run.snapshot)
         if run.snapshot is not None and origin is None:
             raise Broken(f"{run.snapshot} is no snapshot")
-        self.runs[run.job] = run
+        self.runs[run.job], self.latest = run, run.job
         self._start(run.job, run.program, origin)
         return act.Accepted()

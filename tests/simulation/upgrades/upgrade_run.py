@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from airflow_provider_ckpt.upgrades import machine
 from airflow_provider_ckpt.upgrades.actions import Action, Answer, Decided
 from airflow_provider_ckpt.upgrades.driving import drive
-from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from tests.simulation.upgrades.upgrade_cluster import NEW, OLD, OLD_JOB, Broken, Chances, UpgradeCluster
 
 _MAX_LOOKS = 3_000
@@ -40,9 +40,9 @@ def chances(chance: random.Random) -> Chances:
     )
 
 
-def wish(chance: random.Random) -> Wish:
+def desired(chance: random.Random) -> DesiredUpgrade:
     fallback = chance.choice((None, None, 5_000, 10**9))
-    return Wish(
+    return DesiredUpgrade(
         goal=Goal.UPGRADE,
         job=OLD_JOB,
         mode=chance.choice(tuple(Mode)),
@@ -61,13 +61,13 @@ class Run:
 
     seed: int
     crashes: float = 0.08
-    begin: Callable[[Wish, str], Upgrade] = machine.begin
+    begin: Callable[[DesiredUpgrade, str], Upgrade] = machine.begin
     trace: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
         self.cluster = UpgradeCluster(self.chance, chances(self.chance))
-        self.wish = wish(self.chance)
+        self.desired = desired(self.chance)
         self.approves = self.chance.random() < 0.6
         self.series = f"series-{self.seed}"
         self.journal: dict[str, object] | None = None
@@ -93,7 +93,7 @@ class Run:
 
     def _one_try(self) -> Upgrade:
         if self.journal is None:
-            self._keep(self.begin(self.wish, self.series))
+            self._keep(self.begin(self.desired, self.series))
         record = Upgrade.from_json(self.journal)
         while record.step is not Step.ENDED:
             record = drive(record, self._perform, self._keep, lambda: self.cluster.now_ms)

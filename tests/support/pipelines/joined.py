@@ -1,8 +1,8 @@
 """Two streams of counted rows that meet: every lost, repeated or wrongly unmatched row shows in the output.
 
-Both sources give (source, n) with n = 0, 1, 2, ... per source; a row's event time is n milliseconds. ``thirds`` gets
-each left row with the right one of the same number, of which every third exists; ``near`` each left row with the right
-rows whose number is at most 2 less or 3 more.
+Both sources give (source, n) with n = 0, 1, 2, ... per source; a row's event time is n + 1 milliseconds. ``thirds``
+gets each left row with the right one of the same number, of which every third exists; ``near`` each left row with the
+right rows whose number is at most 2 less or 3 more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def pipeline(session: StreamSession, output: str, rows: str, rate: str) -> None:
             .option("batchRows", 64)
             .load()
             .uid(name)
-            .withColumn(column, pc.field("n").cast(pa.timestamp("ms")))
+            .withColumn(column, pc.add(pc.field("n"), 1).cast(pa.timestamp("ms")))
             .uid(f"{name}-time")
             .withWatermark(column, "1 s")
             .uid(f"{name}-watermark")

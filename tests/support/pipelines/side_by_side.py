@@ -12,13 +12,13 @@ from ckpt_runtime.api import StreamSession
 
 
 def pipeline(session: StreamSession, case: str) -> None:
-    """``case`` is JSON: processor, source, chunk, output, keys, schema, mode, time_mode, watermark, second, in_pandas.
+    """``case`` is JSON: all fields of ``Case`` that a pipeline needs, ``source`` and ``output``.
 
     ``second`` names a processor behind the first one, with the same keys and schema.
     """
     given = json.loads(case)
-    source = session.readStream.format(Batches).option("path", given["source"]).option("chunk", given["chunk"])
-    stream = source.load().uid("source")
+    options = {"path": given["source"], "chunk": given["chunk"], "availableNow": given["ends"]}
+    stream = session.readStream.format(Batches).options(**options).load().uid("source")
     if given["watermark"]:
         stream = stream.withWatermark(*given["watermark"]).uid("watermark")
     for uid in filter(None, ("processor", given["second"])):

@@ -83,9 +83,10 @@ class Unusual(Talker):
         self.struct = handle.getMapState("struct", "st STRUCT<x: INT, y: STRING>, a ARRAY<INT>", "n INT")
         self.typed = handle.getMapState("typed", "d DECIMAL(10, 2), da DATE, ts TIMESTAMP, b BINARY, f DOUBLE", "n INT")
         self.map = handle.getMapState("map", "n INT, s STRING", "n INT, st STRUCT<x: INT>")
+        self.zeros = handle.getMapState("zeros", "f DOUBLE, g FLOAT, a ARRAY<DOUBLE>", "d DECIMAL(10, 2)")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        for number, said in enumerate((*self._values(), *self._lists(rows), *self._maps())):
+        for number, said in enumerate((*self._values(), *self._lists(rows), *self._maps(), *self._zeros())):
             yield self.say(key, f"{number:02}", said)
 
     def _values(self) -> Iterator[Any]:
@@ -165,6 +166,18 @@ class Unusual(Talker):
         self.map.clear()
         yield self.map.exists(), self.map.getValue((1, "a"))
         self.map.updateValue((1, "b"), (1, None))
+
+    def _zeros(self) -> Iterator[Any]:
+        """Two entries of a map, one decimal; the second batch reads what the first one has stored."""
+        yield sorted(map(repr, self.zeros.iterator()))
+        names = [(0.0, 1.0, [1.0]), (-0.0, 1.0, [1.0]), (1.0, 0.0, [0.0]), (1.0, -0.0, [0.0]), (1.0, -0.0, [-0.0])]
+        for number, name in enumerate(names):
+            if not self.zeros.containsKey(name):
+                self.zeros.updateValue(name, (Decimal(number) * Decimal("-0.001"),))
+        yield sorted(map(repr, self.zeros.iterator())), sorted(map(repr, self.zeros.keys()))
+        yield [(name, repr(self.zeros.getValue(name))) for name in names]
+        self.zeros.removeKey(names[-1])
+        yield self.zeros.containsKey(names[-1]), self.zeros.containsKey(names[-2]), len(list(self.zeros.keys()))
 
 
 class Ending(Talker):

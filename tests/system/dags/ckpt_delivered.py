@@ -10,7 +10,6 @@ from airflow_provider_ckpt.assets import savepoints_of
 from airflow_provider_ckpt.dags import (
     ckpt_lifecycle,
     ckpt_patch,
-    ckpt_rescue,
     ckpt_savepoint_now,
     ckpt_scheduled_savepoints,
 )
@@ -18,7 +17,6 @@ from airflow_provider_ckpt.dags import (
 __all__ = [
     "ckpt_lifecycle",
     "ckpt_patch",
-    "ckpt_rescue",
     "ckpt_savepoint_now",
     "ckpt_scheduled_savepoints",
     "new_savepoints",

@@ -14,7 +14,6 @@ from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
 from airflow_provider_ckpt.operators.drill import RestoreDrillOperator
 from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
 from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
-from airflow_provider_ckpt.operators.rescue import RescueCheckpointOperator
 from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.snapshots import CopySavepointOperator, VerifySavepointOperator
@@ -61,7 +60,6 @@ with DAG(
         preview="{{ true }}",
     )
     rescale = RescaleJobOperator(task_id="rescale", job=submit.job_id, parallelism="{{ params.parallelism - 1 }}")
-    rescue = RescueCheckpointOperator(task_id="rescue", job=submit.job_id, wait_timeout="1 s")
     verify = VerifySavepointOperator(task_id="verify", savepoint_path=savepoint.output)
     copy = CopySavepointOperator(task_id="copy", savepoint_path=savepoint.output, target=f"{DIRECTORY}/copy")
     drill = RestoreDrillOperator(task_id="drill", savepoint_path=copy.savepoint_path, **PROGRAM)
@@ -74,5 +72,5 @@ with DAG(
     cancel = CancelJobOperator(task_id="cancel", job=again.job_id)
     clean = CleanUpSavepointsOperator(task_id="clean", directory=f"{DIRECTORY}/savepoints", keep=1)
     dispose = DisposeSavepointOperator(task_id="dispose", savepoint_path=copy.output)
-    chain(submit, running, checkpoint, newer, savepoint, saved, well, patch, configure, rescale, rescue, verify, copy)
+    chain(submit, running, checkpoint, newer, savepoint, saved, well, patch, configure, rescale, verify, copy)
     chain(copy, drill, upgrade, finish, suspend, resume, stop, again, cancel, clean, dispose)

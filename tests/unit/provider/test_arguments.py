@@ -47,6 +47,19 @@ def test_a_duration_that_nobody_can_wait_for_is_refused(value: Any) -> None:
             convert("x", value)
 
 
+@pytest.mark.parametrize("value", [None, "None"])
+def test_a_missing_result_of_an_upstream_task_is_refused_as_that(value: Any) -> None:
+    with pytest.raises(CkptArgumentInvalid, match="upstream task.* marked success or skipped: clear it"):
+        arguments.job(value)
+
+
+@pytest.mark.parametrize("value", ["", 1.5, []])
+def test_another_unusable_job_is_not_taken_for_a_missing_result(value: Any) -> None:
+    with pytest.raises(CkptArgumentInvalid) as refused:
+        arguments.job(value)
+    assert "upstream" not in str(refused.value)
+
+
 @given(st.one_of(st.text(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
 @example("0\x1f")
 def test_anything_else_is_at_worst_a_named_error(value: Any) -> None:

@@ -15,7 +15,6 @@ from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
 from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
-from airflow_provider_ckpt.operators.rescue import RescueCheckpointOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor, SavepointCompletedSensor
@@ -34,7 +33,6 @@ TASKS = [
     (PatchCheckpointConfigOperator, OPERATOR | {"interval": 5}),
     (UpdateJobConfigOperator, OPERATOR | {"configuration": {"execution.checkpointing.interval": "7 s"}}),
     (RescaleJobOperator, OPERATOR | {"parallelism": 3}),
-    (RescueCheckpointOperator, OPERATOR),
     (TakeSavepointOperator, OPERATOR | {"target_directory": "/data"}),
     (StopWithSavepointOperator, OPERATOR | {"target_directory": "/data"}),
     (JobStatusSensor, SENSOR | {"expected": "RUNNING"}),
@@ -86,7 +84,7 @@ def test_a_refused_token_says_which_field_to_set(
 def test_a_session_that_is_away_for_a_while_is_waited_for(
     job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: dict[str, Any]
 ) -> None:
-    if kind in (RescueCheckpointOperator, CheckpointCompletedSensor, SavepointCompletedSensor):
+    if kind in (CheckpointCompletedSensor, SavepointCompletedSensor):
         given = given | ({"since_checkpoint_id": 0} if "timeout" in given else {"wait_timeout": 3})
         job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     if kind is SavepointCompletedSensor:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 import airflow_provider_ckpt.dags as delivered
 from airflow_provider_ckpt.arguments import millis
+from airflow_provider_ckpt.dags import scheduled_savepoints
 from airflow_provider_ckpt.dags._params import DURATION
 from airflow_provider_ckpt.dags.scheduled_savepoints import directory_of
+from ckpt_runtime.scheduler.job_status import JobStatus
+from tests.unit.provider.conftest import JobManager
 
 ROOT = Path(__file__).resolve().parents[3]
 DAGS = [getattr(delivered, name) for name in delivered.names()]
@@ -26,7 +30,7 @@ JOB = {"job": "orders"}
 
 
 def test_what_is_delivered() -> None:
-    known = {"ckpt_lifecycle", "ckpt_patch", "ckpt_rescue", "ckpt_savepoint_now", "ckpt_scheduled_savepoints"}
+    known = {"ckpt_lifecycle", "ckpt_patch", "ckpt_savepoint_now", "ckpt_scheduled_savepoints"}
     assert known <= set(delivered.names()) == set(dir(delivered))
     with pytest.raises(AttributeError, match="has no DAG 'ckpt_nope', only ckpt_"):
         _ = delivered.ckpt_nope
@@ -97,7 +101,6 @@ def test_a_file_that_installs_one_imports_nothing_heavy(name: str, imports: dict
         ("ckpt_savepoint_now", JOB | {"copy_to": "/backup"}),
         ("ckpt_scheduled_savepoints", {"jobs": ["orders", "returns"]}),
         ("ckpt_scheduled_savepoints", {}),
-        ("ckpt_rescue", JOB | {"min_progress": 90.5}),
     ],
 )
 def test_what_a_person_fills_in_is_accepted(dag_id: str, given: dict[str, Any]) -> None:
@@ -116,8 +119,7 @@ def test_what_a_person_fills_in_is_accepted(dag_id: str, given: dict[str, Any]) 
         ("ckpt_savepoint_now", JOB | {"format": "zip"}),
         ("ckpt_scheduled_savepoints", {"keep": 0}),
         ("ckpt_scheduled_savepoints", {"jobs": [""]}),
-        ("ckpt_rescue", JOB | {"min_progress": 101}),
-        ("ckpt_rescue", JOB | {"extension": "5 fortnights"}),
+        ("ckpt_patch", JOB | {"interval": "5 fortnights"}),
     ],
 )
 def test_what_no_task_could_use_is_refused_by_the_form(dag_id: str, given: dict[str, Any]) -> None:
@@ -131,6 +133,24 @@ def test_what_no_task_could_use_is_refused_by_the_form(dag_id: str, given: dict[
 def test_the_pattern_of_durations_is_that_of_the_operators(text: str) -> None:
     assert re.search(DURATION, text)
     assert millis("x", text) > 0
+
+
+def test_every_living_job_with_a_name_of_its_own_is_saved_and_no_restore_drill(job_manager: JobManager) -> None:
+    gateway = job_manager.gateway
+    for number, name in enumerate(["orders", "returns", "twice", "twice", "ended"], start=1):
+        gateway.add_job(f"{number:032x}", name)
+    gateway.move(f"{5:032x}", JobStatus.FINISHED)
+    for number, name in ((6, "orders"), (7, "drilled")):
+        drill = gateway.add_job(f"{number:032x}", name)
+        drill.request = replace(drill.request, drill=True)
+    given = {"jobs": [], "connection": "ckpt_default", "directory": "/data"}
+    found = scheduled_savepoints.jobs_to_save.function(given)
+    assert sorted(found, key=lambda job: job["job"]) == [
+        {"job": name, "target_directory": f"/data/{name}"} for name in ("contract-job", "orders", "returns")
+    ]
+    assert scheduled_savepoints.jobs_to_save.function(given | {"jobs": ["a", "b", "a"]}) == [
+        {"job": name, "target_directory": f"/data/{name}"} for name in ("a", "b")
+    ]
 
 
 def test_each_job_has_a_directory_of_its_own() -> None:

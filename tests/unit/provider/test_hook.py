@@ -22,6 +22,7 @@ from ckpt_runtime.jobmaster.leadership import LeaseSeal
 from ckpt_runtime.network.tls import rest_context
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.version import VERSION
 from tests.support.certificates import Authority, rest_options
 from tests.unit.provider.conftest import JOB, JobManager
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
@@ -142,7 +143,7 @@ def test_a_file_without_certificates_is_named(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.row("air.1")
 def test_the_test_button_tells_what_it_found(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{job_manager.port}"
-    expected = f"version 2.3.0, leader {url}, 6 of 8 slots available, 1 jobs running"
+    expected = f"version {VERSION}, leader {url}, 6 of 8 slots available, 1 jobs running"
     assert CkptHook().test_connection() == (True, expected)
     job_manager.stop()
     found, message = CkptHook().test_connection()
@@ -188,7 +189,7 @@ def test_the_leader_is_found_in_the_directory(
     assert "no leader has been there yet" in message
     assert hook.base_url() == ""
     lead(tmp_path, f"http://127.0.0.1:{job_manager.port}")
-    expected = f"version 2.3.0, leader http://127.0.0.1:{job_manager.port}, 6 of 8 slots available, 1 jobs running"
+    expected = f"version {VERSION}, leader http://127.0.0.1:{job_manager.port}, 6 of 8 slots available, 1 jobs running"
     assert hook.test_connection() == (True, expected)
     assert hook.base_url() == f"http://127.0.0.1:{job_manager.port}"
     lead(tmp_path, "http://127.0.0.1:1", token="somebody else")

@@ -146,6 +146,48 @@ def test_without_streams_one_poll_serves_everybody(job_manager: JobManager) -> N
     assert job_manager.count(STREAM) == 1
 
 
+@pytest.mark.parametrize("begins", ["before the change", "after the change"])
+def test_a_wait_that_gets_details_from_before_a_change_looks_again_until_they_agree_with_the_list(
+    begins: str, job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flink answers so: with a list of jobs that is up to date, and with details from a copy that it renews later."""
+    copies: dict[str, Any] = {}
+    gateway, details = job_manager.gateway, job_manager.gateway.job_details
+
+    async def from_a_copy(job_id: str) -> Any:
+        if job_id not in copies:
+            copies[job_id] = await details(job_id)
+        return copies[job_id]
+
+    monkeypatch.setattr(gateway, "job_details", from_a_copy)
+    other = "0" * 31 + "1"
+    gateway.add_job(other)
+
+    async def more(request: str, times: int = 1) -> None:
+        enough = job_manager.count(request) + times
+        await until(lambda: job_manager.count(request) >= enough)
+
+    async def wait() -> None:
+        (keeps_the_poll,) = waits([finished(other)])
+        tasks = waits([finished()] * 3) if begins == "before the change" else []
+        if tasks:
+            await until(lambda: JOB in copies)
+        else:
+            await from_a_copy(JOB)
+        await more("GET /jobs/overview", 2)
+        gateway.move(JOB, JobStatus.FINISHED)
+        await more("GET /jobs/overview", 2)  # the first of the two may have been answered before the change
+        tasks = tasks or waits([finished()] * 3)
+        await more(f"GET /jobs/{JOB}", 2)
+        assert not any(task.done() for task in tasks)
+        copies.clear()
+        gateway.move(other, JobStatus.FINISHED)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert set(await asyncio.gather(*tasks, keeps_the_poll)) == {"done"}
+
+    run_at_hubs(wait())
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_waits_go_on_behind_another_driver(
     job_manager: JobManager, streams: bool, monkeypatch: pytest.MonkeyPatch
@@ -244,13 +286,15 @@ def test_cancelled_waits_leave_nothing_behind(job_manager: JobManager) -> None:
     run_at_hubs(wait())
 
 
-@pytest.mark.parametrize(("waiting", "periods"), [(1, 1), (hub.SELDOM_FOR, 1), (hub.SELDOM_FOR + 1, 2), (500, 4)])
+@pytest.mark.parametrize(
+    ("waiting", "periods"), [(1, 1), (hub.WAITS_PER_FALLBACK_POLL, 1), (hub.WAITS_PER_FALLBACK_POLL + 1, 2), (500, 4)]
+)
 def test_without_events_waits_at_a_job_look_together_and_many_of_them_less_often(waiting: int, periods: int) -> None:
     """Whenever they ask how long to wait, and so that a growing number goes on looking together."""
     for asked in range(1, 4000, 17):
         left = hub.until_all_look(float(asked), waiting)
-        assert hub.GAP_SECONDS < left <= periods * hub.SELDOM_SECONDS + hub.GAP_SECONDS
-        assert (asked + left) % (periods * hub.SELDOM_SECONDS) == pytest.approx(0)
+        assert hub.GAP_SECONDS < left <= periods * hub.FALLBACK_POLL_SECONDS + hub.GAP_SECONDS
+        assert (asked + left) % (periods * hub.FALLBACK_POLL_SECONDS) == pytest.approx(0)
 
 
 def test_many_waits_say_the_same_again_less_often(

@@ -20,7 +20,7 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.operators.suspend import SuspendJobOperator
 from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator
-from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
 from tests.support.golden import DIRECTORY
@@ -136,9 +136,11 @@ def test_a_deleted_savepoint_is_dropped(job_manager: JobManager, task: Task, fin
 
 
 def record(outcome: Outcome | None, **fields: Any) -> Upgrade:
-    wish = Wish(goal=fields.pop("goal", Goal.UPGRADE), job=JOB, program="new", mode=fields.pop("mode", Mode.SAVEPOINT))
+    desired = DesiredUpgrade(
+        goal=fields.pop("goal", Goal.UPGRADE), job=JOB, program="new", mode=fields.pop("mode", Mode.SAVEPOINT)
+    )
     ids = {"series": "s", "new_job": "1" * 32, "restarted_job": "2" * 32, "owner": "o", "old_program": "old"}
-    return Upgrade(wish=wish, step=Step.ENDED, outcome=outcome, snapshot="file:/sp/1", **ids, **fields)
+    return Upgrade(desired=desired, step=Step.ENDED, outcome=outcome, snapshot="file:/sp/1", **ids, **fields)
 
 
 SP, NEW, OLD = ("file", "/sp/1"), ("ckpt://ckpt_default", "pipelines/new"), ("ckpt://ckpt_default", "pipelines/old")
@@ -163,7 +165,7 @@ def test_an_upgrade_reads_what_it_goes_on_from_and_writes_what_it_has_stopped_wi
     made: UpgradeJobOperator | SuspendJobOperator = UpgradeJobOperator(
         task_id="t", job=JOB, pipeline_id="new", fail_on_rollback=False
     )
-    if told.wish.goal is Goal.SUSPEND:
+    if told.desired.goal is Goal.SUSPEND:
         made = SuspendJobOperator(task_id="t", job=JOB)
     made._ended(task.context(), told)  # type: ignore[arg-type]
     found = extracted(made)

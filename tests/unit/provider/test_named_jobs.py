@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobAmbiguous,
+    CkptJobFailed,
     CkptJobNotFound,
     CkptJobNotResumable,
     CkptJobRunning,
@@ -27,7 +29,7 @@ from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, JobNameTaken
+from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobAlreadyExists
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
 
@@ -95,6 +97,41 @@ def test_the_name_of_an_ended_job_is_told_with_what_became_of_it(job_manager: Jo
         TakeSavepointOperator(task_id="t", job=NAME, **FAST).execute(task.context())
     sensor = JobStatusSensor(task_id="t", job=NAME, **SENSOR)
     assert fire(deferral(sensor, task.context()))["result"]["job_id"] == JOB
+
+
+def test_a_restore_drill_does_not_share_the_name_of_the_job_that_it_restores(
+    job_manager: JobManager, task: Task, finish: Finish
+) -> None:
+    drill = job_manager.gateway.add_job(OTHER, NAME)
+    drill.request = replace(drill.request, drill=True)
+    operator = TakeSavepointOperator(task_id="t", job=NAME, target_directory="/data", **FAST)
+    assert finish(operator, task.context())["job_id"] == JOB
+    job_manager.gateway.move(JOB, JobStatus.FINISHED)
+    job_manager.gateway.move(OTHER, JobStatus.CANCELED)
+    sensor = JobStatusSensor(task_id="t", job=NAME, **SENSOR)
+    assert fire(deferral(sensor, task.context()))["result"]["job_id"] == JOB
+
+
+def test_a_job_that_ends_after_it_was_found_skips_the_task_that_may_be_skipped_unless_it_has_failed(
+    job_manager: JobManager,
+) -> None:
+    def savepoint(if_not_found: str, ends: JobStatus) -> Any:
+        job_manager.reset()
+        operator = TakeSavepointOperator(task_id="t", job=NAME, if_not_found=if_not_found, **FAST)
+        context = Task().context()
+        job_manager.gateway.move(JOB, JobStatus.RESTARTING)
+        deferred = deferral(operator, context)
+        job_manager.gateway.move(JOB, ends)
+        event = fire(deferred)
+        return operator.resume_execution("execute_complete", {"event": event}, context)
+
+    for ends in (JobStatus.FINISHED, JobStatus.CANCELED):
+        with pytest.raises(AirflowSkipException, match=f"{JOB} is {ends}; it takes no savepoint any more"):
+            savepoint("skip", ends)
+        with pytest.raises(CkptJobFailed, match=f"{JOB} is {ends}; it takes no savepoint any more"):
+            savepoint("fail", ends)
+    with pytest.raises(CkptJobFailed, match=f"{JOB} is FAILED"):
+        savepoint("skip", JobStatus.FAILED)
 
 
 def test_an_id_needs_no_look_and_a_wrong_word_is_refused(job_manager: JobManager, task: Task) -> None:
@@ -172,7 +209,7 @@ def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
     async def beside_another_run(*arguments: Any) -> Any:
         gateway.add_job(OTHER, "orders")
         if during == "run_pipeline":
-            raise JobNameTaken("orders", OTHER, JobStatus.CREATED)
+            raise Conflict(f"Job {OTHER}, which is CREATED, has the name 'orders' too")
         return await done(*arguments)
 
     monkeypatch.setattr(gateway, during, beside_another_run)

@@ -50,7 +50,7 @@ def refusal(path: str = "overview", conn_id: str = "ckpt_default") -> tuple[int,
 @pytest.mark.parametrize(
     "path",
     [
-        "overview", "jobs/overview", "savepoints", f"jobs/{JOB}", f"jobs/{JOB}/health", f"jobs/{JOB}/config",
+        "overview", "jobs/overview", "savepoints/known", f"jobs/{JOB}", f"jobs/{JOB}/health", f"jobs/{JOB}/config",
         f"jobs/{JOB}/exceptions", f"jobs/{JOB}/checkpoints", f"jobs/{JOB}/checkpoints/config",
         f"jobs/{JOB}/checkpoints/details/7", f"jobs/{JOB}/checkpoints/details/7/subtasks/{VERTEX}",
         f"jobs/{JOB}/vertices/{VERTEX}/backpressure",
@@ -81,7 +81,10 @@ def test_answers_are_passed_on_and_so_are_refusals(job_manager: JobManager) -> N
     assert answer.status == 200
     assert "history" in json.loads(answer.content)
     missing = ask(f"jobs/{'0' * 32}")
-    assert (missing.status, json.loads(missing.content)) == (404, {"errors": [f"Job {'0' * 32} not found"]})
+    assert (missing.status, json.loads(missing.content)) == (
+        404,
+        {"errors": [f"org.apache.flink.runtime.rest.NotFoundException: Job {'0' * 32} not found"]},
+    )
     ask("overview", job=JOB, evil="x")
     assert job_manager.received[-1] == "GET /overview"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt.conditions import progress
-from airflow_provider_ckpt.conditions.job import JobCondition
+from airflow_provider_ckpt.conditions.job import JobStatusCondition
 from airflow_provider_ckpt.conditions.job_log import MAX_TRACE_CHARS, moment, shortened
 from airflow_provider_ckpt.conditions.progress import Progress
 from airflow_provider_ckpt.conditions.waiting import Wait
@@ -62,12 +62,12 @@ class Clock:
         return self.now
 
 
-def wait_in_a_worker(condition: JobCondition, seconds: float, log: Lines) -> None:
+def wait_in_a_worker(condition: JobStatusCondition, seconds: float, log: Lines) -> None:
     with CkptHook().get_conn() as client:
         Wait(condition, time.time() + seconds, 0.01, log).in_a_worker(client)
 
 
-def wait_in_the_triggerer(condition: JobCondition, seconds: float, log: Lines) -> None:
+def wait_in_the_triggerer(condition: JobStatusCondition, seconds: float, log: Lines) -> None:
     async def run() -> None:
         async with await CkptHook().aget_conn() as client:
             await Wait(condition, time.time() + seconds, 0.01, log).in_the_triggerer(client)
@@ -75,7 +75,7 @@ def wait_in_the_triggerer(condition: JobCondition, seconds: float, log: Lines) -
     asyncio.run(run())
 
 
-Waiting = Callable[[JobCondition, float, Lines], None]
+Waiting = Callable[[JobStatusCondition, float, Lines], None]
 WAITS = pytest.mark.parametrize("waiting", [wait_in_a_worker, wait_in_the_triggerer])
 
 
@@ -91,7 +91,7 @@ def test_a_wait_says_state_and_last_checkpoint(job_manager: JobManager, waiting:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     finishes = threading.Timer(0.2, lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED))
     log = Lines(lambda: None if finishes.is_alive() else finishes.start())
-    waiting(JobCondition(JOB, ["FINISHED"]), 60, log)
+    waiting(JobStatusCondition(JOB, ["FINISHED"]), 60, log)
     [line] = log.said  # nothing changes until then, and half a minute does not pass
     assert re.fullmatch(
         rf"Waiting for job {JOB} to be FINISHED: it is RUNNING; last checkpoint 1 of .* \(1 completed, 0 in .*\)", line
@@ -102,7 +102,7 @@ def test_a_wait_says_state_and_last_checkpoint(job_manager: JobManager, waiting:
 def test_a_wait_says_a_change_at_once_and_why_the_job_restarts(job_manager: JobManager, waiting: Waiting) -> None:
     steps = [lambda: fail(job_manager, JobStatus.RESTARTING), lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED)]
     log = Lines(lambda: steps.pop(0)() if steps else None)
-    waiting(JobCondition(JOB, ["FINISHED"]), 60, log)
+    waiting(JobStatusCondition(JOB, ["FINISHED"]), 60, log)
     assert len(log.said) == 2
     assert "it is RESTARTING; last failure: ValueError: no such airport; no checkpoint yet" in log.said[1]
 
@@ -111,7 +111,7 @@ def test_a_wait_says_a_change_at_once_and_why_the_job_restarts(job_manager: JobM
 def test_a_wait_says_that_the_session_is_away_and_that_it_is_back(job_manager: JobManager, waiting: Waiting) -> None:
     steps = [job_manager.stop, job_manager.start, lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED)]
     log = Lines(lambda: steps.pop(0)() if steps else None)
-    waiting(JobCondition(JOB, ["FINISHED"]), 30, log)
+    waiting(JobStatusCondition(JOB, ["FINISHED"]), 30, log)
     assert [bool(re.search(r"the session is away; .*cannot be reached", line)) for line in log.said] == [
         False,
         True,
@@ -123,7 +123,7 @@ def test_a_wait_says_that_the_session_is_away_and_that_it_is_back(job_manager: J
 def test_a_wait_says_that_a_driver_does_not_lead_yet(job_manager: JobManager, waiting: Waiting) -> None:
     job_manager.faults.append(Fault(f"/jobs/{JOB}$", 503, times=3))
     log = Lines(lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED) if len(log.said) == 2 else None)
-    waiting(JobCondition(JOB, ["FINISHED"]), 30, log)
+    waiting(JobStatusCondition(JOB, ["FINISHED"]), 30, log)
     assert "the session does not serve now; " in log.said[0]
     assert "a fault of the test" in log.said[0]
     assert "it is RUNNING; no checkpoint yet" in log.said[1]
@@ -135,7 +135,7 @@ def test_a_wait_that_stands_still_is_told_again_and_again(
 ) -> None:
     monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0.05)
     log = Lines(lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED) if len(log.said) == 3 else None)
-    waiting(JobCondition(JOB, ["FINISHED"]), 60, log)
+    waiting(JobStatusCondition(JOB, ["FINISHED"]), 60, log)
     assert len(log.said) == 3
     assert all("it is RUNNING" in line for line in log.said)
 

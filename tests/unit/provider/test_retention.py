@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptNotFound
 from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
 from airflow_provider_ckpt.retention import StoredSavepoint, decide, savepoints_of, spared
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from tests.support.golden import DIRECTORY
 from tests.support.rest_examples import RUNNING, SNAPSHOT, catalogue
 from tests.unit.provider.conftest import Fault, JobManager, Task
@@ -101,10 +102,49 @@ def clean(**arguments: Any) -> Any:
 @pytest.mark.row("air.2", "air.10")
 def test_the_catalogue_says_what_there_is_and_vouches_for_what_the_worker_cannot_read(savepoints: JobManager) -> None:
     result = clean(directory="/data/savepoints", keep=1)
-    assert result["kept"] == {SNAPSHOT: "the newest that is intact"}
+    assert result["kept"] == {SNAPSHOT: "the newest of its lineage that is intact"}
     assert result["deleted"] == [f"{SNAPSHOT}-old", f"{SNAPSHOT}-failed"]
     assert result["unreadable"] == [f"{SNAPSHOT}-damaged"]
     assert savepoints.count("POST /savepoint-disposal") == 2
+
+
+def test_of_each_lineage_the_newest_good_savepoint_stays_whatever_others_lie_beside_it(savepoints: JobManager) -> None:
+    """One job is suspended, and goes on from its last savepoint; another one, which lives, takes newer ones."""
+    gateway = savepoints.gateway
+    proven = gateway.catalogue[0].entry
+    assert proven is not None
+
+    def taken(job_id: str, name: str, hours_ago: int, lineage: str | None = None, **marks: Any) -> str:
+        path = f"file:/data/savepoints/{name}"
+        at = gateway.now - hours_ago * HOUR
+        entry = replace(proven, job_id=job_id, lineage=lineage, completed_at_ms=at, **marks)
+        gateway.catalogue.append(CataloguedSavepoint(path, entry))
+        return path
+
+    gateway.catalogue.clear()
+    first, second, third = "1" * 32, "2" * 32, "3" * 32
+    newest = [taken(third, f"living-{hours}", hours) for hours in (1, 2, 3)]
+    suspended = taken(second, "suspended", 10, lineage=first)
+    old = taken(first, "of-the-job-before", 20)
+    result = clean(directory="/data/savepoints", keep=1)
+    assert result["kept"] == {
+        newest[0]: "the newest of its lineage that is intact",
+        suspended: "the newest of its lineage that is intact",
+    }
+    assert result["deleted"] == [old, newest[2], newest[1]]
+
+
+def test_a_lineage_without_a_good_savepoint_keeps_all_it_has(savepoints: JobManager) -> None:
+    found = savepoints.gateway.catalogue
+    failed = found[1]
+    assert failed.entry is not None
+    found[1] = replace(failed, entry=replace(failed.entry, job_id="2" * 32))
+    result = clean(directory="/data/savepoints", keep=1)
+    assert result["kept"] == {
+        SNAPSHOT: "the newest of its lineage that is intact",
+        failed.location: "no savepoint of its lineage is intact",
+    }
+    assert result["deleted"] == [f"{SNAPSHOT}-old"]
 
 
 def test_only_savepoints_of_the_job_go(savepoints: JobManager) -> None:

@@ -307,6 +307,13 @@ def test_a_spark_connection_means_what_it_means_to_the_submit_hook(
     assert "geheim" not in " ".join(found.command), "Spark's settings are in a file"
 
 
+def test_an_application_keeps_the_name_that_its_settings_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--name`` wins over the properties file, where the other settings are."""
+    spark_connection(monkeypatch, host="local[3]")
+    for conf, name in (({}, "checkpointing stream engine"), ({"spark.app.name": "flights"}, "flights")):
+        assert dict(options_of(submission("spark_team", conf, "/p", "/app.py", []).command))["--name"] == name
+
+
 def test_kubernetes_has_the_connections_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the settings of the task name one."""
     from airflow.providers.apache.spark.hooks import spark_submit

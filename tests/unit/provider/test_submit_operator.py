@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from airflow_provider_ckpt.exceptions import (
     CkptWaitTimeout,
 )
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
+from ckpt_runtime.graph.job_graph import JobVertex, OperatorNode
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
+from tests.unit.runtime.rest.fake_gateway import FakeJob
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 
@@ -64,6 +67,24 @@ def test_submitting_waits_until_the_job_runs_and_passes_everything_on(
     assert job.request.allow_non_restored_state is True
     assert job.request.claim_mode.value == "CLAIM"
     assert context["ti"].xcoms["_link_CkptJobLink"].endswith(f"/jobs/{result['job_id']}/health")
+
+
+def test_what_the_job_manager_warns_of_is_in_the_log_of_the_task_that_starts_the_job(
+    job_manager: JobManager, task: Task, pipeline: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_job = job_manager.gateway.add_job
+
+    def without_checkpoints(job_id: str, name: str) -> FakeJob:
+        job = add_job(job_id, name)
+        committer = JobVertex("f" * 32, (OperatorNode("c", "orders commit", "committer"),), 1)
+        job.graph = replace(job.graph, vertices=(*job.graph.vertices, committer))
+        job.submitted = replace(job.submitted, settings=replace(job.submitted.settings, interval_ms=None))
+        return job
+
+    job_manager.gateway.add_job = without_checkpoints  # type: ignore[method-assign, assignment]
+    deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    said = capsys.readouterr()
+    assert "no execution.checkpointing.interval is set, and rows of 'orders commit' are" in said.out + said.err
 
 
 @pytest.mark.row("air.3")

@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
+from msgspec import structs
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptOperationFailed, CkptUpgradeRefused
 from airflow_provider_ckpt.operators.suspend import ResumeJobOperator, SuspendJobOperator
 from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, UpgradeJobOperator
 from airflow_provider_ckpt.triggers.upgrade import CkptUpgradeTrigger
-from airflow_provider_ckpt.upgrades.actions import Accepted, Fits, Newest, Seen
-from airflow_provider_ckpt.upgrades.machine import advance, begin
-from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade, Wish
+from airflow_provider_ckpt.upgrades.actions import Accepted, Fits, Look, Lost, Newest, Release, Seen, StopSeen
+from airflow_provider_ckpt.upgrades.executor import perform
+from airflow_provider_ckpt.upgrades.machine import action_of, advance, begin
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
+from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, JobManager, Task
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task
 
 FAST = {"deferrable": False, "poll_interval": 0.01}
 
@@ -79,17 +82,80 @@ def seen(**changes: Any) -> Seen:
 
 
 def paused() -> Upgrade:
-    record = begin(Wish(goal=Goal.UPGRADE, job=JOB, program="p", pauses=True), "series")
+    record = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", pauses=True), "series")
     ended = seen(state="FINISHED", has_ended=True, newest=Newest("/s", 1, is_stop=True))
-    for answer in (Accepted(), seen(), Accepted(), Fits(), ended, Fits(diff=("changed: state x",))):
+    stopped = StopSeen(ended, path="/s")
+    check = Fits(diff=("changed: state x",))
+    for answer in (Accepted(), seen(), Accepted(), Fits(), seen(), Accepted(), stopped, check):
         record = advance(record, answer, 0)
     assert record.step is Step.PAUSED
     return record
 
 
+@pytest.mark.parametrize(("state", "how"), [("FINISHED", "stopped"), ("CANCELED", "cancelled")])
+def test_an_end_by_somebody_else_is_not_taken_for_that_of_the_upgrade(state: str, how: str) -> None:
+    record = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", fallback_age=10**9), "series")
+    newest = Newest("/s", 1, is_stop=state == "FINISHED")
+    for answer in (Accepted(), seen(), Accepted(), Fits(), seen(state=state, has_ended=True, newest=newest)):
+        record = advance(record, answer, 0)
+    assert (record.step, record.outcome) == (Step.RELEASE, Outcome.REFUSED)
+    assert f"was {how} by somebody else" in record.why
+
+
+def test_a_job_that_somebody_else_upgrades_is_refused_before_anything_is_held(job_manager: JobManager) -> None:
+    job_manager.faults = [Fault("PUT .*/upgrade", 409)]
+    with pytest.raises(CkptUpgradeRefused):
+        upgrade().execute(Task().context())
+    changing = [line for line in job_manager.received if not line.startswith("GET")]
+    assert [line for line in changing if line.startswith("PUT")] == [f"PUT /jobs/{JOB}/upgrade"]
+    assert job_manager.gateway.jobs[JOB].status is JobStatus.RUNNING
+
+
+def test_a_lost_job_ends_the_upgrade_at_every_step_without_calling_for_a_person() -> None:
+    for step in Step:
+        if step not in (Step.RELEASE, Step.ENDED):
+            record = advance(structs.replace(paused(), step=step), Lost("somebody has it"), 0)
+            assert (record.step, record.outcome, record.why) == (Step.RELEASE, Outcome.REFUSED, "somebody has it")
+            action = action_of(record)
+            assert isinstance(action, Release)
+            assert action.programs == ("old", "p")
+
+
+def test_checkpoints_of_the_gate_count_since_the_last_restart_and_a_degraded_job_is_not_healthy(
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, client = job_manager.gateway, CkptClient(f"http://127.0.0.1:{job_manager.port}")
+    job = gateway.jobs[JOB]
+
+    def look() -> Seen:
+        answer = client.run(perform(Look(JOB, judged=True), 0), patience_s=1)
+        assert isinstance(answer, Seen)
+        return answer
+
+    with client:
+        for _ in range(3):
+            gateway.complete_checkpoint(job)
+        assert look().completed == 3
+        assert "the last checkpoint is" in look().ailment
+        done = gateway.job_metrics
+
+        async def restarted(job_id: str) -> dict[str, str]:
+            return {**await done(job_id), "numRestarts": "11"}
+
+        monkeypatch.setattr(gateway, "job_metrics", restarted)
+        gateway.move(JOB, JobStatus.RESTARTING)
+        gateway.move(JOB, JobStatus.RUNNING)
+        gateway.complete_checkpoint(job)
+        assert look().completed == 1
+    record = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", checkpoints=1), "series")
+    gate = structs.replace(record, step=Step.GATE, deadline=10**15)
+    assert advance(gate, seen(completed=1, ailment="it has restarted 11 times"), 0) is gate
+    assert advance(gate, seen(completed=1), 0).outcome is Outcome.UPGRADED
+
+
 def test_last_state_is_refused_where_nothing_would_be_retained() -> None:
-    wish = Wish(goal=Goal.UPGRADE, job=JOB, program="p", mode=Mode.LAST_STATE)
-    record = advance(begin(wish, "series"), Accepted(), 0)
+    desired = DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", mode=Mode.LAST_STATE)
+    record = advance(begin(desired, "series"), Accepted(), 0)
     record = advance(record, seen(retainable=False), 0)
     assert record.outcome is Outcome.REFUSED
     assert "externalized-checkpoint-retention" in record.why
@@ -102,7 +168,9 @@ def test_a_paused_upgrade_is_needed_to_finish_one(job_manager: JobManager) -> No
     for given in (None, {}, {"upgrade": None}, "text"):
         with pytest.raises(CkptArgumentInvalid, match="upgrade: .* what a paused one gives"):
             finish(given).execute(Task().context())
-    begun = begin(Wish(goal=Goal.UPGRADE, job=JOB, program="p"), "s").to_json()
+    with pytest.raises(CkptArgumentInvalid, match="upgrade: None .* that task has returned nothing"):
+        finish(None).execute(Task().context())
+    begun = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p"), "s").to_json()
     with pytest.raises(CkptArgumentInvalid, match="it must be one that is PAUSED"):
         finish(begun).execute(Task().context())
     assert job_manager.received == []

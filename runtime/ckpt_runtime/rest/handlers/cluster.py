@@ -13,6 +13,7 @@ from ckpt_runtime.rest.parameters import Gateway, JobId, MetricNames, listed
 from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import metrics
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.version import VERSION
 
 router = flink_router(tags=["cluster"])
 
@@ -42,6 +43,7 @@ def _overview(cluster: ClusterOverview, version: str, revision: str) -> dict[str
         "jobs-failed": jobs.get(JobStatus.FAILED, 0),
         "flink-version": version,
         "flink-commit": revision,
+        "ckpt-version": VERSION,
     }
 
 
@@ -56,6 +58,7 @@ async def config(request: Request, gateway: Gateway) -> dict[str, Any]:
         "timezone-offset": dashboard.timezone_offset_ms,
         "flink-version": dashboard.version,
         "flink-revision": dashboard.revision,
+        "ckpt-version": VERSION,
         "features": {
             "web-submit": not only_reads,
             "web-cancel": False,

@@ -56,6 +56,11 @@ def _flag(value: object) -> bool:
 DryRun = Annotated[
     bool, BeforeValidator(_flag), Query(alias="dry-run", description="only say what would change, and what it takes")
 ]
+Changes = Annotated[
+    bool,
+    BeforeValidator(_flag),
+    Query(description="answer with what has changed; the answer to a change is {} without"),
+]
 IfMatch = Annotated[str | None, Header(alias="If-Match", description="the version that the change was made of")]
 
 
@@ -74,10 +79,12 @@ async def replace(
     request: Request,
     body: Annotated[JobConfigurationBody, body_of(JobConfigurationBody)],
     dry_run: DryRun = False,
+    changes: Changes = False,
 ) -> dict[str, Any]:
     """Replace it while the job runs."""
     change = ConfigurationRequest(body.configuration, body.version, dry_run=dry_run, by=_sender(request))
-    return shapes.changed_config(await gateway.change_job_config(job_id, change))
+    answer = shapes.changed_config(await gateway.change_job_config(job_id, change))
+    return answer if changes or dry_run else {}
 
 
 @router.patch("", responses=_ANSWERS, openapi_extra=_PATCH_BODY)

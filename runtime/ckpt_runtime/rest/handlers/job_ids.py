@@ -11,18 +11,18 @@ from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId
 from ckpt_runtime.rest.responses import flink_router
 
-router = flink_router(prefix="/burnt-job-ids", tags=["pipelines"])
+router = flink_router(prefix="/retired-job-ids", tags=["pipelines"])
 
 
 @router.get("", responses=errors())
 async def listing(gateway: Gateway) -> dict[str, Any]:
-    """Burnt job ids."""
-    found = await gateway.burnt_job_ids()
+    """Retired job ids."""
+    found = await gateway.retired_job_ids()
     return {"job-ids": [{"id": job_id, "since": since} for job_id, since in sorted(found.items())]}
 
 
 @router.put("/{jobid}", responses=errors(400, 408, 409, 413), dependencies=[Depends(whole_request)])
-async def burn(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+async def retire(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
     """Have no job started with this id any more, by a request that is on its way either."""
-    await gateway.burn_job_id(job_id)
+    await gateway.retire_job_id(job_id)
     return {}

@@ -10,12 +10,14 @@ from fastapi import Depends, Query
 
 from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated
 from ckpt_runtime.jobmaster.gateway_values import ExceptionHistory
+from ckpt_runtime.jobmaster.health import job_warnings
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import (
     Aggregations,
+    Condition,
     FailureLabels,
     Gateway,
     JobId,
@@ -89,7 +91,9 @@ def _numbers(values: Mapping[str, str]) -> dict[str, float]:
 @router.get("/{jobid}", responses=_ONE_JOB)
 async def details(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
     """Everything about one job."""
-    return shapes.job_details(await gateway.job_details(job_id), now_ms())
+    found = await gateway.job_details(job_id)
+    warnings = job_warnings(found, (await gateway.checkpoint_config(job_id)).settings)
+    return shapes.job_details(found, now_ms()) | {"warnings": list(warnings)}
 
 
 @router.patch(
@@ -101,6 +105,7 @@ async def details(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
 async def cancel(
     job_id: JobId,
     gateway: Gateway,
+    condition: Condition,
     mode: Annotated[str, Query(description="cancel")] = "cancel",
     retain: Annotated[bool, Query(description="the job's checkpoints outlive it, whatever its options say")] = False,
 ) -> dict[str, Any]:
@@ -110,7 +115,7 @@ async def cancel(
     if mode.lower() != "cancel":
         raise BadRequest(f"mode: {echo(mode)} is not acceptable, it must be cancel")
     try:
-        kept = await gateway.cancel_job(job_id, retain=retain)
+        kept = await gateway.cancel_job(job_id, retain=retain, condition=condition)
     except JobTerminated as error:
         message = "Job cancellation failed because the job has already reached another terminal state"
         raise ApiError(409, f"{message} ({error.status.value}).") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -9,7 +10,9 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.jobmaster.gateway_errors import GatewayError
 from ckpt_runtime.jobmaster.gateway_values import RunRequest, StoredPipeline
+from ckpt_runtime.jobmaster.health import job_warnings
 from ckpt_runtime.rest.bodies import (
     Body,
     EntryPoint,
@@ -26,7 +29,7 @@ from ckpt_runtime.rest.bodies import (
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import Gateway, HoldOwner, PipelineId
+from ckpt_runtime.rest.parameters import Condition, Gateway, HoldOwner, PipelineId
 from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import plans as shapes
 from ckpt_runtime.rest.uploads import PART_NAME, receive_pipeline
@@ -51,7 +54,10 @@ _UPLOAD_BODY = {
 
 
 class JarRunRequestBody(Body):
-    """``restoreMode`` is the older name of ``claimMode``. What is not given is as of the job ``likeJob``."""
+    """``restoreMode`` is the older name of ``claimMode``. What is not given is as of the job ``likeJob``.
+
+    ``fork``: the job writes elsewhere than the one whose snapshot it starts from, and may run beside it.
+    """
 
     entry_point: EntryPoint | None = spelled("entryClass", "entry-class", default=None)
     arguments: Texts = spelled("programArgsList", default=())
@@ -64,6 +70,7 @@ class JarRunRequestBody(Body):
         "claimMode", "restoreMode", default=RecoveryClaimMode.NO_CLAIM
     )
     configuration: Options = spelled("flinkConfiguration", default={})
+    fork: Flag = False
 
     @model_validator(mode="before")
     @classmethod
@@ -168,10 +175,15 @@ async def plan(pipeline_id: PipelineId, gateway: Gateway, body: _Body) -> dict[s
 
 
 @router.post("/{jarid}/run", openapi_extra=_RUN_BODY, **_SUBMISSION)
-async def run(pipeline_id: PipelineId, gateway: Gateway, body: _Body) -> dict[str, Any]:
-    """Start a job of a pipeline."""
-    job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body)))
-    return {"jobid": job_id, "applicationId": job_id}
+async def run(pipeline_id: PipelineId, gateway: Gateway, body: _Body, condition: Condition) -> dict[str, Any]:
+    """Start a job of a pipeline. ``warnings`` are there only if there are any: Flink's answer has none."""
+    job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body), condition=condition))
+    answer: dict[str, Any] = {"jobid": job_id, "applicationId": job_id}
+    with suppress(GatewayError):  # the job is started, whatever has become of it since
+        settings = (await gateway.checkpoint_config(job_id)).settings
+        if warnings := job_warnings(await gateway.job_details(job_id), settings):
+            answer["warnings"] = list(warnings)
+    return answer
 
 
 @router.post("/{jarid}/drill", openapi_extra=_DRILL_BODY, **_SUBMISSION)

@@ -9,7 +9,7 @@ from pydantic import RootModel
 from ckpt_runtime.rest.bodies import Body, HexId, Within, body_of, spelled
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import Gateway, JobId
+from ckpt_runtime.rest.parameters import Condition, Gateway, JobId
 from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
@@ -57,6 +57,7 @@ async def requirements(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
 async def rescale(
     job_id: JobId,
     gateway: Gateway,
+    condition: Condition,
     body: Annotated[JobResourceRequirementsBody, body_of(JobResourceRequirementsBody)],
 ) -> dict[str, Any]:
     """Rescale the job while it runs; answered when the new parallelism is stored and being deployed."""
@@ -66,5 +67,5 @@ async def rescale(
         vertex: ParallelismBounds(wanted.parallelism.lower, wanted.parallelism.upper)
         for vertex, wanted in body.root.items()
     }
-    await gateway.update_resource_requirements(job_id, bounds)
+    await gateway.update_resource_requirements(job_id, bounds, condition)
     return {}

@@ -62,6 +62,12 @@ async def listing(
     return shapes.savepoint_list(await gateway.list_savepoints(directory, job))
 
 
+@router.get("/known", responses=errors(400))
+async def known(gateway: Gateway, job: SavepointsOfJob = None) -> dict[str, Any]:
+    """Savepoints below every directory that the session knows."""
+    return shapes.known_savepoints(await gateway.known_savepoints(job))
+
+
 @router.get("/latest", responses=errors(400, 404, 409))
 async def latest(gateway: Gateway, directory: SavepointDirectory = None, job: SavepointsOfJob = None) -> dict[str, Any]:
     """The latest good savepoint."""

@@ -10,7 +10,7 @@ from ckpt_runtime.jobmaster.gateway_values import OperationKind
 from ckpt_runtime.rest.bodies import TRIGGER_ID, Body, Flag, HexId, Location, OneOf, body_of, spelled
 from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import Gateway, JobId, Requester, TriggerId
+from ckpt_runtime.rest.parameters import Condition, Gateway, JobId, Requester, TriggerId
 from ckpt_runtime.rest.responses import flink_router
 from ckpt_runtime.rest.shapes import checkpoints as shapes
 
@@ -85,12 +85,13 @@ async def trigger(
     job_id: JobId,
     gateway: Gateway,
     body: Annotated[SavepointTriggerRequestBody, body_of(SavepointTriggerRequestBody)],
+    condition: Condition,
     requester: Requester = None,
 ) -> dict[str, Any]:
     """Take a savepoint."""
     directory = await _directory(body.directory, job_id, gateway, "target-directory")
     trigger_id = await gateway.trigger_savepoint(
-        job_id, directory, body.savepoint_format, body.cancel_job, body.trigger_id, requester
+        job_id, directory, body.savepoint_format, body.cancel_job, body.trigger_id, requester, condition
     )
     return {"request-id": trigger_id}
 
@@ -100,12 +101,13 @@ async def stop(
     job_id: JobId,
     gateway: Gateway,
     body: Annotated[StopWithSavepointRequestBody, body_of(StopWithSavepointRequestBody)],
+    condition: Condition,
     requester: Requester = None,
 ) -> dict[str, Any]:
     """Stop with a savepoint."""
     directory = await _directory(body.directory, job_id, gateway, "targetDirectory")
     trigger_id = await gateway.stop_with_savepoint(
-        job_id, directory, body.savepoint_format, body.drain, body.trigger_id, requester
+        job_id, directory, body.savepoint_format, body.drain, body.trigger_id, requester, condition
     )
     return {"request-id": trigger_id}
 

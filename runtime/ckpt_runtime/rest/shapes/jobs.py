@@ -25,6 +25,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 
 Json = dict[str, Any]
 
@@ -67,6 +68,7 @@ def job_line(job: JobOverview, now_ms: int) -> Json:
         "tasks": {**tasks, "total": sum(tasks.values())},
         "pending-operators": job.pending_operators,
         "restore-drill": job.drill,
+        **_lineage(job),
     }
 
 
@@ -91,7 +93,26 @@ def job_details(details: JobDetails, now_ms: int) -> Json:
         "plan": plan(job.job_id, details.graph),
         "pending-operators": job.pending_operators,
         "restore-drill": job.drill,
+        "status-reason": details.status_reason,
+        **_lineage(job),
+        "upgrade": None if details.upgrade is None else upgrade(details.upgrade),
     }
+
+
+def upgrade(held: HeldUpgrade) -> Json:
+    """Shows an upgrade in progress."""
+    return {
+        "owner": held.owner,
+        "requester": held.requester,
+        "job-id": held.job_id,
+        "since": held.since_ms,
+        "until": held.until_ms,
+        "snapshot": held.snapshot,
+    }
+
+
+def _lineage(job: JobOverview) -> Json:
+    return {"lineage": job.lineage.id, "incarnation": job.lineage.incarnation} if job.lineage is not None else {}
 
 
 def vertex_line(vertex: VertexDetails, now_ms: int) -> Json:

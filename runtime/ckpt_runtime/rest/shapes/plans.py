@@ -14,8 +14,8 @@ Json = dict[str, Any]
 
 
 def plan_preview(found: PlanPreview) -> Json:
-    """Flink's plan; ``restore`` beside it when a snapshot was given."""
-    answer: Json = {"plan": jobs.plan("", found.graph)}
+    """Flink's plan, with warnings beside it; ``restore`` when a snapshot was given."""
+    answer: Json = {"plan": jobs.plan("", found.graph), "warnings": list(found.warnings)}
     return answer if found.restore is None else {**answer, "restore": _restore(found.restore)}
 
 

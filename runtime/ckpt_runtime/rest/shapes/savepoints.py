@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_runtime.jobmaster.gateway_values import SavepointList
+from ckpt_runtime.jobmaster.gateway_values import KnownSavepoints, SavepointList
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.storage.savepoint_entry import Mark
 
@@ -14,6 +14,15 @@ Json = dict[str, Any]
 def savepoint_list(found: SavepointList) -> Json:
     """Answers ``/savepoints``."""
     return {"directory": found.directory, "savepoints": [savepoint(item) for item in found.savepoints]}
+
+
+def known_savepoints(found: KnownSavepoints) -> Json:
+    """Answers ``/savepoints/known``."""
+    return {
+        "directories": list(found.directories),
+        "unread": [{"directory": directory, "problem": problem} for directory, problem in found.unread.items()],
+        "savepoints": [savepoint(item) for item in found.savepoints],
+    }
 
 
 def savepoint(found: CataloguedSavepoint) -> Json:
@@ -27,6 +36,7 @@ def savepoint(found: CataloguedSavepoint) -> Json:
         **document,
         "job-id": entry.job_id,
         "job-name": entry.job_name,
+        "lineage": entry.lineage_id,
         "program": entry.program,
         "configuration-version": entry.configuration_version,
         "savepoint-id": entry.savepoint_id,

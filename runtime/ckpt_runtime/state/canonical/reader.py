@@ -158,10 +158,10 @@ class _Part:
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """Whatever Arrow says of the file's content is a CorruptStateError."""
+        """Whatever Arrow says of the file's content is a CorruptStateError; a lack of memory is none."""
         try:
             yield
-        except CorruptStateError:
+        except (CorruptStateError, MemoryError):
             raise
         except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
             if self._stream.failure is not None:

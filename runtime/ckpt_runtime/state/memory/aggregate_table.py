@@ -15,7 +15,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.columns import AnyArray, plain
-from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
+from ckpt_runtime.state.errors import schema_mismatch
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.accumulators import Accumulator, accumulator_for
@@ -135,10 +135,7 @@ class AggregateTable:
 
     def check_compatible(self, descriptor: dict[str, Any]) -> None:
         """Raises StateSchemaError when the key or an aggregate of the same alias is another one in the snapshot."""
-        try:
-            stored = {entry["alias"]: entry for entry in descriptor["aggregates"]}
-        except (KeyError, TypeError) as error:
-            raise CorruptStateError(f"state {self.name!r} has a descriptor without aggregates") from error
+        stored = {entry["alias"]: entry for entry in descriptor["aggregates"]}
         for column in self.aggregates:
             entry = stored.get(column.alias)
             wanted = column.describe()

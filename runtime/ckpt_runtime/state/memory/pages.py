@@ -19,7 +19,7 @@ from ckpt_runtime.checkpoint.state_handles import KeyedSection
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.errors import reading
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.split_kernels import order_by_group
 from ckpt_runtime.state.stored_rows import check_owned
@@ -87,12 +87,10 @@ def _runs(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def read_block(name: str, schema: pa.Schema, block: bytes | memoryview | pa.Buffer) -> Iterator[pa.RecordBatch]:
     """The batches of one block, checked in full. Raises :class:`CorruptStateError`."""
-    try:
-        reader = pa.BufferReader(block)
-        size = reader.size()
-        while reader.tell() < size:
+    reader = pa.BufferReader(block)
+    size = reader.size()
+    while reader.tell() < size:
+        with reading(f"a block of state {name!r}"):
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema)
             batch.validate(full=True)
-            yield batch
-    except (pa.ArrowException, OSError, EOFError, ValueError, TypeError) as error:
-        raise CorruptStateError(f"a block of state {name!r} cannot be read: {error}") from error
+        yield batch

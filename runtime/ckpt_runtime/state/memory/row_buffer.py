@@ -17,7 +17,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column
-from ckpt_runtime.state.errors import CorruptStateError, StateError, StateSchemaError, schema_mismatch
+from ckpt_runtime.state.errors import StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown, key_index
@@ -275,8 +275,6 @@ def check_same_keys(uid: str, specs: Sequence[RowBufferSpec]) -> None:
 def check_ends(uid: str, spec: RowBufferSpec, descriptor: dict[str, Any]) -> None:
     """Raises StateSchemaError when stored rows ended otherwise: the state does not hold what would be needed now."""
     stored = descriptor.get("rows")
-    if not isinstance(stored, dict):
-        raise CorruptStateError(f"state {spec.name!r} has a descriptor that does not say how its rows end")
     if stored != _ends(spec):
         raise schema_mismatch(uid, spec.name, "its rows end otherwise", stored, _ends(spec))
 

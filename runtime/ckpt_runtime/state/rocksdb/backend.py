@@ -71,13 +71,13 @@ def _memory(bytes_in_all: int, write_buffer_ratio: float) -> StoreMemory:
 
 def _local_copies(configuration: Configuration, parameters: BackendParameters) -> LocalCopies | None:
     """The worker's, if the job wants any."""
-    keepsakes = parameters.keepsakes
-    if keepsakes is None:
+    shared_handles = parameters.shared_handles
+    if shared_handles is None:
         return None
     if not configuration.get(StateOptions.FROM_LOCAL):
-        keepsakes.drop(NAME)
+        shared_handles.drop(NAME)
         return None
-    return keepsakes.get(NAME, LocalCopies, lambda: LocalCopies(parameters.make_directory))
+    return shared_handles.get(NAME, LocalCopies, lambda: LocalCopies(parameters.make_directory))
 
 
 class RocksDBKeyedStateBackend(TableBackend):

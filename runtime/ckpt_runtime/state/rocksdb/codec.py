@@ -40,7 +40,7 @@ BATCH = 10_000
 """Entries of one write: larger batches are no faster, and keep other writers waiting."""
 _DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError)
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder(enc_hook=values.plain_number).encode
 
 SPLIT = b"\xff\xff"
 """Where other entries have the id of a schema. No state has that many schemas."""
@@ -145,20 +145,9 @@ class KeyCodec:
             return values.canonical_key(key), bytes(tail)
 
 
-class TailCodec:
-    """Tails of a map's own keys of one schema: equal ones have the same, nested ones as well."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._has_floats = any(_has_floats(field.type) for field in schema)
-
-    def encode(self, name: Row) -> bytes:
-        return _encode(values.without_signs(name) if self._has_floats else name)
-
-
-def _has_floats(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
-        return any(_has_floats(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(pa.types.is_floating(kind))
+def map_tail(name: Row) -> bytes:
+    """The tail of a map's own key: equal ones have the same, nested ones as well."""
+    return _encode(name)
 
 
 class RowsCodec:

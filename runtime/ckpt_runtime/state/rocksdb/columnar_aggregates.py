@@ -25,7 +25,7 @@ from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
 from ckpt_runtime.state.states import Key
 
-_HASTE = 2
+_WRITTEN_PER_NEW_KEY = 2
 """How much faster changed rows of the older table go to the database than the younger one becomes full."""
 _LEARNED_PER_READ = 2
 """Keys of a snapshot that the filter learns for each key that was read in vain, at about the price of that read."""
@@ -55,7 +55,7 @@ class _Generation:
         return slots
 
     def take_dirty(self) -> AnyArray:
-        """The slots of changed rows; from here on they are somebody else's affair."""
+        """The slots of changed rows; ownership passes to the caller."""
         slots = np.flatnonzero(self.dirty)
         self.dirty[slots] = 0
         return slots
@@ -145,7 +145,7 @@ class CachedAggregates:
         result = young.table.add(slots, batch)
         # Behind a snapshot whose writer has not come to it, a write would have to do that work first.
         if new and not self._database.pending:
-            self._write_old(_HASTE * len(self._unwritten) * new // max(1, self._capacity - known))
+            self._write_old(_WRITTEN_PER_NEW_KEY * len(self._unwritten) * new // max(1, self._capacity - known))
         keys = len(young)
         if keys >= self._capacity and (not self._database.pending or keys >= _PATIENCE * self._capacity):
             self._age()

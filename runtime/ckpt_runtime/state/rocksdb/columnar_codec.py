@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.errors import CorruptStateError, reading
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.key_codec_kernels import order_words
@@ -129,11 +129,9 @@ class ColumnarCodec:
             yield schema_id, at, decode_rows(kinds, data, begin)
 
     def _batch(self, schema_id: int, arrays: list[pa.Array]) -> pa.RecordBatch:
-        try:
+        with reading(f"an entry of state {self._name!r}"):
             batch = pa.RecordBatch.from_arrays(arrays, schema=self._schemas[schema_id])
             batch.validate(full=True)
-        except pa.ArrowException as error:
-            raise CorruptStateError(f"entries of state {self._name!r} cannot be read: {error}") from error
         return batch
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
-from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.errors import CorruptStateError, reading
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.row_buffer_kernels import ALIVE, MATCHED
 from ckpt_runtime.state.rocksdb.codec import ID_BYTES, PREFIX_BYTES, state_prefix
@@ -98,12 +98,10 @@ class ChunkCodec:
         schema = self._schemas.get(int.from_bytes(rows[:ID_BYTES], "big"))
         if schema is None:
             raise CorruptStateError(f"state {self._name!r} has an entry with an unknown schema")
-        try:
+        with reading(f"an entry of state {self._name!r}"):
             message = pa.ipc.read_message(pa.py_buffer(rows)[ID_BYTES:])
             batch = pa.ipc.read_record_batch(message, schema.append(pa.field(POSITION, pa.uint32())))
             batch.validate(full=True)
-        except (pa.ArrowException, OSError, EOFError, ValueError, TypeError) as error:
-            raise CorruptStateError(f"an entry of state {self._name!r} cannot be read: {error}") from error
         return batch
 
 

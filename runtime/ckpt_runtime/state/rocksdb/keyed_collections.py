@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ckpt_runtime.state import values
 from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable
-from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, SplitList, TailCodec, number_tail
+from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, SplitList, map_tail, number_tail
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.dirty import CachedState
 from ckpt_runtime.state.rocksdb.elements import MOST_ROWS, CachedElements, ElementTable, FrozenBoth, SplitTable
@@ -186,7 +186,6 @@ class StoredMaps(StoredCollection, MapStateTable):
     ) -> None:
         super().__init__(uid, name, key_schema, user_key_schema, value_schema, ttl)
         self._width = len(user_key_schema)
-        self._tails = TailCodec(user_key_schema)
         self._make_key = values.user_key_maker(user_key_schema)
 
     def to_rows(self, entry: Any) -> Iterable[Row]:
@@ -208,7 +207,7 @@ class StoredMaps(StoredCollection, MapStateTable):
     def get_value(self, key: Key, name: Value) -> Value | None:
         if type(self._entries.get(key)) is not SplitList:
             return MapStateTable.get_value(self, key, name)
-        rows = self._elements.get((key, self._tails.encode(name)))
+        rows = self._elements.get((key, map_tail(name)))
         if rows is None:
             return None
         value: Value = rows[0][self._width :]
@@ -219,7 +218,7 @@ class StoredMaps(StoredCollection, MapStateTable):
     def put(self, key: Key, name: Value, value: Value) -> None:
         head = self._entries.get(key)
         if type(head) is SplitList:
-            place = (key, self._tails.encode(name))
+            place = (key, map_tail(name))
             if self._elements.get(place) is None:
                 self._entries.put(key, head._replace(elements=head.elements + 1))
             self._elements.put(place, [(*name, *self.stamped(key, value))])
@@ -228,7 +227,7 @@ class StoredMaps(StoredCollection, MapStateTable):
         stored = self._entries.get(key)
         if len(stored) > MOST_ROWS:
             for row in self.to_rows(stored):
-                self._elements.put((key, self._tails.encode(row[: self._width])), [row])
+                self._elements.put((key, map_tail(row[: self._width])), [row])
             self._entries.put(key, SplitList(len(stored), 0))
 
     def remove(self, key: Key, name: Value) -> None:
@@ -236,7 +235,7 @@ class StoredMaps(StoredCollection, MapStateTable):
         if type(head) is not SplitList:
             MapStateTable.remove(self, key, name)
             return
-        tail = self._tails.encode(name)
+        tail = map_tail(name)
         if self._elements.get((key, tail)) is not None:
             self.remove_element(key, head, tail)
 

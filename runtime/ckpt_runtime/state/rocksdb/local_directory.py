@@ -1,18 +1,16 @@
 """Where a backend has its database: in the worker's temporary directory, or below one that the user has named.
 
-The former goes with its worker, however that ends. Directories elsewhere are locked by the process that uses them, and
-the lock goes with the process: whoever makes a directory there removes those which nobody holds any more.
+The former goes with its worker, however that ends. The latter is held by the process that uses it: what a killed one
+has left goes when the next one is made there.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+
+from ckpt_runtime.held_directory import HeldDirectory
 
 _PREFIX = "ckpt-state-"
 _KEY = "state.backend.rocksdb.localdir"
@@ -22,44 +20,21 @@ class LocalDirectory:
     """A new directory, below ``root`` if there is one. Raises OSError naming the option."""
 
     def __init__(self, root: str | None, make_directory: Callable[[], str]) -> None:
-        self._lock = -1
+        self._held: HeldDirectory | None = None
         if root is None:
             self.path = Path(make_directory())
             return
         try:
-            Path(root).mkdir(parents=True, exist_ok=True)
-            alone = _locked(Path(root), fcntl.LOCK_EX)  # or a new directory would be removed before it is locked
-            try:
-                _remove_abandoned(Path(root))
-                self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-                self._lock = _locked(self.path, fcntl.LOCK_EX)
-            finally:
-                os.close(alone)
+            Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Its lock lies in a directory of this user alone. One on ``root`` any user who may read it could keep.
+            self._held = HeldDirectory(_PREFIX, root)
         except OSError as error:
             raise OSError(error.errno, f"{_KEY}: {error.strerror}", root) from error
+        self.path = self._held.path
 
     def remove(self) -> None:
         """With all its content; once more does no harm."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-
-def _locked(directory: Path, operation: int) -> int:
-    """A descriptor that holds the lock until it is closed. Raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, operation)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _remove_abandoned(root: Path) -> None:
-    for directory in root.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it is in use, or another user's
-            lock = _locked(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-            os.close(lock)
+        if self._held is not None:
+            self._held.remove()
+        else:
+            shutil.rmtree(self.path, ignore_errors=True)

@@ -22,7 +22,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
-from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.errors import CorruptStateError, reading
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.rocksdb.codec import ID_BYTES, PREFIX_BYTES, state_prefix
@@ -178,7 +178,7 @@ class RunCodec:
 
     def _read(self, number: int, bodies: list[memoryview], sizes: list[int]) -> pa.RecordBatch:
         schema = self._bare[number]
-        try:
+        with reading(f"a run of state {self._name!r}"):
             if self._plain[number]:
                 arrays = self._decoded(schema, bodies, sizes)
                 batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -188,8 +188,6 @@ class RunCodec:
                     raise self._corrupt("a run with another number of rows than it says")
                 batch = pa.concat_batches(parts)
             batch.validate(full=True)
-        except (pa.ArrowException, OSError, EOFError, ValueError, TypeError) as error:
-            raise self._corrupt(f"a run that cannot be read: {error}") from error
         return batch
 
     def _decoded(self, schema: pa.Schema, bodies: list[memoryview], sizes: list[int]) -> list[pa.Array]:

@@ -45,6 +45,10 @@ _JOBS = 4
 _LEVEL_0_SLOWDOWN, _LEVEL_0_STOP = 3 * _LEVEL_0_FILES, 5 * _LEVEL_0_FILES
 _BLOOM_BITS = 10
 _METADATA_BLOCK = 4096
+_WRONG_CONTENT = ("Corruption:", "Invalid argument:", "Not implemented:")
+"""How RocksDB's answer begins when the files are at fault. Any other answer is about the host that they lie on."""
+_IO_ERROR = "IO error:"
+_MISSING = "IO error: No such file"
 
 
 class StoreMemory:
@@ -95,11 +99,21 @@ def _options(memory: StoreMemory, compaction: CompactionStyle | None) -> Options
     return options
 
 
+def _is_damage(answer: str) -> bool:
+    """Whether an answer of RocksDB proves that the files are damaged, so that no other attempt can open them either.
+
+    RocksDB also says Corruption when it cannot read a table that the manifest names: that proves something only if
+    there is no such table.
+    """
+    return answer.startswith(_WRONG_CONTENT) and answer.count(_IO_ERROR) == answer.count(_MISSING)
+
+
 class Store:
     """Opens the database in ``directory``, or makes one there. Any thread may call; keys are ordered as bytes are.
 
     Its files are merged as ``compaction`` says, whatever was said before; without, which is for one that is read once,
-    they stay as they are. Raises :class:`CorruptStateError` for files that are no whole database.
+    they stay as they are. Raises :class:`CorruptStateError` for files that are no whole database, and
+    OSError when the host is at fault: a full disk, no rights, too many open files.
     """
 
     def __init__(self, directory: Path, memory: StoreMemory, compaction: CompactionStyle | None = None) -> None:
@@ -109,7 +123,8 @@ class Store:
         try:
             self._database = Rdict(str(directory), self._options)
         except Exception as error:  # rocksdict has no class of its own for what RocksDB answers
-            raise CorruptStateError(f"RocksDB cannot open {directory}: {error}") from error
+            kind = CorruptStateError if _is_damage(str(error)) else OSError
+            raise kind(f"RocksDB cannot open {directory}: {error}") from error
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True
         self._database.set_write_options(self._unlogged)

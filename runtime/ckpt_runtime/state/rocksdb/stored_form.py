@@ -23,7 +23,7 @@ from ckpt_runtime.state.rocksdb.codec import (
     Row,
     RowsCodec,
     SplitList,
-    TailCodec,
+    map_tail,
     number_tail,
     without_key,
 )
@@ -32,7 +32,7 @@ from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm
 from ckpt_runtime.state.rocksdb.elements import MOST_ROWS
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
 from ckpt_runtime.state.states import Key
-from ckpt_runtime.state.stored_rows import USER_KEY_PREFIX, schema_from_json, without_prefix
+from ckpt_runtime.state.stored_rows import USER_KEY_PREFIX, schema_from_json
 
 Entry: TypeAlias = tuple[bytes, bytes]
 
@@ -71,7 +71,6 @@ class _RowsForm:
             {number: without_key(schema) for number, schema in schemas.items()}, entry.current, _no_stamp_yet
         )
         self._kind = entry.kind
-        self._tails = TailCodec(without_prefix(self._schema, USER_KEY_PREFIX))
         self._user_key = sum(name.startswith(USER_KEY_PREFIX) for name in self._schema.names)
 
     def batches(self, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
@@ -111,7 +110,7 @@ class _RowsForm:
         elements = 0
         is_list = self._kind == "list"
         while part := list(islice(rows, MOST_ROWS if is_list else 1)):
-            tail = number_tail(elements) if is_list else self._tails.encode(part[0][: self._user_key])
+            tail = number_tail(elements) if is_list else map_tail(part[0][: self._user_key])
             yield prefix + tail, self._rows.encode(part)
             elements += 1
         yield prefix, SplitList(elements, elements).encode()

@@ -2,6 +2,8 @@
 
 const ROOT = new URL("../", document.baseURI);
 const TIMEOUT_MS = 20000;
+/** Flink names the class of an exception in front of its message. */
+const CLASS = /^(?:[\w$]+\.)+[\w$]+: /;
 
 /** How far the server's clock is ahead of this one. */
 let ahead = 0;
@@ -22,7 +24,7 @@ async function failure(response) {
   let lines = [`The answer was ${response.status}.`];
   try {
     const body = await response.json();
-    if (Array.isArray(body.errors)) lines = body.errors.map(String);
+    if (Array.isArray(body.errors)) lines = body.errors.map((text) => String(text).split("\n")[0].replace(CLASS, ""));
     else if (typeof body.detail === "string") lines = [body.detail];
   } catch {
     // not JSON: the status has to do
@@ -53,6 +55,20 @@ export async function getIfAny(path) {
     if (error instanceof ApiError && error.status === 404) return null;
     throw error;
   }
+}
+
+/** What `ask` gives for each of these, in their order; at most `limit` are asked for at a time. */
+export async function inTurn(items, ask, limit = 8) {
+  const found = [];
+  let next = 0;
+  async function work() {
+    while (next < items.length) {
+      const index = next++;
+      found[index] = await ask(items[index]);
+    }
+  }
+  await Promise.all(Array.from({ length: Math.min(limit, items.length) }, work));
+  return found;
 }
 
 async function post(name, body) {

@@ -45,7 +45,7 @@ function row(subtask, checkpoint) {
 }
 
 const COLUMNS = [
-  ["Subtask", "number"], ["Took", "number"], ["Barrier came after", "number"], ["Aligned for", "number"], ["Sync", "number"], ["Async", "number"],
+  ["Subtask", "number"], ["Took", "number"], ["Barrier came after", "number"], ["Alignment", "number"], ["Sync", "number"], ["Async", "number"],
   ["Written", "number"], ["In-flight data", "number"],
 ];
 
@@ -83,10 +83,32 @@ function head(checkpoint) {
   );
 }
 
+/** A checkpoint that the history no longer has, or never had: what the job still says of it. */
+async function forgotten(job, health, id) {
+  const { history, latest, counts } = await get(`jobs/${job.jid}/checkpoints`);
+  const number = Number(id);
+  const known = [latest.completed, latest.savepoint, latest.failed, latest.restored].find((item) => item?.id === number);
+  const newest = Math.max(0, ...history.map((item) => item.id));
+  const began = number <= newest;
+  return {
+    title: `${job.name}: checkpoint ${id}`,
+    content: [
+      ...jobHead(job, health, "checkpoints"),
+      h("h2", { class: "large" }, `Checkpoint ${id}`),
+      h("p", { class: "note" }, began
+        ? `The history has the latest ${history.length} of ${counts.total} checkpoints, and this one is older. The option web.checkpoints.history of the session says how many it keeps.`
+        : "The job has not begun a checkpoint with this number."),
+      known?.external_path ? h("p", { class: "note" }, code(known.external_path, "path"), known.discarded ? " (deleted since)" : "") : null,
+      h("p", null, h("a", { href: `#/jobs/${job.jid}/checkpoints` }, "All that the history has")),
+    ].filter(Boolean),
+  };
+}
+
 export async function checkpointPage(jobId, id) {
   const [job, health, checkpoint] = await Promise.all([
-    get(`jobs/${jobId}`), getIfAny(`jobs/${jobId}/health`), get(`jobs/${jobId}/checkpoints/details/${id}`),
+    get(`jobs/${jobId}`), getIfAny(`jobs/${jobId}/health`), getIfAny(`jobs/${jobId}/checkpoints/details/${id}`),
   ]);
+  if (checkpoint === null) return forgotten(job, health, id);
   const vertices = job.vertices.filter((vertex) => checkpoint.tasks[vertex.id]);
   const details = await Promise.all(vertices.map((vertex) => get(`jobs/${jobId}/checkpoints/details/${id}/subtasks/${vertex.id}`)));
   const running = checkpoint.status === "IN_PROGRESS";

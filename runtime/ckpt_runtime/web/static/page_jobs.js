@@ -1,11 +1,10 @@
 // All jobs of the session, those that need somebody first.
 
-import { get, getIfAny, serverNow } from "./api.js";
+import { get, getIfAny, inTurn, serverNow } from "./api.js";
 import { badge, h, table, tile } from "./dom.js";
 import { clock, duration, percent } from "./format.js";
 
 const ENDED = new Set(["FINISHED", "CANCELED", "FAILED"]);
-const MOST_VERDICTS = 40;
 const ORDER = { UNHEALTHY: 0, DEGRADED: 1, HEALTHY: 3 };
 
 function rank(job) {
@@ -35,8 +34,8 @@ const COLUMNS = [
 
 export async function jobsPage() {
   const [overview, { jobs }] = await Promise.all([get("overview"), get("jobs/overview")]);
-  const living = jobs.filter((job) => !ENDED.has(job.state)).slice(0, MOST_VERDICTS);
-  await Promise.all(living.map(async (job) => { job.health = await getIfAny(`jobs/${job.jid}/health`); }));
+  const living = jobs.filter((job) => !ENDED.has(job.state));
+  await inTurn(living, async (job) => { job.health = await getIfAny(`jobs/${job.jid}/health`); });
   jobs.sort((one, other) => rank(one) - rank(other) || other["start-time"] - one["start-time"]);
   const failed = overview["jobs-failed"];
   return {
@@ -50,7 +49,7 @@ export async function jobsPage() {
         tile("Failed", String(failed), null, failed ? "bad" : ""),
         tile("Finished, canceled", String(overview["jobs-finished"] + overview["jobs-cancelled"])),
         tile("Free slots", `${overview["slots-available"]} of ${overview["slots-total"]}`),
-        tile("Version", overview["flink-version"]),
+        tile("Version", overview["ckpt-version"] ?? overview["flink-version"]),
       ),
       table("Jobs", COLUMNS, jobs.map(line), "No job has been submitted to this session."),
     ],

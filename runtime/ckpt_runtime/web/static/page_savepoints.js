@@ -1,14 +1,13 @@
-// Savepoints: of the session's catalogue where it has one, otherwise those that the histories of jobs still show.
+// Savepoints: of the session's catalogue where it knows a directory, otherwise those that the histories of jobs still show.
 
-import { ApiError, get, getIfAny } from "./api.js";
+import { ApiError, get, getIfAny, inTurn } from "./api.js";
 import { badge, code, h, table } from "./dom.js";
 import { bytes, clock, duration } from "./format.js";
 import { address } from "./tab_checkpoints.js";
 
-const MOST_JOBS = 40;
 /** Looking into the catalogue reads storage. */
 const INTERVAL_MS = 15000;
-const NO_CATALOGUE = new Set([400, 404, 409]);
+const NO_CATALOGUE = new Set([400, 404]);
 
 const CATALOGUE = [
   ["Taken", ""], ["Job", "grow"], ["By", "wide"], ["Size", "number"], ["Format", "wide"], ["Verified", ""], ["Drilled", ""], ["Where it is", "grow wide"],
@@ -17,8 +16,8 @@ const COLUMNS = [["Taken", ""], ["Job", ""], ["Took", "number wide"], ["Size", "
 
 async function catalogue(query) {
   try {
-    const found = await get(`savepoints${query}`);
-    return Array.isArray(found.savepoints) ? found : null;
+    const found = await get(`savepoints/known${query}`);
+    return found.directories.length || found.unread.length ? found : null;
   } catch (error) {
     if (error instanceof ApiError && NO_CATALOGUE.has(error.status)) return null;
     throw error;
@@ -65,7 +64,7 @@ function completed(statistics) {
 }
 
 async function ofJobs(jobs) {
-  const histories = await Promise.all(jobs.slice(0, MOST_JOBS).map((job) => getIfAny(`jobs/${job.jid}/checkpoints`)));
+  const histories = await inTurn(jobs, (job) => getIfAny(`jobs/${job.jid}/checkpoints`));
   const found = histories.flatMap((statistics, index) => (statistics ? completed(statistics).map((item) => [jobs[index], item]) : []));
   return found.sort(([, one], [, other]) => other.trigger_timestamp - one.trigger_timestamp);
 }
@@ -73,11 +72,11 @@ async function ofJobs(jobs) {
 async function listed(query, jobs) {
   const found = await catalogue(query);
   if (found) {
-    const newest = [...found.savepoints].sort((one, other) => when(other) - when(one));
     return [
-      table("Savepoints", CATALOGUE, newest.map(catalogued), "The catalogue is empty."),
-      h("p", { class: "note" }, "Those below ", code(found.directory, "path")),
-    ];
+      found.unread.map(({ directory, problem }) => h("p", { class: "reason bad" }, code(directory, "path"), `: ${problem}`)),
+      table("Savepoints", CATALOGUE, found.savepoints.map(catalogued), "The catalogue is empty."),
+      h("p", { class: "note" }, "Those below ", found.directories.flatMap((directory, index) => [index ? ", " : "", code(directory, "path")])),
+    ].flat();
   }
   return [
     table("Savepoints", COLUMNS, (await ofJobs(await jobs())).map(([job, item]) => line(job, item)), "None is known."),

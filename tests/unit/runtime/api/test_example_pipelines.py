@@ -40,10 +40,8 @@ def plans(tmp_path: Path) -> dict[str, CompiledPlan]:
     flights = tmp_path / "flights.parquet"
     pq.write_table(SCHEMA.empty_table(), flights)
     arguments = ["--input", str(flights), "--output", str(tmp_path / "out"), "--rows-per-second", "100"]
-    return {
-        entry: load_plan(PIPELINES, entry, arguments, {"parallelism.default": "2"})
-        for entry in ("flights", "flights_v2")
-    }
+    given = {"parallelism.default": "2", "execution.checkpointing.interval": "10 s"}
+    return {entry: load_plan(PIPELINES, entry, arguments, given) for entry in ("flights", "flights_v2")}
 
 
 def test_every_operator_has_a_uid_and_nothing_is_warned_about(plans: dict[str, CompiledPlan]) -> None:

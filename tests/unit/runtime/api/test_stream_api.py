@@ -111,8 +111,13 @@ def test_transform_with_state_takes_pyspark_arguments() -> None:
     spec = session.compile().specs["state"]
     assert isinstance(spec, ProcessSpec)
     assert (spec.output_mode, spec.time_mode, spec.keys) == ("Update", "EventTime", ("id",))
-    assert spec.event_time_column == "at"
+    assert (spec.event_time_column, spec.output_event_time) == ("at", None)
     assert spec.output_schema.equals(pa.schema([("id", pa.int64()), ("n", pa.int32())]))
+
+
+def processed(stream: Stream, **arguments: str) -> Stream:
+    output = "id BIGINT, then TIMESTAMP"
+    return stream.groupBy("id").transformWithState(Processor(), output, "append", "none", **arguments)
 
 
 def test_the_event_time_column_is_followed_through_the_plan() -> None:
@@ -133,6 +138,8 @@ def test_the_event_time_column_is_followed_through_the_plan() -> None:
         (stream.mapInArrow(lambda batches: batches, stream.schema), None),
         (stream.groupBy("id", "at").count(), "at"),
         (stream.groupBy("id").count(), None),
+        (processed(stream), None),
+        (processed(stream, eventTimeColumnName="then").filter(pc.field("id") > 0), "then"),
     ]
     for number, (case, column) in enumerate(cases):
         uid = f"state-{number}"
@@ -143,6 +150,47 @@ def test_the_event_time_column_is_followed_through_the_plan() -> None:
     two = keyed.union(keyed.withWatermark("late", "1 h")).groupBy("id")
     with pytest.raises(PlanError, match=r"united streams have different event time columns \['at', 'late'\]"):
         two.transformWithState(Processor(), "id BIGINT", "append", "eventTime")
+
+
+def test_a_second_watermark_behind_a_processor_is_refused_and_says_what_takes_its_place() -> None:
+    session = StreamSession()
+    stream = session.readStream.format(MySource).load().withWatermark("at", "10 seconds").uid("first-time")
+    again = processed(stream).uid("processor").withWatermark("then", "10 seconds").uid("second-time")
+    again.writeStream.format("noop").start()
+    with pytest.raises(PlanError, match=r"'second-time' .* 'processor' \(process\) .* in its eventTimeColumnName"):
+        session.compile()
+
+
+def test_a_watermark_between_a_deduplication_and_a_join_is_refused() -> None:
+    session = StreamSession()
+    stream = session.readStream.format(MySource).load()
+    output = "id BIGINT, then TIMESTAMP"
+    distinct = stream.groupBy("id").transformWithState(Processor(), output, "append", "none").uid("distinct")
+    timed = distinct.withWatermark("then", "1 s").uid("late")
+    other = stream.select(other="id", at="at").withWatermark("at", "1 s")
+    joined = timed.join(other, on=[("id", "other")], how="left", within=("0 s", "1 s"))
+    joined.writeStream.format("noop").start()
+    with pytest.raises(PlanError, match=r"withWatermark: operator 'late' .* right behind load\(\)"):
+        session.compile()
+
+
+@pytest.mark.parametrize(
+    ("kind", "view"),
+    [
+        (pa.string_view(), "string_view"),
+        (pa.list_(pa.binary_view()), "binary_view"),
+        (pa.list_view(pa.int8()), "list_view"),
+        (pa.struct([("a", pa.map_(pa.string(), pa.string_view()))]), "string_view"),
+    ],
+)
+def test_views_are_refused_where_the_plan_gets_them(kind: pa.DataType, view: str) -> None:
+    reader = StreamSession().readStream.format("replay").option("path", "/in")
+    refusal = f"column 'v': type {view} is not supported; use {view.removesuffix('_view')}$"
+    with pytest.raises(PlanError, match=refusal):
+        reader.schema(pa.schema([("v", kind)])).load()
+    numbers = StreamSession().readStream.format("numbers").load()
+    with pytest.raises(PlanError, match=refusal):
+        numbers.mapInArrow(lambda batches: batches, pa.schema([("v", kind)]))
 
 
 def test_a_registered_data_source_is_found_by_name() -> None:
@@ -306,7 +354,12 @@ def test_a_mistake_is_named_where_it_is_made(step: Step, message: str) -> None:
         ({"timeMode": "Never"}, "timeMode: 'Never' is not one of None, ProcessingTime, EventTime"),
         ({"timeMode": "EventTime"}, "timeMode: EventTime needs .withWatermark"),
         ({"initialState": 1}, "initialState: not supported; start the job from a savepoint"),
-        ({"eventTimeColumnName": "id"}, "eventTimeColumnName: call .withWatermark"),
+        ({"eventTimeColumnName": "at"}, "eventTimeColumnName: column 'at' does not exist; columns are id"),
+        ({"eventTimeColumnName": "id"}, "eventTimeColumnName: column 'id' is int32, not a timestamp"),
+        (
+            {"eventTimeColumnName": "at", "outputStructType": "id INT, at TIMESTAMP"},
+            "eventTimeColumnName: 'at' needs .withWatermark",
+        ),
         ({"statefulProcessor": Processor}, "statefulProcessor: expected an instance"),
         ({"statefulProcessor": object()}, "statefulProcessor: expected an instance"),
         ({"outputStructType": 3}, "outputStructType: expected an Arrow schema"),

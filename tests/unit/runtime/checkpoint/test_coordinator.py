@@ -130,7 +130,7 @@ class TestAcknowledgements:
         assert driver.ack(1, ExecutionId("v-source", 0, 7)) == []
 
     def test_a_shared_file_that_changed_aborts(self):
-        driver = Driver(tolerable_failures=1).run()
+        driver = Driver(tolerable_failed_checkpoints=1).run()
         driver.trigger()
         driver.ack(1, driver.executions[0], state=state_with_file("/shared/x", 10))
         driver.ack(1, driver.executions[1], state=state_with_file("/shared/x", 11))
@@ -149,7 +149,7 @@ class TestAborts:
         assert driver.coordinator.statistics().latest_failed.id == 1
 
     def test_abort_tells_the_latest_completed(self):
-        driver = Driver(tolerable_failures=5).run()
+        driver = Driver(tolerable_failed_checkpoints=5).run()
         driver.complete()
         driver.trigger()
         driver.step(on.Declined(2, driver.executions[2], Reason.CHECKPOINT_DECLINED))
@@ -168,7 +168,7 @@ class TestAborts:
         assert driver.one(out.FailJob).times == 1
 
     def test_location_that_comes_too_late_is_removed(self):
-        driver = Driver(tolerable_failures=1).run()
+        driver = Driver(tolerable_failed_checkpoints=1).run()
         driver.request()
         driver.fire(driver.timer(CANCELLER))
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
@@ -307,7 +307,7 @@ class TestSavepoints:
         assert driver.of(out.DiscardCheckpoint) == []
 
     def test_a_declined_synchronous_savepoint_fails_the_job(self):
-        driver = Driver(tolerable_failures=9).run()
+        driver = Driver(tolerable_failed_checkpoints=9).run()
         driver.trigger("stop", SYNC_SAVEPOINT)
         driver.step(on.Declined(1, driver.executions[0], Reason.CHECKPOINT_DECLINED_TASK_NOT_READY))
         assert driver.one(out.RequestFailed).reached_tasks
@@ -345,7 +345,7 @@ class TestRetention:
         assert history == {1: True, 2: False, 3: False}
 
     def test_cleaning_holds_back_triggers(self):
-        driver = Driver(max_concurrent=1, tolerable_failures=9).run()
+        driver = Driver(max_concurrent=1, tolerable_failed_checkpoints=9).run()
         for _ in range(2):
             number = driver.trigger()
             driver.step(on.Declined(number, driver.executions[0], Reason.CHECKPOINT_DECLINED))
@@ -406,7 +406,7 @@ class TestRetention:
         driver.publish(number)
 
     def test_an_increment_whose_base_a_full_checkpoint_has_replaced_is_no_failure_of_the_job(self):
-        driver = Driver(incremental=True, tolerable_failures=0).run()
+        driver = Driver(incremental=True, tolerable_failed_checkpoints=0).run()
         self.complete_with(driver, "/s/1")
         self.complete_with(driver, "/s/full")
         number = driver.trigger()
@@ -417,7 +417,7 @@ class TestRetention:
         assert driver.of(out.FailJob) == []
 
     def test_another_file_under_a_known_path_is_one(self):
-        driver = Driver(incremental=True, tolerable_failures=0).run()
+        driver = Driver(incremental=True, tolerable_failed_checkpoints=0).run()
         self.complete_with(driver, "/s/1")
         number = driver.trigger()
         driver.ack(number, driver.executions[0], state=state_with_file("/s/1", 11))
@@ -760,7 +760,7 @@ class TestFinishedTasks:
 
     @pytest.mark.row("147.4")
     def test_a_last_checkpoint_that_fails_is_tried_again_when_no_period_is_set(self):
-        driver = Driver(tolerable_failures=1).run()
+        driver = Driver(tolerable_failed_checkpoints=1).run()
         for execution in driver.executions:
             driver.step(on.EndOfDataReached(execution))
         driver.locate(1)

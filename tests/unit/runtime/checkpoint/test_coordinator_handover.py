@@ -32,7 +32,7 @@ class Stubborn(CheckpointIdCounter):
 
 class TestIds:
     def test_without_an_id_the_request_fails_and_counts_each_time(self):
-        driver = Driver(ids=Stubborn(), tolerable_failures=1).run()
+        driver = Driver(ids=Stubborn(), tolerable_failed_checkpoints=1).run()
         driver.step(on.TriggerRequested("a", CheckpointProperties()))
         failed = driver.one(out.RequestFailed)
         assert (failed.reason, failed.checkpoint_id) == (Reason.IO_EXCEPTION, None)
@@ -49,7 +49,7 @@ class TestIds:
 
     def test_the_next_one_may_succeed(self):
         ids = Stubborn()
-        driver = Driver(ids=ids, tolerable_failures=1).run()
+        driver = Driver(ids=ids, tolerable_failed_checkpoints=1).run()
         driver.step(on.TriggerRequested("a", CheckpointProperties()))
         ids.closed = False
         assert driver.request() == 1

@@ -79,7 +79,7 @@ class TestTimeout:
         assert patch(driver, timeout_ms=100) == []
 
     def test_several_pending_ones(self):
-        driver = Driver(timeout_ms=1_000, max_concurrent=2, tolerable_failures=9).run()
+        driver = Driver(timeout_ms=1_000, max_concurrent=2, tolerable_failed_checkpoints=9).run()
         driver.trigger("old")
         driver.now = driver.now.plus(400)
         driver.trigger("young")
@@ -95,7 +95,7 @@ class TestRescue:
     def nearly_done(self, **settings: object) -> Driver:
         """19 of 20 subtasks have acknowledged."""
         graph = JobGraph("job", (vertex("source", 20, kind="source"),), ())
-        given = {"timeout_ms": 10 * MINUTE, "rescue_enabled": True, "tolerable_failures": 9}
+        given = {"timeout_ms": 10 * MINUTE, "rescue_enabled": True, "tolerable_failed_checkpoints": 9}
         driver = Driver(graph, **given | settings).run()
         driver.trigger()
         for execution in driver.executions[:19]:
@@ -242,7 +242,7 @@ class TestInterval:
 
     def test_tolerable_failures(self):
         driver = Driver().run()
-        patch(driver, tolerable_failures=1)
+        patch(driver, tolerable_failed_checkpoints=1)
         driver.trigger()
         driver.step(on.Declined(1, driver.executions[0], Reason.CHECKPOINT_DECLINED))
         assert driver.of(out.FailJob) == []

@@ -59,7 +59,7 @@ class Parts:
         self.schedule = CheckpointSchedule(configuration, None, self.view, emit)
         self.retention = Retention("job", configuration, recovered, self.stats, emit)
         self.failures = CheckpointFailures(
-            configuration.tolerable_failures,
+            configuration.tolerable_failed_checkpoints,
             self.pending,
             self.view,
             self.schedule,
@@ -71,7 +71,7 @@ class Parts:
             configuration, self.ids, self.pending, self.view, self.schedule, self.retention, self.failures, emit
         )
         self.completion = Completion(
-            "job", self.pending, self.schedule, self.retention, self.failures, self.stats, emit
+            "job", None, self.pending, self.schedule, self.retention, self.failures, self.stats, emit
         )
         self.restoring = Restoring(self.ids, self.pending, self.retention, self.stats, emit)
 
@@ -127,7 +127,7 @@ class TestPendingCheckpoints:
 
 
 def _complete(pending):
-    pending.complete("job", NOW.abs_ms)
+    pending.complete("job", None, NOW.abs_ms)
     return pending
 
 
@@ -280,16 +280,16 @@ class TestRetention:
     )
     def test_the_end_of_the_job(self, status, entry, discarded, nothing):
         parts = Parts([entry])
-        parts.retention.let_go(status)
+        parts.retention.release(status)
         assert parts.taken() == [out.RemoveFromStore(1, discards="chk-1" if discarded else None)]
         assert parts.retention.keeps_nothing is nothing
-        parts.retention.let_go(status)
+        parts.retention.release(status)
         assert parts.taken() == []
 
     def test_new_settings_count_at_the_end(self):
         parts = Parts([RetainedCheckpoint(completed(1))])
         parts.retention.configure(CheckpointConfiguration(retention=CheckpointRetention.RETAIN_ON_CANCELLATION))
-        parts.retention.let_go("CANCELED")
+        parts.retention.release("CANCELED")
         assert parts.taken() == [out.RemoveFromStore(1)]
 
 

@@ -261,11 +261,12 @@ def test_patch_checkpoint_config(ckpt: Ckpt, gateway: FakeGateway, capsys: pytes
     assert gateway.jobs[JOB].overrides == CheckpointOverrides(timeout_ms=900_000)
     assert "15 min 0 s" in capsys.readouterr().out
     assert ckpt(
-        *command, "--interval", "10s", "--min-pause", "0", "--max-concurrent", "2", "--tolerable-failures", "3",
-        "--aligned-timeout", "1500ms", "--unaligned", "--max-inflight-data", "64 mb",
+        *command, "--interval", "10s", "--min-pause", "0", "--max-concurrent", "2",
+        "--tolerable-failed-checkpoints", "3", "--aligned-timeout", "1500ms", "--unaligned",
+        "--max-inflight-data", "64 mb",
     ) == 0  # fmt: skip
     assert gateway.jobs[JOB].overrides == CheckpointOverrides(
-        interval_ms=10_000, timeout_ms=900_000, min_pause_ms=0, max_concurrent=2, tolerable_failures=3,
+        interval_ms=10_000, timeout_ms=900_000, min_pause_ms=0, max_concurrent=2, tolerable_failed_checkpoints=3,
         aligned_timeout_ms=1500, unaligned_enabled=True, max_inflight_data_bytes=64 << 20,
     )  # fmt: skip
     assert len(gateway.jobs[JOB].overrides.given) == len(PATCHABLE), "an option for each setting"

@@ -21,6 +21,7 @@ from ckpt_runtime.jobmaster.leadership import LeaseSeal
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.version import VERSION
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 from tests.unit.runtime.rest.served import served
 
@@ -161,6 +162,7 @@ def launch(secured: str, monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
 def test_start_then_use_then_stop(launch: FakeLaunch, session_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = ["session", "start", "--master", "local[4]", "--slots", "4", "-D", "a.b=c"]
     assert main([*start, "--conf", "spark.x=y", "--log-file", "/tmp/log", "--ready-timeout", "5 s"]) == 0
+    assert not launch.started.pop("is_given_up")()
     assert launch.started == {
         "master": "local[4]", "slots": 4, "rest_port": 0, "token": None, "authenticated": True, "conf": {"a.b": "c"},
         "spark_conf": {"spark.x": "y"}, "log_file": Path("/tmp/log"), "ready_timeout_s": 5.0, "rest_host": "127.0.0.1",
@@ -209,6 +211,39 @@ def test_a_secret_of_sparks_is_refused_on_the_command_line(
     assert "spark-defaults.conf" in said
     assert "hidden" not in said
     assert launch.started == {}
+
+
+@pytest.mark.parametrize(
+    ("definition", "hint"),
+    [
+        ("executon.checkpointing.interval=10 s", "did you mean execution.checkpointing.interval?"),
+        ("execution.checkpointing.intervall=10 s", "did you mean execution.checkpointing.interval"),
+        ("rest-port=8081", "did you mean rest.port?"),
+        ("rest.port=many", "'many' is not acceptable"),
+        ("spark.cores.max=4", "as --conf or in spark_conf, since it is Spark's"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused_before_anything_starts(
+    launch: FakeLaunch, capsys: pytest.CaptureFixture[str], definition: str, hint: str
+) -> None:
+    assert main(["session", "start", "-D", definition]) == 2
+    assert launch.started == {}
+    refusal = capsys.readouterr().err
+    assert hint in refusal
+    assert definition.partition("=")[0] in refusal
+
+
+@pytest.mark.parametrize("option", [["--log-file", "x"], ["--ready-timeout", "1 min"]])
+def test_options_of_a_detached_start_are_refused_in_the_foreground(
+    launch: FakeLaunch, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    assert main(["session", "start", "--foreground", *option]) == 2
+    assert f"{option[0]}: it cannot be given together with --foreground" in capsys.readouterr().err
+
+
+def test_the_version_is_printed_without_a_job_manager(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ckpt {VERSION}\n"
 
 
 def test_a_session_that_does_not_start(launch: FakeLaunch, session_file: Path) -> None:

@@ -173,11 +173,13 @@ def test_what_a_write_returned_before_the_barrier_is_aborted_when_the_job_ends(
     assert aborted(tmp_path) == [str((restored or 0) + 1)]
 
 
-def test_a_write_that_ends_without_a_message_aborts_nothing(tmp_path: Path) -> None:
-    sink = Sink(tmp_path, rows=5)
+def test_a_write_that_goes_on_when_the_job_ends_is_aborted_without_a_message(tmp_path: Path) -> None:
+    sink = Sink(tmp_path, restored=4)
     sink.writers[0].process_batch(rows(1, 2), 0)
-    sink.writers[0].close()
+    sink.writers[1].close()
     assert aborted(tmp_path) == []
+    sink.writers[0].close()
+    assert aborted(tmp_path) == ["5"]
 
 
 def json_round_trip(states: Any) -> Any:
@@ -189,6 +191,8 @@ def test_an_error_in_write_fails_the_subtask_with_the_authors_exception(tmp_path
     sink.writers[0].process_batch(rows(1, 3), 0)
     with pytest.raises(ValueError, match="cannot write 3"):
         sink.checkpoint(1)
+    sink.writers[0].close()
+    assert aborted(tmp_path) == ["1"]
 
 
 def test_an_error_in_write_ends_a_waiting_feeder(tmp_path: Path) -> None:
@@ -233,13 +237,13 @@ def test_closing_in_the_middle_leaves_no_thread(tmp_path: Path) -> None:
     assert batches(tmp_path) == []
 
 
-def test_an_arrow_writer_gets_batches_and_may_give_no_message(tmp_path: Path) -> None:
+def test_an_arrow_writer_gets_batches(tmp_path: Path) -> None:
     sink = Sink(tmp_path, ArrowFiles)
     sink.writers[0].process_batch(rows(1, 2), 0)
     sink.writers[1].process_batch(rows(3), 0)
     sink.checkpoint(1)
     sink.committer.notify_complete(1)
-    assert (tmp_path / "arrow-1").read_text() == "[None, None]"
+    assert (tmp_path / "arrow-1").read_text() == "2"
 
 
 def test_rows_after_write_has_returned_are_dropped_as_in_spark(tmp_path: Path) -> None:
@@ -248,7 +252,7 @@ def test_rows_after_write_has_returned_are_dropped_as_in_spark(tmp_path: Path) -
         sink.writers[0].process_batch(rows(n), 0)
     sink.checkpoint(1)
     sink.committer.notify_complete(1)
-    assert (tmp_path / "arrow-1").read_text() == "[None]"
+    assert (tmp_path / "arrow-1").read_text() == "1"
 
 
 OF_FILES: dict[str, pa.Array] = {

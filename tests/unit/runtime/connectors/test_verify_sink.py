@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.expected import scattered
-from ckpt_runtime.connectors.blackhole import BlackholeSink
+from ckpt_runtime.connectors.noop_sink import NoopSink
 from ckpt_runtime.connectors.verify import MAX_KEY, VerifySink
 from ckpt_runtime.graph.specs import SinkSpec
 from tests.unit.runtime.connectors.harness import context, opened, snapshot_of
@@ -144,7 +144,7 @@ def test_the_digest_is_kept_over_restores(tmp_path: Path) -> None:
 
 
 def test_noop_takes_everything() -> None:
-    sink = BlackholeSink(SinkSpec("noop"))
+    sink = NoopSink(SinkSpec("noop"))
     output = opened(sink, context())
     sink.process_batch(updates((1, 1, 1)), 0)
     sink.process_watermark(5)

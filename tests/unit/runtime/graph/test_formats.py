@@ -64,6 +64,13 @@ def test_a_replayed_file_tells_its_schema(tmp_path: Path) -> None:
         source_schema("replay", {"path": str(tmp_path), "partitionBy": "key,nope"}, None)
 
 
+def test_texts_that_a_file_has_as_views_are_read_as_texts(tmp_path: Path) -> None:
+    views = pa.schema([("s", pa.string_view()), ("b", pa.binary_view()), ("n", pa.int64())])
+    pq.write_table(views.empty_table(), tmp_path / "views.parquet")
+    plain = pa.schema([("s", pa.string()), ("b", pa.binary()), ("n", pa.int64())])
+    assert source_schema("replay", {"path": str(tmp_path)}, None).equals(plain)
+
+
 def test_what_cannot_be_replayed_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="option 'path': .* is no Parquet file"):
         source_schema("replay", {"path": str(tmp_path)}, None)

@@ -28,8 +28,7 @@ from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
-from ckpt_runtime.jobmaster.slot_stages import StageEnded
-from ckpt_runtime.jobmaster.slots import SlotTimes
+from ckpt_runtime.jobmaster.slots import SlotEnded, SlotTimes
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
@@ -45,7 +44,6 @@ from ckpt_runtime.network.agent_messages import (
 )
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
 from ckpt_runtime.network.connections import LENGTH_BYTES, ControlConnection, framed, message_length
-from ckpt_runtime.network.control_doors import Door, Message
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     AcknowledgeCheckpoint,
@@ -57,6 +55,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from ckpt_runtime.network.listeners import Door, Message
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -127,14 +126,23 @@ class FakeWorker:
     """
 
     peer: FakePeer
-    index: int
     behaviour: Callable[[FakeWorker, WorkerCommand], bool]
     deployments: list[Deployment] = field(default_factory=list)
+
+    @property
+    def graph(self) -> JobGraph:
+        """The newest that it was sent."""
+        return next(sent.job.graph for sent in reversed(self.peer.of(DeploySubtasks)) if sent.job is not None)
 
     @property
     def deployment(self) -> Deployment:
         """The newest."""
         return self.deployments[-1]
+
+    @property
+    def index(self) -> int:
+        """Of its subtasks; that of its slot before the first deployment, which gets slots in their order."""
+        return self.deployment.subtasks[0].subtask_index if self.deployments else int(self.peer.registration.slot)
 
     @property
     def number(self) -> int:
@@ -180,7 +188,7 @@ class FakeWorker:
             if vertex_id == "k":
                 name = f"state-{subtask}"
                 (Path(directory.removeprefix("file://")) / name).write_bytes(b"state")
-                groups = key_group_range(128, self.deployment.graph.vertex(vertex_id).parallelism, subtask)
+                groups = key_group_range(128, self.graph.vertex(vertex_id).parallelism, subtask)
                 handle = KeyedStateHandle(groups, StateFile(name, 5, "xxh64:0"), ())
                 state = SubtaskState({"count": OperatorSubtaskState((handle,))}, 5)
             self.peer.send(
@@ -191,26 +199,28 @@ class FakeWorker:
 
 
 class FakeSlots:
-    """A ``SlotProvider``: each stage's agents and workers are tasks of this loop."""
+    """A ``SlotProvider`` whose agents and workers are tasks of this loop."""
 
     def __init__(self, behaviour: Callable[[FakeWorker, WorkerCommand], bool]) -> None:
         self.behaviour = behaviour
         self.workers: list[FakeWorker] = []
         self.agents: list[FakePeer] = []
-        self.launched: list[int] = []
+        self.launched: list[str] = []
         self.launch_error: Exception | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
+    def launch(self, slot_id: str, control_port: int, secret: str, ended: SlotEnded) -> None:
         if self.launch_error is not None:
             raise self.launch_error
-        self.launched.append(slots)
-        for index in range(slots):
-            self.spawn(self._agent(stage_id, index, control_port, secret))
+        self.launched.append(slot_id)
+        self.spawn(self._agent(slot_id, control_port, secret))
 
-    capacity = 0
+    capacity = None
 
-    def cancel(self, stage_id: int) -> None:
+    def watch_capacity(self, changed: Callable[[], None]) -> None:
+        return
+
+    def cancel(self, slot_id: str) -> None:
         return
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -218,26 +228,23 @@ class FakeSlots:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _agent(self, stage: int, index: int, port: int, secret: str) -> None:
-        slot = f"{stage}-{index}"
-        agent = await FakePeer.dial(port, secret, RegisterAgent(slot, stage, "127.0.0.1", (0, 1), NOWHERE))
+    async def _agent(self, slot: str, port: int, secret: str) -> None:
+        agent = await FakePeer.dial(port, secret, RegisterAgent(slot, "127.0.0.1", (0, 1), NOWHERE))
         self.agents.append(agent)
         own: dict[str, FakeWorker] = {}
         try:
             while True:
                 message = await agent.receive()
                 if isinstance(message, SpawnWorker):
-                    self.spawn(self._worker(own, index, slot, message.worker, port, secret))
+                    self.spawn(self._worker(own, slot, message.worker, port, secret))
                 elif isinstance(message, KillWorker) and message.worker in own:
                     own[message.worker].peer.close()
         except (OSError, EOFError):
             return
 
-    async def _worker(
-        self, own: dict[str, FakeWorker], index: int, slot: str, worker_id: str, port: int, secret: str
-    ) -> None:
+    async def _worker(self, own: dict[str, FakeWorker], slot: str, worker_id: str, port: int, secret: str) -> None:
         registration = RegisterWorker(slot, worker_id, ("127.0.0.1", 9), NOWHERE, "")
-        worker = FakeWorker(await FakePeer.dial(port, secret, registration), index, self.behaviour)
+        worker = FakeWorker(await FakePeer.dial(port, secret, registration), self.behaviour)
         own[worker_id] = worker
         self.workers.append(worker)
         await worker.run()
@@ -255,7 +262,7 @@ class World:
 
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.directory = directory
-        self.pool = DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
+        self.pool = DriverPools(own=pool, deletions=pool, paths=lambda _: pool, planning=pool)
         self.archive = b"archive"
         self.ignored: tuple[type, ...] = ()
         self.on_message: Callable[[FakeWorker, WorkerCommand], bool] = lambda worker, message: False

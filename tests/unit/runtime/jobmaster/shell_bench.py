@@ -132,7 +132,7 @@ class Bench:
         coordinator = NotedCoordinator(JOB, GRAPH, CheckpointConfiguration(**settings), self.ids)
         coordinator.listener = self.listener
         plan = JobPlan(GRAPH, Configuration({}), CheckpointConfiguration(**settings))
-        self.pools = pools or DriverPools(own=pool, deletions=pool, paths=pool, planning=pool)
+        self.pools = pools or DriverPools(own=pool, deletions=pool, paths=lambda _: pool, planning=pool)
         self.shell = JobShell(
             JobSubmission(
                 job_id=JOB,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.bounded_pool import BoundedPool
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.driver_pools import AddressPools, DriverPools
 from ckpt_runtime.storage.errors import AmbiguousWriteError, PoolExhaustedError, StorageTimeoutError
+from ckpt_runtime.storage.filesystem import address_of
 
 SHORT_S = 0.05
 LONG_S = 60.0
@@ -24,11 +27,11 @@ class Hang:
     """Calls that do not come back before they are let go."""
 
     def __init__(self) -> None:
-        self.let_go = threading.Event()
+        self.release = threading.Event()
         self.came_back = threading.Semaphore(0)
 
     def __call__(self) -> str:
-        self.let_go.wait(LONG_S)
+        self.release.wait(LONG_S)
         self.came_back.release()
         return "late"
 
@@ -37,7 +40,7 @@ class Hang:
 def hang() -> Iterator[Hang]:
     hang = Hang()
     yield hang
-    hang.let_go.set()
+    hang.release.set()
 
 
 def pool(threads: int = 1, deadline_s: float = SHORT_S, max_hanging: int = 2, **limits: Any) -> BoundedPool:
@@ -63,10 +66,9 @@ def test_no_more_threads_than_asked_for_work_at_a_time() -> None:
 def test_a_call_that_hangs_fails_by_its_deadline_and_the_next_is_served(hang: Hang) -> None:
     calls = pool()
     late = calls.submit(hang)
-    after = calls.submit(lambda: "served")
     with pytest.raises(StorageTimeoutError, match=r"storage calls.*0\.05 s.*1 hang"):
         late.result(LONG_S)
-    assert after.result(LONG_S) == "served"
+    assert calls.submit(lambda: "served").result(LONG_S) == "served"
     assert calls.submit(lambda: "and on").result(LONG_S) == "and on"
     assert calls.hanging == 1
 
@@ -85,7 +87,7 @@ def test_beyond_the_limit_nothing_is_begun_until_a_call_comes_back(hang: Hang) -
     with pytest.raises(PoolExhaustedError, match=r"2 storage calls have not come back.*at most 2"):
         calls.submit(begun.set).result(LONG_S)
     assert not begun.is_set()
-    hang.let_go.set()
+    hang.release.set()
     for _ in range(2):
         assert hang.came_back.acquire(timeout=LONG_S)
     deadline = threading.Event()
@@ -94,15 +96,16 @@ def test_beyond_the_limit_nothing_is_begun_until_a_call_comes_back(hang: Hang) -
     assert calls.submit(lambda: "again").result(LONG_S) == "again"
 
 
-def test_what_waits_is_refused_when_nobody_is_left_to_take_it(hang: Hang) -> None:
+def test_what_waits_behind_calls_that_hang_fails_by_its_deadline(hang: Hang) -> None:
     calls = pool(1, SHORT_S, max_hanging=1)
-    first, second = calls.submit(hang), calls.submit(hang)
-    waiting = calls.submit(lambda: "never")
-    for late in (first, second):
-        with pytest.raises(StorageTimeoutError):
-            late.result(LONG_S)
-    with pytest.raises(PoolExhaustedError, match="not begun"):
+    first = calls.submit(hang)
+    waiting = calls.submit(hang)
+    with pytest.raises(StorageTimeoutError):
+        first.result(LONG_S)
+    with pytest.raises((PoolExhaustedError, StorageTimeoutError)):
         waiting.result(LONG_S)
+    with pytest.raises(PoolExhaustedError, match="still hang"):
+        calls.submit(int).result(LONG_S)
 
 
 def test_too_many_that_wait_are_refused(hang: Hang) -> None:
@@ -113,7 +116,7 @@ def test_too_many_that_wait_are_refused(hang: Hang) -> None:
     waiting = [calls.submit(lambda: "served") for _ in range(2)]
     with pytest.raises(PoolExhaustedError, match="2 storage calls wait already; at most 2"):
         calls.submit(int).result(LONG_S)
-    hang.let_go.set()
+    hang.release.set()
     assert [call.result(LONG_S) for call in (first, *waiting)] == ["late", "served", "served"]
 
 
@@ -145,7 +148,7 @@ def test_after_the_end_what_waits_is_cancelled_and_nothing_is_begun(hang: Hang) 
         waiting.result(LONG_S)
     with pytest.raises(PoolExhaustedError, match="ends"):
         calls.submit(int).result(LONG_S)
-    hang.let_go.set()
+    hang.release.set()
     assert first.result(LONG_S) == "late"
 
 
@@ -167,14 +170,63 @@ def test_pools_of_the_driver_are_apart(hang: Hang) -> None:
     """What hangs for one job, or for paths that users name, leaves all others alone."""
     pools = DriverPools.create(Configuration({"jobmanager.storage.timeout": "50 ms"}))
     job, other = pools.of_job("a" * 32), pools.of_job("b" * 32)
-    late = [executor.submit(hang) for executor in (job.own, pools.paths) for _ in range(24)]
+    named = pools.paths("s3://dead/a")
+    late = [executor.submit(hang) for executor in (job.own, named) for _ in range(24)]
     for call in late:
         with pytest.raises((StorageTimeoutError, PoolExhaustedError)):
             call.result(LONG_S)
     with pytest.raises(PoolExhaustedError, match="job aaa"):
         job.own.submit(int).result(LONG_S)
-    with pytest.raises(PoolExhaustedError, match="paths that users name"):
-        other.paths.submit(int).result(LONG_S)
-    for executor in (pools.own, pools.planning, job.deletions, other.own, other.deletions):
+    with pytest.raises(PoolExhaustedError, match="storage calls to s3://dead"):
+        other.paths("s3://dead/b").submit(int).result(LONG_S)
+    alive = [other.paths("s3://other/a"), other.paths("/local")]
+    for executor in (*alive, pools.own, pools.planning, job.deletions, other.own, other.deletions):
         assert executor.submit(lambda: "served").result(LONG_S) == "served"
     pools.shutdown()
+
+
+def test_a_deadline_counts_the_time_in_the_queue(hang: Hang) -> None:
+    """Counted from its start, the ninth of these calls in one thread would fail behind nine deadlines."""
+    deadline_s = 1.0
+    calls = pool(1, deadline_s, max_hanging=20)
+    begun = time.monotonic()
+    late = [calls.submit(hang) for _ in range(9)]
+    failures = [call.exception(LONG_S) for call in late]
+    assert time.monotonic() - begun < 9 * deadline_s
+    assert isinstance(failures[0], StorageTimeoutError)
+    assert all(isinstance(failure, (StorageTimeoutError, PoolExhaustedError)) for failure in failures)
+
+
+def test_a_call_that_is_cancelled_while_it_waits_is_never_begun(hang: Hang) -> None:
+    calls = pool(1, LONG_S)
+    first, begun = calls.submit(hang), threading.Event()
+    assert calls.submit(begun.set).cancel()
+    after = calls.submit(lambda: "served")
+    hang.release.set()
+    assert [first.result(LONG_S), after.result(LONG_S)] == ["late", "served"]
+    assert not begun.is_set()
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("s3://bucket/a/b", "s3://bucket"),
+        ("S3://bucket", "s3://bucket"),
+        ("webhdfs://user:secret@host:9870/a?x=@", "webhdfs://host:9870"),
+        ("/a/b", "local paths"),
+        ("file:///a", "local paths"),
+        ("relative/a:b", "local paths"),
+        ("", "local paths"),
+    ],
+)
+def test_the_address_of_a_url_is_its_scheme_and_host_or_bucket(url: str, address: str) -> None:
+    assert address_of(url) == address
+
+
+def test_addresses_beyond_the_limit_share_a_pool_and_idle_ones_are_forgotten(hang: Hang) -> None:
+    paths = AddressPools(LONG_S, WeakSet())
+    assert paths("s3://0/a") is paths("s3://0/b")
+    calls = [paths(f"s3://{number}/a").submit(hang) for number in range(16)]
+    assert paths("s3://x/a") is paths("s3://y/a")
+    hang.release.set()
+    assert [call.result(LONG_S) for call in calls] == ["late"] * 16

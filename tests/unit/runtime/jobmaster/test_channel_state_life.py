@@ -159,7 +159,7 @@ def test_files_of_an_aborted_checkpoint_go_with_the_next_one_also_when_they_come
         assert shared(bench.directory) == []
         assert bench.names() == ["chk-2"]
 
-    run(tmp_path, test, tolerable_failures=5)
+    run(tmp_path, test, tolerable_failed_checkpoints=5)
 
 
 def test_an_aborted_checkpoint_takes_nothing_from_a_later_one_that_refers_to_the_same_file(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_an_aborted_checkpoint_takes_nothing_from_a_later_one_that_refers_to_the
         assert number in bench.listener.aborted
         assert values(later_options.directory, written[0].inputs) == [1]
 
-    run(tmp_path, test, max_concurrent=2, tolerable_failures=5)
+    run(tmp_path, test, max_concurrent=2, tolerable_failed_checkpoints=5)
 
 
 def test_what_a_killed_worker_left_goes_after_the_restart(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_what_a_killed_worker_left_goes_after_the_restart(tmp_path: Path) -> Non
         await bench.settle()
         assert shared(bench.directory) == sorted(["of-somebody-else", *names(first[0], unknown)])
 
-    run(tmp_path, test, tolerable_failures=5)
+    run(tmp_path, test, tolerable_failed_checkpoints=5)
 
 
 @pytest.mark.parametrize("retention", [CheckpointRetention.RETAIN_ON_CANCELLATION, None])
@@ -220,7 +220,7 @@ def test_after_the_end_of_the_job_only_what_its_kept_checkpoint_refers_to_is_lef
             assert bench.names() == ["chk-1"]
 
     settings: dict[str, Any] = {} if retention is None else {"retention": retention}
-    run(tmp_path, test, tolerable_failures=5, **settings)
+    run(tmp_path, test, tolerable_failed_checkpoints=5, **settings)
 
 
 def foreign_snapshot(tmp_path: Path, *, second_file: str | None = None) -> tuple[Path, CompletedCheckpoint]:
@@ -269,7 +269,7 @@ def test_nothing_ever_refers_to_files_of_a_snapshot_that_stays_the_users(tmp_pat
         _, options = await bench.trigger()
         assert not options.properties.full
 
-    run(tmp_path, test, tolerable_failures=5, max_concurrent=2)
+    run(tmp_path, test, tolerable_failed_checkpoints=5, max_concurrent=2)
     assert {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()} == before
 
 

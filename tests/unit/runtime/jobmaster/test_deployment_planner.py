@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateSegment,
     ChannelStateStream,
@@ -14,10 +20,10 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
-from ckpt_runtime.jobmaster.deployment_planner import RestoredState, SlotPlacement, place, plan_deployments
-from ckpt_runtime.scheduler.deployment import Deployment, Program
-
-PROGRAM = Program("p", "m:pipeline", ("--x",))
+from ckpt_runtime.jobmaster.deployment_planner import RestoredState, SlotPlacement, plan_deployments
+from ckpt_runtime.network.control_messages import DeploySubtasks
+from ckpt_runtime.network.listeners import encode
+from ckpt_runtime.scheduler.deployment import Deployment, input_channels, output_channels
 
 
 def vertex(name: str, parallelism: int, max_parallelism: int = 128) -> JobVertex:
@@ -28,68 +34,110 @@ def graph(*edges: JobEdge, **parallelisms: int) -> JobGraph:
     return JobGraph("job", tuple(vertex(name, count) for name, count in parallelisms.items()), edges)
 
 
-def plan(job: JobGraph, restored: RestoredState | None = None, slots: int | None = None) -> list[Deployment]:
-    placements = [SlotPlacement((f"host{i}", 1000 + i), i) for i in range(job.slots if slots is None else slots)]
-    return plan_deployments("j", job, PROGRAM, placements, deployment=7, attempt=3, restored=restored)
+def plan(job: JobGraph, restored: RestoredState | None = None, **sinks: SinkLineage) -> list[Deployment]:
+    placements = [SlotPlacement((f"host{i}", 1000 + i), i) for i in range(job.slots)]
+    return plan_deployments(job, placements, deployment=7, attempt=3, restored=restored, sinks=sinks)
 
 
-def links(deployments: list[Deployment]) -> dict[int, tuple[tuple[str, int], tuple[str, int]]]:
+def links(job: JobGraph) -> dict[int, tuple[tuple[str, int], tuple[str, int]]]:
     """Channel index to (producer, consumer), after checking that both ends say the same."""
     producers, consumers = {}, {}
-    for slot, deployment in enumerate(deployments):
+    for slot, deployment in enumerate(plan(job)):
         for subtask in deployment.subtasks:
             assert subtask.subtask_index == slot
             key = (subtask.vertex_id, slot)
-            for output in subtask.outputs:
-                for channel in output.channels:
+            for edge, channels in output_channels(job, *key):
+                for channel in channels:
                     assert channel.index not in producers
-                    producers[channel.index] = (key, channel.address)
-            for channel in subtask.inputs:
-                assert channel.index not in consumers
-                consumers[channel.index] = (key, channel.local)
-    assert producers.keys() == consumers.keys()
-    for index, (producer, address) in producers.items():
-        consumer, local = consumers[index]
-        assert local == (producer[1] == consumer[1]) == (address is None)
-        assert address in (None, (f"host{consumer[1]}", 1000 + consumer[1]))
-    return {index: (producers[index][0], consumers[index][0]) for index in producers}
+                    producers[channel.index] = (key, (edge.target, channel.peer))
+                    if channel.peer != slot:
+                        assert deployment.addresses[channel.peer] == (f"host{channel.peer}", 1000 + channel.peer)
+            for edge, channels in input_channels(job, *key):
+                for channel in channels:
+                    assert channel.index not in consumers
+                    consumers[channel.index] = ((edge.source, channel.peer), key)
+    assert producers == consumers
+    return producers
 
 
 def test_slot_sharing_gives_slot_i_the_subtasks_i() -> None:
     deployments = plan(graph(a=1, b=3, c=2))
     assert [[s.vertex_id for s in d.subtasks] for d in deployments] == [["a", "b", "c"], ["b", "c"], ["b"]]
-    assert {(d.job_id, d.deployment, d.attempt, d.program) for d in deployments} == {("j", 7, 3, PROGRAM)}
+    assert {(d.deployment, d.attempt) for d in deployments} == {(7, 3)}
     assert [d.pin_cpu for d in deployments] == [0, 1, 2]
     assert all(d.restored_checkpoint_id is None and d.snapshot_directory == "" for d in deployments)
 
 
 def test_forward_links_equal_subtasks_in_the_same_worker() -> None:
-    found = links(plan(graph(JobEdge("a", "b", Partitioning.FORWARD), a=3, b=3)))
-    assert set(found.values()) == {(("a", i), ("b", i)) for i in range(3)}
+    job = graph(JobEdge("a", "b", Partitioning.FORWARD), a=3, b=3)
+    assert set(links(job).values()) == {(("a", i), ("b", i)) for i in range(3)}
 
 
 def test_hash_links_everybody_in_the_consumers_order() -> None:
-    deployments = plan(graph(JobEdge("a", "b", Partitioning.HASH, ("k",)), a=2, b=3))
-    assert set(links(deployments).values()) == {(("a", i), ("b", k)) for i in range(2) for k in range(3)}
-    output = deployments[0].subtasks[0].outputs[0]
-    assert (output.partitioning, output.keys, output.max_parallelism) == (Partitioning.HASH, ("k",), 128)
-    assert [channel.address for channel in output.channels] == [None, ("host1", 1001), ("host2", 1002)]
+    job = graph(JobEdge("a", "b", Partitioning.HASH, ("k",)), a=2, b=3)
+    assert set(links(job).values()) == {(("a", i), ("b", k)) for i in range(2) for k in range(3)}
+    ((edge, channels),) = output_channels(job, "a", 1)
+    assert edge == job.edges[0]
+    assert [channel.peer for channel in channels] == [0, 1, 2]
+    assert [channel.peer for channel in input_channels(job, "b", 2)[0][1]] == [0, 1]
 
 
 def test_gates_are_numbered_in_the_order_of_the_edges() -> None:
     job = graph(JobEdge("a", "c", Partitioning.REBALANCE), JobEdge("b", "c", Partitioning.BROADCAST), a=1, b=2, c=1)
-    consumer = next(s for s in plan(job)[0].subtasks if s.vertex_id == "c")
-    assert [channel.input_index for channel in consumer.inputs] == [0, 1, 1]
+    gates = input_channels(job, "c", 0)
+    assert [(edge.source, len(channels)) for edge, channels in gates] == [("a", 1), ("b", 2)]
 
 
 def test_equal_edges_are_two_gates_with_channels_of_their_own() -> None:
     edge = JobEdge("a", "b", Partitioning.REBALANCE)
-    deployments = plan(graph(edge, edge, a=2, b=2))
+    job = graph(edge, edge, a=2, b=2)
     each = [(("a", i), ("b", k)) for i in range(2) for k in range(2)]
-    assert sorted(links(deployments).values()) == sorted(each * 2)
-    producer, consumer = deployments[0].subtasks
-    assert [len(output.channels) for output in producer.outputs] == [2, 2]
-    assert [channel.input_index for channel in consumer.inputs] == [0, 0, 1, 1]
+    assert sorted(links(job).values()) == sorted(each * 2)
+    assert [len(channels) for _, channels in output_channels(job, "a", 0)] == [2, 2]
+    assert [len(channels) for _, channels in input_channels(job, "b", 0)] == [2, 2]
+
+
+def test_workers_get_the_addresses_that_their_own_subtasks_send_to() -> None:
+    job = graph(JobEdge("a", "b", Partitioning.HASH), JobEdge("b", "c", Partitioning.FORWARD), a=2, b=3, c=3, d=4)
+    assert [len(deployment.addresses) for deployment in plan(job)] == [3, 3, 0, 0]
+
+
+def test_workers_get_the_sinks_among_their_own_operators() -> None:
+    deployments = plan(graph(a=1, b=2), **{"a-uid": SinkLineage("1"), "b-uid": SinkLineage("2")})
+    assert [set(deployment.sinks) for deployment in deployments] == [{"a-uid", "b-uid"}, {"b-uid"}]
+
+
+def test_the_work_of_planning_grows_with_the_subtasks_and_not_with_the_channels() -> None:
+    def operations(parallelism: int) -> int:
+        """Bytecode instructions, which no load of the machine changes."""
+        job = graph(JobEdge("a", "b", Partitioning.HASH), a=parallelism, b=parallelism)
+        count = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+            nonlocal count
+            frame.f_trace_opcodes = True
+            count += event == "opcode"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            plan(job)
+        finally:
+            sys.settrace(before)
+        return count
+
+    small, large = operations(50), operations(100)
+    assert 0 < large < 2.2 * small
+
+
+def test_a_message_of_500_subtasks_is_small_and_one_without_a_shuffle_as_small_as_any() -> None:
+    def greatest(job: JobGraph) -> int:
+        return max(len(encode(DeploySubtasks(deployment))) for deployment in plan(job))
+
+    shuffled = graph(JobEdge("a", "b", Partitioning.HASH), a=500, b=500)
+    assert greatest(shuffled) < 500 * 16
+    assert greatest(graph(JobEdge("a", "b", Partitioning.FORWARD), a=500, b=500)) < 300
 
 
 partitionings = st.sampled_from([Partitioning.HASH, Partitioning.REBALANCE, Partitioning.BROADCAST])
@@ -111,7 +159,7 @@ def test_channels_of_any_graph_are_numbered_once(parallelisms: list[int], data: 
         * (1 if e.partitioning is Partitioning.FORWARD else job.vertex(e.target).parallelism)
         for e in edges
     )
-    assert len(links(plan(job))) == expected
+    assert len(links(job)) == expected
 
 
 def test_restored_state_reaches_its_subtask_and_finished_vertices_are_marked() -> None:
@@ -129,17 +177,3 @@ def test_restored_state_reaches_its_subtask_and_finished_vertices_are_marked() -
     assert all(deployment.snapshot_owned for deployment in plan(graph(a=1, b=2)))
     assert [by_key[key].finished for key in (("a", 0), ("b", 0), ("b", 1))] == [True, False, False]
     assert all((d.restored_checkpoint_id, d.snapshot_directory) == (9, "file:///chk-9") for d in deployments)
-
-
-class TestPlacement:
-    def test_workers_get_a_core_each_when_there_are_enough(self) -> None:
-        placed = place([("h", ("h", 1), [4, 5]), ("h", ("h", 2), [4, 5])], pin=True)
-        assert placed == [SlotPlacement(("h", 1), 4), SlotPlacement(("h", 2), 5)]
-
-    def test_too_many_workers_for_a_host_are_all_unbound_there(self) -> None:
-        placed = place([("h", ("h", 1), [4]), ("g", ("g", 2), [0, 1]), ("h", ("h", 3), [4])], pin=True)
-        assert [p.pin_cpu for p in placed] == [None, 0, None]
-
-    def test_nobody_is_bound_unless_asked_or_where_cores_are_unknown(self) -> None:
-        assert place([("h", ("h", 1), [0])], pin=False)[0].pin_cpu is None
-        assert place([("h", ("h", 1), [])], pin=True)[0].pin_cpu is None

@@ -16,17 +16,20 @@ from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import job_recovery, known_jobs
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, JobNotFound, JobTerminated, NotReady
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, OperationKind, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, HoldRequest, OperationKind, RunRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
+from ckpt_runtime.jobmaster.lineages import LineageHeld
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.stored_submissions import store_job
-from ckpt_runtime.jobmaster.submissions import JobIdBurnt, JobLives
+from ckpt_runtime.jobmaster.submissions import JobIdRetired, JobStillRunning
 from ckpt_runtime.scheduler.job_effects import JobEnded
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade, HeldUpgrades
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.snapshot_metadata import has_metadata
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
@@ -130,42 +133,67 @@ def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> 
 
 
 @pytest.mark.row("air.4")
-def test_a_job_that_was_stored_after_its_id_was_burnt_is_not_run(tmp_path: Path) -> None:
+def test_a_job_stored_after_its_id_was_retired_is_not_run(tmp_path: Path) -> None:
     """The write of a driver that leads no more came too late for its successor to see."""
 
     async def test(session: Session) -> None:
         dispatcher = session.dispatcher
-        session.store(1).burnt.burn(JOB, 7)
+        session.store(1).retired.retire(JOB, 7)
         job = await session.crashed_job()
         job.suspend(fenced=True)
         await dispatcher.take_over(session.store(2))
         assert await dispatcher.list_jobs() == ()
-        assert await dispatcher.burnt_job_ids() == {JOB: 7}
+        assert await dispatcher.retired_job_ids() == {JOB: 7}
         assert session.store(2).jobs.list_ids() == []
-        with pytest.raises(JobIdBurnt):
+        with pytest.raises(JobIdRetired):
             await dispatcher.run_pipeline(REQUEST)
 
     run(tmp_path, test)
 
 
+def test_the_next_driver_knows_whose_upgrade_is_in_progress_until_its_time_is_over(tmp_path: Path) -> None:
+    async def test(session: Session) -> None:
+        dispatcher, day_ms = session.dispatcher, 86_400_000
+        (await session.crashed_job()).suspend(fenced=True)
+        mine = HeldUpgrade("upgrade-1", JOB, 1, wall_clock_ms() + day_ms, "airflow: nightly/upgrade", "file:///s")
+        late = HeldUpgrade("upgrade-2", OTHER, 1, 2)
+        session.store(1).upgrades.change(lambda _: HeldUpgrades({JOB: mine, OTHER: late}))
+        await dispatcher.take_over(session.store(2))
+        assert (await dispatcher.job_details(JOB)).upgrade == mine
+        with pytest.raises(LineageHeld, match=r"airflow: nightly/upgrade \(owner upgrade-1\) since 1970"):
+            await dispatcher.cancel_job(JOB)
+        with pytest.raises(LineageHeld):
+            await dispatcher.hold_lineage(JOB, HoldRequest("upgrade-3", day_ms))
+        prolonged = await dispatcher.hold_lineage(JOB, HoldRequest("upgrade-1", 2 * day_ms))
+        assert (prolonged.since_ms, prolonged.snapshot, prolonged.until_ms > mine.until_ms) == (1, "file:///s", True)
+        assert session.store(2).upgrades.read() == HeldUpgrades({JOB: prolonged})
+        await dispatcher.release_lineage(JOB, "upgrade-3")
+        assert (await dispatcher.job_details(JOB)).upgrade == prolonged, "it is not upgrade-3's to end"
+        await dispatcher.release_lineage(JOB, "upgrade-1")
+        assert session.store(2).upgrades.read() == HeldUpgrades()
+        await dispatcher.cancel_job(JOB)
+
+    run(tmp_path, test)
+
+
 @pytest.mark.row("air.4")
-def test_the_id_of_a_job_can_be_burnt_when_it_has_ended(tmp_path: Path) -> None:
+def test_the_id_of_an_ended_job_can_be_retired(tmp_path: Path) -> None:
     async def test(session: Session) -> None:
         job = await session.crashed_job()
         job.suspend(fenced=True)
         dispatcher = session.dispatcher
         with pytest.raises(NotReady):
-            await dispatcher.burn_job_id(JOB)
+            await dispatcher.retire_job_id(JOB)
         await dispatcher.take_over(session.store(2))
-        with pytest.raises(JobLives):
-            await dispatcher.burn_job_id(JOB)
+        with pytest.raises(JobStillRunning):
+            await dispatcher.retire_job_id(JOB)
         await dispatcher.cancel_job(JOB)
         while await dispatcher.job_status(JOB) is not JobStatus.CANCELED:
             await asyncio.sleep(0.001)
-        await dispatcher.burn_job_id(JOB)
-        with pytest.raises(JobIdBurnt):
+        await dispatcher.retire_job_id(JOB)
+        with pytest.raises(JobIdRetired):
             await dispatcher.run_pipeline(REQUEST)
-        assert session.store(2).burnt.read().keys() == {JOB}
+        assert session.store(2).retired.read().keys() == {JOB}
 
     run(tmp_path, test)
 

@@ -30,13 +30,13 @@ class Hang:
     def __init__(self, real: Callable[..., Any], calls: int) -> None:
         self._real = real
         self._left = calls
-        self.let_go = threading.Event()
+        self.release = threading.Event()
         self.late = 0
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         hangs, self._left = self._left > 0, self._left - 1
         if hangs:
-            self.let_go.wait(TIMEOUT_S)
+            self.release.wait(TIMEOUT_S)
         try:
             return self._real(*arguments, **options)
         finally:
@@ -48,7 +48,7 @@ def hangs() -> Iterator[list[Hang]]:
     made: list[Hang] = []
     yield made
     for hang in made:
-        hang.let_go.set()
+        hang.release.set()
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def run(directory: Path, test: Callable[[Bench, DriverPools], Any], timeout: str
     async def inside() -> None:
         pools = DriverPools.create(Configuration({"jobmanager.storage.timeout": timeout}))
         with ThreadPoolExecutor(1) as idle:
-            bench = Bench(directory, idle, pools.of_job(JOB), tolerable_failures=100)
+            bench = Bench(directory, idle, pools.of_job(JOB), tolerable_failed_checkpoints=100)
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     await test(bench, pools)
@@ -105,7 +105,7 @@ def test_a_savepoint_directory_that_was_made_too_late_does_not_stay(tmp_path: Pa
         late = hang(storage_effects, "initialize_savepoint")
         target = tmp_path / "savepoints"
         assert await bench.trigger(CheckpointType.SAVEPOINT, str(target)) == (None, None)
-        late.let_go.set()
+        late.release.set()
         while not late.late or list(target.iterdir()):
             await asyncio.sleep(0.001)
 
@@ -119,7 +119,7 @@ def test_metadata_that_is_written_too_late_is_settled_by_looking(tmp_path: Path,
         bench.acknowledge(checkpoint_id, options.directory)
         while cast(Any, bench.pools.own).hanging == 0:
             await asyncio.sleep(0.001)
-        late.let_go.set()
+        late.release.set()
         await bench.until(lambda: checkpoint_id in bench.listener.completed)
         found = CompletedCheckpoint.from_json(read_metadata(str(bench.directory / f"chk-{checkpoint_id}")).document)
         assert found.id == checkpoint_id
@@ -152,7 +152,7 @@ def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(tmp_path: Path, 
         assert own.hanging == 1
         assert asked._left == 0
         late._left = 0
-        late.let_go.set()
+        late.release.set()
         await bench.until(lambda: checkpoint_id in bench.listener.completed)
 
     run(tmp_path, test)
@@ -165,7 +165,7 @@ def test_savepoints_to_storage_that_never_answers_leave_checkpoints_alone(
         hang(storage_effects, "initialize_savepoint", calls=1000)
         for _ in range(24):
             assert await bench.trigger(CheckpointType.SAVEPOINT, str(tmp_path / "savepoints")) == (None, None)
-        assert "paths that users name have not come back" in failures(bench)[-1]
+        assert "storage calls to local paths have not come back" in failures(bench)[-1]
         for _ in range(3):
             await bench.checkpoint()
 

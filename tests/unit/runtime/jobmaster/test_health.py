@@ -92,6 +92,36 @@ class Job:
         return self
 
 
+def test_a_job_that_waits_for_slots_says_why() -> None:
+    job = Job(JobStatus.CREATED)
+    job.details = replace(job.details, status_reason="needs 20 slots, the cluster has 8")
+    assert job.health().reasons == ("it is CREATED: needs 20 slots, the cluster has 8",)
+
+
+@pytest.mark.parametrize("sink", [{"kind": "committer"}, {"kind": "sink", "output_directory": "/out"}])
+def test_a_job_without_checkpoints_whose_sink_commits_with_them_is_degraded(sink: dict[str, Any]) -> None:
+    vertex = JobVertex("v", (OperatorNode("s", "sink of orders", **sink),), 1)
+    job = Job().completed()
+    job.details = replace(job.details, graph=JobGraph("job", (vertex,), ()))
+    assert job.health().verdict is HealthVerdict.HEALTHY
+    job.settings = CheckpointConfiguration(interval_ms=None)
+    found = job.health()
+    assert found.verdict is HealthVerdict.DEGRADED
+    (reason,) = found.reasons
+    assert (
+        "no execution.checkpointing.interval is set, and rows of 'sink of orders' are committed with checkpoints"
+        in reason
+    )
+    job.details = replace(job.details, overview=replace(job.details.overview, status=JobStatus.FINISHED))
+    assert job.health().reasons == ()
+
+
+def test_a_job_without_checkpoints_whose_sink_shows_rows_at_once_is_healthy() -> None:
+    job = Job()
+    job.settings = CheckpointConfiguration(interval_ms=None)
+    assert job.health().verdict is HealthVerdict.HEALTHY
+
+
 def test_a_job_that_makes_its_checkpoints_is_healthy() -> None:
     found = Job().completed().completed(400).pressed(0.1, 0.2).health()
     assert (found.verdict, found.reasons) == (HealthVerdict.HEALTHY, ())

@@ -25,7 +25,6 @@ from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.network.agent_messages import KillWorker, ProcessIdentity, RegisterWorker
-from ckpt_runtime.network.control_doors import encode
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     Canceled,
@@ -40,6 +39,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from ckpt_runtime.network.listeners import encode
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
@@ -67,7 +67,7 @@ def test_a_job_gets_slots_is_deployed_and_runs(tmp_path: Path) -> None:
         job = world.start_job()
         assert job.status is JobStatus.CREATED
         await world.running(job)
-        assert world.slots.launched == [2]
+        assert world.slots.launched == ["0", "1"]
         first, second = world.active()
         assert (first.subtasks, second.subtasks) == ([("s", 0), ("k", 0)], [("s", 1), ("k", 1)])
         assert [len(worker.peer.of(DeploySubtasks)) for worker in (first, second)] == [1, 1]
@@ -103,7 +103,7 @@ def test_a_job_that_ends_while_it_waits_for_slots_asks_for_none_any_more(tmp_pat
         await world.until(lambda: job.status is JobStatus.RESTARTING)
         job.cancel()
         await world.status(job, JobStatus.CANCELED)
-        await world.until(lambda: not world.slot_pool._waiting_requests)
+        await world.until(lambda: not world.slot_pool._requests)
         assert all(slot.owner is None for slot in world.slot_pool.all())
         world.slots.launch = launch  # type: ignore[method-assign]
 
@@ -138,7 +138,7 @@ def test_slots_that_are_lost_while_state_is_restored_are_not_deployed_to(tmp_pat
         await world.running(job)
         (entry,) = job.exception_history(10).entries
         assert entry.failure.exception == "SlotLostException"
-        assert world.slots.launched == [2, 2]
+        assert world.slots.launched == ["0", "1", "2", "3"]
 
     run(tmp_path, test)
 

@@ -113,7 +113,7 @@ class TestCheckpointSettings:
             )
         )
         assert (settings.interval_ms, settings.timeout_ms, settings.min_pause_ms) == (2_000, 30_000, 500)
-        assert settings.tolerable_failures == 3
+        assert settings.tolerable_failed_checkpoints == 3
         assert settings.retention is CheckpointRetention.RETAIN_ON_CANCELLATION
 
     def test_without_an_interval_there_are_no_periodic_checkpoints(self) -> None:
@@ -121,12 +121,12 @@ class TestCheckpointSettings:
 
     def test_what_is_shown_follows_settings_and_names_the_overrides(self) -> None:
         configuration = Configuration({"execution.checkpointing.interval": "2 s"})
-        overrides = CheckpointOverrides(interval_ms=5_000, tolerable_failures=4)
+        overrides = CheckpointOverrides(interval_ms=5_000, tolerable_failed_checkpoints=4)
         shown = shown_settings(submitted_settings(configuration), configuration, overrides)
         assert shown.exactly_once
         assert shown.settings.interval_ms == 2_000
         assert shown.state_backend == "HashMapStateBackend"
-        assert shown.overrides == ("interval_ms", "tolerable_failures")
+        assert shown.overrides == ("interval_ms", "tolerable_failed_checkpoints")
 
     def test_every_option_of_the_table_is_read_and_shown(self) -> None:
         """``checkpoints_after_tasks_finish`` was shown as true whatever the job said."""

@@ -14,8 +14,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
 from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, SlotPool
-from ckpt_runtime.jobmaster.slot_stages import StageEnded
-from ckpt_runtime.jobmaster.slots import Slot, SlotsUnavailableError, SlotTimes
+from ckpt_runtime.jobmaster.slots import Slot, SlotEnded, SlotsUnavailableError, SlotTimes
 from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
     AgentCommand,
@@ -29,7 +28,6 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     DeploymentMessage,
     DumpThreads,
@@ -41,6 +39,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerCommand,
     WorkerHeartbeat,
 )
+from ckpt_runtime.network.listeners import MalformedMessageError
 
 LONG_AGO = -1e9
 ENDED = EndOfDataReport(1, "v", 0)
@@ -81,6 +80,7 @@ class Owner:
     def __init__(self) -> None:
         self.events: list[tuple[str, str, object]] = []
         self.told = asyncio.Event()
+        self.waits: list[str] = []
 
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
         self.events.append(("message", slot.slot_id, message))
@@ -94,6 +94,9 @@ class Owner:
         self.events.append(("slot lost", slot.slot_id, reason))
         self.told.set()
 
+    def slots_awaited(self, reason: str) -> None:
+        self.waits.append(reason)
+
 
 class World:
     """A pool and its provider. ``automatic`` answers launches and spawns at once."""
@@ -101,9 +104,10 @@ class World:
     def __init__(self, automatic: bool = True, machine: str = "", **settings: Any) -> None:
         self.automatic = automatic
         self.machine = machine
-        self.launched: list[tuple[int, int]] = []
-        self.cancelled: list[int] = []
-        self.ended: dict[int, Callable[[int, BaseException | None], None]] = {}
+        self.cpus: tuple[int, ...] = (0, 1)
+        self.launched: list[str] = []
+        self.cancelled: list[str] = []
+        self.ended: dict[str, SlotEnded] = {}
         self.agents: dict[str, FakeAgent] = {}
         self.workers: dict[str, FakeWorker] = {}
         self.launch_error: Exception | None = None
@@ -117,24 +121,26 @@ class World:
         """From now on: on a busy machine the requests before take longer than one that fails should."""
         self.pool._times = replace(self.pool._times, request_timeout_s=timeout_s)
 
-    def launch(self, stage_id: int, slots: int, control_port: int, secret: str, ended: StageEnded) -> None:
+    def watch_capacity(self, changed: Callable[[], None]) -> None:
+        self.capacity_changed = changed
+
+    def launch(self, slot_id: str, control_port: int, secret: str, ended: SlotEnded) -> None:
         assert (control_port, secret) == (1234, "secret")
         if self.launch_error is not None:
             raise self.launch_error
-        self.launched.append((stage_id, slots))
-        self.ended[stage_id] = ended
+        self.launched.append(slot_id)
+        self.ended[slot_id] = ended
         if self.automatic:
-            for index in range(slots):
-                self.agent(stage_id, index)
+            self.agent(slot_id)
 
-    capacity = 0
+    capacity: int | None = None
 
-    def cancel(self, stage_id: int) -> None:
-        self.cancelled.append(stage_id)
+    def cancel(self, slot_id: str) -> None:
+        self.cancelled.append(slot_id)
 
-    def agent(self, stage_id: int, index: int = 0) -> FakeAgent:
+    def agent(self, slot_id: str = "0") -> FakeAgent:
         process = ProcessIdentity(self.machine, 1 + len(self.agents), 1)
-        peer = FakeAgent(RegisterAgent(f"{stage_id}-{index}", stage_id, "h", (0, 1), process))
+        peer = FakeAgent(RegisterAgent(slot_id, "h", self.cpus, process))
         self.agents[peer.slot] = peer
         if self.automatic:
             peer.send = lambda message: self.obey(peer, message)  # type: ignore[method-assign]
@@ -147,8 +153,7 @@ class World:
         if isinstance(message, SpawnWorker):
             loop.call_soon(self.worker, agent.slot, message.worker)
         elif isinstance(message, ShutdownAgent):
-            stage = agent.registration.stage
-            loop.call_soon(self.ended[stage], stage, None)
+            loop.call_soon(self.ended[agent.slot], agent.slot, None)
 
     def worker(self, slot: str, worker_id: str) -> FakeWorker:
         process = ProcessIdentity(self.machine, 1000 + len(self.workers), 2)
@@ -192,7 +197,7 @@ class TestQuestions:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             assert slot.worker is not None
             peer = slot.worker.peer
-            asked = asyncio.create_task(world.pool.ask("0-0", DumpThreads, ThreadDump))
+            asked = asyncio.create_task(world.pool.ask("0", DumpThreads, ThreadDump))
             await settle()
             [question] = world.workers[slot.worker.worker_id].of(DumpThreads)
             answer = ThreadDump(question.question, ())
@@ -207,7 +212,7 @@ class TestQuestions:
             first, second = await world.pool.acquire(Owner(), 2, [])
             assert first.worker is not None
             assert second.worker is not None
-            asked = asyncio.create_task(world.pool.ask("0-0", DumpThreads, ThreadDump))
+            asked = asyncio.create_task(world.pool.ask("0", DumpThreads, ThreadDump))
             await settle()
             [question] = world.workers[first.worker.worker_id].of(DumpThreads)
             with pytest.raises(MalformedMessageError, match="RecentLog answers no question"):
@@ -224,8 +229,8 @@ class TestQuestions:
             assert slot.worker is not None
             name = slot.worker.worker_id
             with pytest.raises(NotReady, match=f"worker {name} has not answered within 0.01 s"):
-                await world.pool.ask("0-0", DumpThreads, ThreadDump, 0.01)
-            asked = asyncio.create_task(world.pool.ask("0-0", DumpThreads, ThreadDump))
+                await world.pool.ask("0", DumpThreads, ThreadDump, 0.01)
+            asked = asyncio.create_task(world.pool.ask("0", DumpThreads, ThreadDump))
             await settle()
             world.lose(world.workers[name])
             with pytest.raises(NotReady, match=f"worker {name} was lost"):
@@ -237,17 +242,17 @@ class TestQuestions:
 
 
 class TestAcquire:
-    def test_it_launches_one_stage_for_all_and_waits_for_the_workers(self) -> None:
+    def test_each_slot_is_launched_by_itself_and_all_come_at_once_when_their_workers_are_ready(self) -> None:
         async def test(world: World) -> None:
             owner = Owner()
             slots = await world.pool.acquire(owner, 3, [])
-            assert [slot.slot_id for slot in slots] == ["0-0", "0-1", "0-2"]
+            assert [slot.slot_id for slot in slots] == ["0", "1", "2"]
             assert all(slot.worker is not None and slot.owner is owner for slot in slots)
-            assert world.launched == [(0, 3)]
+            assert world.launched == ["0", "1", "2"]
             assert (world.pool.total, world.pool.available) == (3, 0)
             assert slots[0].worker is not None
             assert slots[0].worker.data_address == ("h", 9)
-            assert (slots[0].host, slots[0].cpus, world.pool.in_use("h")) == ("h", (0, 1), 3)
+            assert (slots[0].host, slots[0].cpus) == ("h", (0, 1))
 
         run(test)
 
@@ -255,13 +260,13 @@ class TestAcquire:
         async def test(world: World) -> None:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
-            agent = world.agent(0)
+            agent = world.agent()
             assert len(agent.of(SpawnWorker)) == 1
-            world.worker("0-0", agent.of(SpawnWorker)[0].worker)
+            world.worker("0", agent.of(SpawnWorker)[0].worker)
             await settle()
             (slot,) = await request
             assert len(agent.of(SpawnWorker)) == 2
-            world.worker("0-0", agent.of(SpawnWorker)[1].worker)
+            world.worker("0", agent.of(SpawnWorker)[1].worker)
             assert slot.spare is not None
             assert len(agent.of(SpawnWorker)) == 2
 
@@ -275,7 +280,7 @@ class TestAcquire:
             world.pool.release(others[0])
             slots = await world.pool.acquire(first, 2, held)
             assert slots == [held[0], others[0]]
-            assert world.launched == [(0, 1), (1, 1)]
+            assert world.launched == ["0", "1"]
 
         run(test)
 
@@ -283,9 +288,9 @@ class TestAcquire:
         async def test(world: World) -> None:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
-            world.lose(world.agents["0-0"])
+            world.lose(world.agents["0"])
             slots = await world.pool.acquire(owner, 1, held)
-            assert [slot.slot_id for slot in slots] == ["1-0"]
+            assert [slot.slot_id for slot in slots] == ["1"]
 
         run(test)
 
@@ -293,8 +298,12 @@ class TestAcquire:
         async def test(world: World) -> None:
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
-            world.ended[0](0, RuntimeError("[SPARK-24819]: too few slots"))
-            with pytest.raises(SlotsUnavailableError, match="could not run: .SPARK-24819.: too few slots"):
+            world.ended["0"]("0", RuntimeError("no Python here"))
+            await settle()
+            assert not request.done(), "the other one may start"
+            assert world.launched == ["0", "1"], "and shows whether there can be any"
+            world.ended["1"]("1", RuntimeError("no Python there"))
+            with pytest.raises(SlotsUnavailableError, match="could not be started: no Python there"):
                 await request
             world.automatic = True
             assert len(await world.pool.acquire(Owner(), 2, [])) == 2
@@ -317,55 +326,112 @@ class TestAcquire:
             await settle()
             request.cancel()
             await settle()
-            world.ended[0](0, RuntimeError("late"))
+            world.ended["0"]("0", RuntimeError("late"))
             await settle()
             world.automatic = True
             assert len(await world.pool.acquire(Owner(), 1, [])) == 1
 
         run(test, automatic=False)
 
-    def test_the_end_of_a_stage_that_lost_an_agent_is_no_launch_failure(self) -> None:
+    def test_the_end_of_a_slot_that_lost_its_agent_is_no_launch_failure(self) -> None:
         async def test(world: World) -> None:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             world.automatic = False
-            world.lose(world.agents["0-0"])
+            world.lose(world.agents["0"])
             request = asyncio.create_task(world.pool.acquire(owner, 1, held))
             await settle()
-            agent = world.agent(1)
-            world.ended[0](0, RuntimeError("task 0 was lost"))
+            agent = world.agent("1")
+            world.ended["0"]("0", RuntimeError("task 0 was lost"))
             await settle()
             assert not request.done()
-            world.worker("1-0", agent.of(SpawnWorker)[0].worker)
-            assert [slot.slot_id for slot in await request] == ["1-0"]
+            world.worker("1", agent.of(SpawnWorker)[0].worker)
+            assert [slot.slot_id for slot in await request] == ["1"]
 
         run(test)
 
-    def test_too_few_slots_in_time_gives_back_what_was_taken(self) -> None:
+    def test_too_few_slots_in_time_is_an_error_that_says_why(self) -> None:
         async def test(world: World) -> None:
-            free = await world.pool.acquire(Owner(), 1, [])
-            world.pool.release(free[0])
-            world.automatic = False
             world.requests_wait(0.01)
-            with pytest.raises(SlotsUnavailableError, match=r"2 slots were not available within 0\.01 s \(1 were\)"):
+            message = r"2 slots were not available within 0\.01 s: waits for 2 of 2 slots to start"
+            with pytest.raises(SlotsUnavailableError, match=message):
                 await world.pool.acquire(Owner(), 2, [])
-            assert free[0].owner is None
 
-        run(test)
+        run(test, automatic=False)
 
-    def test_a_request_that_is_cancelled_gives_back_what_was_taken(self) -> None:
+    def test_a_request_that_waits_for_room_says_why_holds_nothing_and_lets_later_ones_pass(self) -> None:
         async def test(world: World) -> None:
-            free = await world.pool.acquire(Owner(), 1, [])
-            world.pool.release(free[0])
-            world.automatic = False
-            request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
+            world.capacity = 8
+            (free,) = await world.pool.acquire(Owner(), 1, [])
+            world.pool.release(free)
+            large, middle = Owner(), Owner()
+            requests = [
+                asyncio.create_task(world.pool.acquire(owner, n, [])) for owner, n in ((large, 20), (middle, 8))
+            ]
             await settle()
-            assert free[0].owner is not None
-            request.cancel()
+            assert large.waits == ["needs 20 slots, the cluster has 8"]
+            assert len(await requests[1]) == 8
+            small = Owner()
+            requests.append(asyncio.create_task(world.pool.acquire(small, 1, [])))
             await settle()
-            assert free[0].owner is None
+            assert small.waits == ["needs 1 slot, 0 of the cluster's 8 are free"]
+            world.pool.release(free)
+            assert await requests[2] == [free]
+            assert small.waits[-1] == ""
+            world.capacity = 28
+            world.capacity_changed()
+            assert len(await requests[0]) == 20
+            assert large.waits[-1] == ""
 
         run(test)
+
+    def test_slots_are_launched_when_the_cluster_has_got_room_for_them(self) -> None:
+        async def test(world: World) -> None:
+            world.capacity = 0
+            owner = Owner()
+            request = asyncio.create_task(world.pool.acquire(owner, 2, []))
+            await settle()
+            assert (owner.waits, world.launched, world.pool.total) == (["needs 2 slots, the cluster has 0"], [], 0)
+            world.capacity = 2
+            world.capacity_changed()
+            assert len(await request) == 2
+            assert world.pool.total == 2
+
+        run(test)
+
+    def test_slots_that_start_are_kept_for_the_first_request_that_needs_them(self) -> None:
+        async def test(world: World) -> None:
+            world.capacity = 2
+            first, second = (asyncio.create_task(world.pool.acquire(Owner(), count, [])) for count in (2, 1))
+            await settle()
+            for slot_id in world.launched:
+                agent = world.agent(slot_id)
+                assert [request.done() for request in (first, second)] == [False, False]
+                world.worker(slot_id, agent.of(SpawnWorker)[0].worker)
+                await settle()
+            assert len(await first) == 2
+            assert not second.done()
+            second.cancel()
+
+        run(test, automatic=False)
+
+    def test_slots_whose_agents_never_register_are_launched_again(self) -> None:
+        clock = Clock()
+
+        async def test(world: World) -> None:
+            first = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
+            await settle()
+            clock.now += 11
+            world.pool.check()
+            await settle()
+            assert (world.launched, world.cancelled) == (["0", "1"], ["0"])
+            late = world.agent("0")
+            assert late.sent == [ShutdownAgent()]
+            world.automatic = True
+            world.agent("1")
+            assert [slot.slot_id for slot in await first] == ["1"]
+
+        run(test, automatic=False, clock=clock)
 
     def test_with_a_least_number_it_is_as_many_as_the_session_can_have(self) -> None:
         async def test(world: World) -> None:
@@ -373,24 +439,11 @@ class TestAcquire:
             held = await world.pool.acquire(owner, 1, [])
             await world.pool.acquire(Owner(), 1, [])
             world.capacity = 4
+            with pytest.raises(SlotsUnavailableError, match="needs 5 slots, the cluster has 4"):
+                await world.pool.acquire(owner, 8, held, least=5)
             wide = await world.pool.acquire(owner, 8, held, least=1)
             assert len(wide) == 3
             assert await world.pool.acquire(owner, 2, wide, least=1) == wide[:2]
-
-        run(test)
-
-    def test_what_was_launched_in_vain_for_somebody_who_can_do_without_is_cancelled(self) -> None:
-        """It would keep a stage from being launched for whoever needs one."""
-
-        async def test(world: World) -> None:
-            world.automatic = False
-            world.requests_wait(0.01)
-            with pytest.raises(SlotsUnavailableError, match="2 slots were not available"):
-                await world.pool.acquire(Owner(), 2, [], least=2)
-            assert world.cancelled == [0]
-            world.automatic = True
-            world.requests_wait(10)
-            assert [slot.slot_id for slot in await world.pool.acquire(Owner(), 1, [])] == ["1-0"]
 
         run(test)
 
@@ -399,7 +452,7 @@ class TestAcquire:
         async def test(world: World) -> None:
             first, second = Owner(), Owner()
             held = await world.pool.acquire(first, 1, [])
-            world.automatic = False
+            world.capacity = 1
             request = asyncio.create_task(world.pool.acquire(first, 2, held))
             await settle()
             world.pool.release(held[0])
@@ -410,13 +463,13 @@ class TestAcquire:
             if ending == "cancelled":
                 request.cancel()
             else:
-                world.automatic = True
-                world.agent(1, 0)
+                world.capacity = 3
+                world.capacity_changed()
                 slots = await request
                 assert slot not in slots
             await settle()
             assert slot.owner is second
-            assert world.agents["0-0"].of(KillWorker) == []
+            assert world.agents["0"].of(KillWorker) == []
 
         run(test)
 
@@ -453,8 +506,8 @@ class TestWorkers:
             world.lose(world.workers[first.worker_id], "connection reset")
             assert slot.worker is spare
             await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
-            assert owner.events == [("worker lost", "0-0", f"worker {first.worker_id} was lost: connection reset")]
-            assert world.agents["0-0"].of(KillWorker) == [KillWorker(first.worker_id)]
+            assert owner.events == [("worker lost", "0", f"worker {first.worker_id} was lost: connection reset")]
+            assert world.agents["0"].of(KillWorker) == [KillWorker(first.worker_id)]
             await settle()
             assert slot.spare is not None
 
@@ -468,9 +521,9 @@ class TestWorkers:
             assert slot.worker is not None
             worker_id = slot.worker.worker_id
             exited = WorkerExited(worker_id, -9)
-            world.pool.peer_message(world.agents["0-0"], exited)
+            world.pool.peer_message(world.agents["0"], exited)
             world.lose(world.workers[worker_id])
-            world.pool.peer_message(world.agents["0-0"], exited)
+            world.pool.peer_message(world.agents["0"], exited)
             assert len(owner.events) == 1
             assert "exit code -9" in owner.events[0][2]
 
@@ -485,9 +538,9 @@ class TestWorkers:
             assert first is not None
             world.lose(world.workers[first.worker_id], "connection reset")
             assert (slot.worker, owner.events) == (spare, [])
-            assert world.agents["0-0"].of(KillWorker) == [], "what is killed now cannot be told from what was killed"
+            assert world.agents["0"].of(KillWorker) == [], "what is killed now cannot be told from what was killed"
             exited = WorkerExited(first.worker_id, -9)
-            world.pool.peer_message(world.agents["0-0"], exited)
+            world.pool.peer_message(world.agents["0"], exited)
             ((kind, _, reason),) = owner.events
             assert kind == "worker lost"
             assert "exit code -9 (SIGKILL: killed from outside, most often by the kernel because memory" in reason
@@ -498,7 +551,7 @@ class TestWorkers:
         async def test(world: World) -> None:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
-            agent = world.agent(0)
+            agent = world.agent()
             (spawn,) = agent.of(SpawnWorker)
             exited = WorkerExited(spawn.worker, 1)
             world.pool.peer_message(agent, exited)
@@ -507,7 +560,7 @@ class TestWorkers:
                 while len(agent.of(SpawnWorker)) < 2:
                     await asyncio.sleep(0.01)
             assert agent.of(SpawnWorker)[1].worker != spawn.worker
-            world.worker("0-0", agent.of(SpawnWorker)[1].worker)
+            world.worker("0", agent.of(SpawnWorker)[1].worker)
             await request
 
         run(test, automatic=False)
@@ -525,7 +578,7 @@ class TestWorkers:
             first.failures = failures
             (slot,) = await world.pool.acquire(owner, 1, held)
             assert (slot.worker is not first) is fresh
-            assert bool(world.agents["0-0"].of(KillWorker)) is fresh
+            assert bool(world.agents["0"].of(KillWorker)) is fresh
             assert owner.events == []
 
         run(test)
@@ -557,7 +610,7 @@ class TestWorkers:
             pool.peer_message(slot.spare.peer, beat)
             pool.peer_message(peer, beat)
             pool.peer_message(slot.agent, AgentHeartbeat())
-            assert owner.events == [("message", "0-0", beat)]
+            assert owner.events == [("message", "0", beat)]
             pool.release(slot)
             pool.peer_message(peer, beat)
             assert len(owner.events) == 1
@@ -589,11 +642,11 @@ class TestWorkers:
             worker = slot.worker if which == "active" else slot.spare
             assert worker is not None
             world.lose(world.workers[worker.worker_id], "the message X is malformed", explained=True)
-            assert world.agents["0-0"].of(KillWorker) == [KillWorker(worker.worker_id)]
+            assert world.agents["0"].of(KillWorker) == [KillWorker(worker.worker_id)]
             await settle()
             assert worker not in slot.workers
             assert len(slot.workers) == 2
-            told = ("worker lost", "0-0", f"worker {worker.worker_id} was lost: the message X is malformed")
+            told = ("worker lost", "0", f"worker {worker.worker_id} was lost: the message X is malformed")
             assert owner.events == ([told] if which == "active" else [])
 
         run(test, loss_grace_s=60)
@@ -601,13 +654,11 @@ class TestWorkers:
     def test_an_agent_that_breaks_the_protocol_is_the_reason_for_its_lost_slot(self) -> None:
         async def test(world: World) -> None:
             owner = Owner()
-            await world.pool.acquire(owner, 2, [])
+            await world.pool.acquire(owner, 1, [])
             await settle()
-            world.lose(world.agents["0-0"], "the message X is malformed", explained=True)
-            assert [event[2] for event in owner.events] == [
-                "slot 0-0 was lost: its slot agent was lost: the message X is malformed",
-                "slot 0-1 was lost: its barrier stage lost a task",
-            ]
+            world.lose(world.agents["0"], "the message X is malformed", explained=True)
+            reason = "slot 0 was lost: its slot agent was lost: the message X is malformed"
+            assert owner.events == [("slot lost", "0", reason)]
 
         run(test, loss_grace_s=60)
 
@@ -615,8 +666,8 @@ class TestWorkers:
         async def test(world: World) -> None:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
-            first = world.agents["0-0"]
-            second = world.agent(0)
+            first = world.agents["0"]
+            second = world.agent()
             assert second.closed
             assert second.sent == [ShutdownAgent()]
             assert world.pool.all() == (slot,)
@@ -647,6 +698,22 @@ class TestRelease:
 
         run(test)
 
+    def test_a_worker_that_does_not_end_behind_its_last_writes_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ckpt_runtime.jobmaster.slot_pool._RELEASED_WORKER_S", 0.05)
+
+        async def test(world: World) -> None:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            used = slot.worker
+            assert used is not None
+            used.used = True
+            world.pool.release(slot)
+            assert world.agents["0"].of(KillWorker) == []
+            async with asyncio.timeout(30):
+                while world.agents["0"].of(KillWorker) != [KillWorker(used.worker_id)]:
+                    await asyncio.sleep(0.005)
+
+        run(test)
+
     def test_an_unused_worker_stays(self) -> None:
         async def test(world: World) -> None:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
@@ -669,73 +736,59 @@ class TestRelease:
 
 
 class TestLosses:
-    def test_a_lost_agent_takes_its_whole_stage_along(self) -> None:
+    def test_a_lost_agent_costs_its_own_slot_alone(self) -> None:
         async def test(world: World) -> None:
             owner, other = Owner(), Owner()
-            await world.pool.acquire(owner, 2, [])
+            lost, kept = await world.pool.acquire(owner, 2, [])
             (elsewhere,) = await world.pool.acquire(other, 1, [])
             await settle()
-            world.lose(world.agents["0-0"], "reset")
+            world.lose(world.agents["0"], "reset")
             await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
-            assert {event[:2] for event in owner.events} == {("slot lost", "0-0"), ("slot lost", "0-1")}
-            assert len(owner.events) == 2
-            assert "its slot agent was lost: reset" in str(owner.events)
-            assert "its barrier stage lost a task" in str(owner.events)
-            assert world.agents["0-1"].of(ShutdownAgent)
-            assert world.pool.all() == (elsewhere,)
+            assert owner.events == [("slot lost", "0", "slot 0 was lost: its slot agent was lost: reset")]
             assert other.events == []
+            assert world.pool.all() == (kept, elsewhere)
+            assert world.agents["1"].of(ShutdownAgent) == []
             assert all(peer.closed for worker, peer in world.workers.items() if worker.startswith("0-"))
+            slots = await world.pool.acquire(owner, 2, [lost, kept])
+            assert [slot.slot_id for slot in slots] == ["1", "3"]
 
         run(test)
 
-    def test_what_spark_says_of_the_end_of_a_stage_is_the_reason_for_the_first_lost_slot(self) -> None:
+    def test_what_spark_says_of_the_end_of_a_slot_is_the_reason_for_its_loss(self) -> None:
         async def test(world: World) -> None:
             owner = Owner()
-            await world.pool.acquire(owner, 2, [])
+            await world.pool.acquire(owner, 1, [])
             await settle()
-            world.ended[0] = lambda stage_id, error: None
-            world.lose(world.agents["0-0"], "reset")
+            ended, world.ended["0"] = world.ended["0"], lambda slot_id, error: None
+            world.lose(world.agents["0"], "reset")
             await settle()
             assert owner.events == []
-            world.pool._stage_ended(0, RuntimeError("executor 1 was lost: Command exited with code 137"))
+            ended("0", RuntimeError("executor 1 was lost: Command exited with code 137"))
+            await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
             assert [event[2] for event in owner.events] == [
-                "slot 0-0 was lost: executor 1 was lost: Command exited with code 137",
-                "slot 0-1 was lost: its barrier stage lost a task",
+                "slot 0 was lost: executor 1 was lost: Command exited with code 137"
             ]
 
         run(test, loss_grace_s=60)
 
-    def test_an_agent_that_comes_after_its_stage_lost_another_one_is_sent_away(self) -> None:
-        async def test(world: World) -> None:
-            request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
-            await settle()
-            world.lose(world.agent(0, 0))
-            late = world.agent(0, 1)
-            assert late.closed
-            assert late.sent == [ShutdownAgent()]
-            assert world.pool.total == 0
-            request.cancel()
-
-        run(test, automatic=False)
-
-    def test_a_stage_that_ends_with_an_error_takes_its_slots(self) -> None:
+    def test_a_slot_whose_task_ends_with_an_error_is_lost(self) -> None:
         async def test(world: World) -> None:
             owner = Owner()
             await world.pool.acquire(owner, 1, [])
-            world.ended[0](0, RuntimeError("executor lost\nwith a long trace"))
+            world.ended["0"]("0", RuntimeError("executor lost\nwith a long trace"))
             await settle()
-            assert owner.events == [("slot lost", "0-0", "slot 0-0 was lost: executor lost")]
+            assert owner.events == [("slot lost", "0", "slot 0 was lost: executor lost")]
 
         run(test)
 
-    def test_a_silent_agent_is_given_up_and_its_stage_cancelled(self) -> None:
+    def test_a_silent_agent_is_given_up_and_its_task_cancelled(self) -> None:
         async def test(world: World) -> None:
             owner = Owner()
             await world.pool.acquire(owner, 1, [])
-            world.agents["0-0"].last_heard = LONG_AGO
+            world.agents["0"].last_heard = LONG_AGO
             await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
             assert "no heartbeat for 5 s" in owner.events[0][2]
-            assert world.cancelled == [0]
+            assert world.cancelled == ["0"]
 
         run(test, heartbeat_interval_s=0.001)
 
@@ -749,7 +802,7 @@ class TestLosses:
             world.workers[silent.worker_id].last_heard = LONG_AGO
             world.pool._check_heartbeats(slot, time.monotonic())
             assert slot.worker is spare
-            assert KillWorker(silent.worker_id) in world.agents["0-0"].sent
+            assert KillWorker(silent.worker_id) in world.agents["0"].sent
             assert "no heartbeat" in owner.events[0][2]
 
         run(test)
@@ -763,7 +816,7 @@ class TestLosses:
             spare = slot.spare
             world.workers[spare.worker_id].last_heard = LONG_AGO
             world.pool._check_heartbeats(slot, time.monotonic())
-            assert world.agents["0-0"].of(KillWorker) == [KillWorker(spare.worker_id)]
+            assert world.agents["0"].of(KillWorker) == [KillWorker(spare.worker_id)]
             assert owner.events == []
 
         run(test)
@@ -771,7 +824,7 @@ class TestLosses:
     def test_agents_are_asked_for_a_sign_of_life(self) -> None:
         async def test(world: World) -> None:
             await world.pool.acquire(Owner(), 1, [])
-            agent, pinged = world.agents["0-0"], asyncio.Event()
+            agent, pinged = world.agents["0"], asyncio.Event()
             agent.send = lambda message: pinged.set() if isinstance(message, Ping) else None  # type: ignore[method-assign]
             await asyncio.wait_for(pinged.wait(), TIMEOUT_S)
 
@@ -801,7 +854,7 @@ class TestLosses:
 
             def wakes() -> None:
                 heard()
-                world.agents["0-0"].send = lambda _: judged.set()  # type: ignore[method-assign]
+                world.agents["0"].send = lambda _: judged.set()  # type: ignore[method-assign]
 
             heard()
             clock.wakes = wakes
@@ -815,7 +868,29 @@ class TestLosses:
 class TestAdoption:
     """What becomes of the warm workers of slots whose agents are gone."""
 
-    def test_the_next_stage_adopts_the_workers_that_never_worked(self) -> None:
+    def test_the_slot_that_replaces_one_adopts_its_workers_that_never_worked(self) -> None:
+        async def test(world: World) -> None:
+            owner = Owner()
+            held = await world.pool.acquire(owner, 2, [])
+            await settle()
+            lost = held[0]
+            assert lost.worker is not None
+            assert lost.spare is not None
+            used, spare = lost.worker.worker_id, lost.spare.worker_id
+            lost.worker.used = True
+            world.lose(world.agents["0"])
+            slots = await world.pool.acquire(owner, 2, held)
+            assert [slot.slot_id for slot in slots] == ["1", "2"]
+            assert slots[1].worker is not None
+            assert slots[1].worker.worker_id == spare
+            assert world.workers[used].closed
+            agent, worker = world.agents["2"], world.workers[spare]
+            assert agent.of(AdoptWorker) == [AdoptWorker(spare, worker.registration.process, "/w")]
+            assert worker.of(FollowAgent) == [FollowAgent(agent.registration.process)]
+
+        run(test, machine="m")
+
+    def test_a_slot_that_is_on_its_way_adopts_before_another_one_gets_a_spare(self) -> None:
         async def test(world: World) -> None:
             owner = Owner()
             held = await world.pool.acquire(owner, 2, [])
@@ -824,21 +899,16 @@ class TestAdoption:
             for slot in held:
                 assert slot.worker is not None
                 slot.worker.used = True
-            used = [slot.worker.worker_id for slot in held if slot.worker is not None]
-            world.lose(world.agents["0-0"])
-            (shutdown,) = world.agents["0-1"].of(ShutdownAgent)
-            assert len(shutdown.keep) == 1
-            assert set(shutdown.keep) < spares
-            slots = await world.pool.acquire(owner, 2, held)
-            assert {slot.slot_id for slot in slots} == {"1-0", "1-1"}
-            assert {slot.worker.worker_id for slot in slots if slot.worker is not None} == spares
-            assert all(world.workers[worker].closed for worker in used)
-            for slot in slots:
-                assert slot.worker is not None
-                agent, worker = world.agents[slot.slot_id], world.workers[slot.worker.worker_id]
-                process = worker.registration.process
-                assert agent.of(AdoptWorker) == [AdoptWorker(slot.worker.worker_id, process, "/w")]
-                assert worker.of(FollowAgent) == [FollowAgent(agent.registration.process)]
+            world.automatic = False
+            for slot_id in ("0", "1"):
+                world.lose(world.agents[slot_id])
+            request = asyncio.create_task(world.pool.acquire(owner, 2, held))
+            await settle()
+            world.automatic = True
+            for slot_id in ("2", "3"):
+                world.agent(slot_id)
+                await settle()
+            assert {slot.worker.worker_id for slot in await request if slot.worker is not None} == spares
 
         run(test, machine="m")
 
@@ -846,16 +916,16 @@ class TestAdoption:
         async def test(world: World) -> None:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
-            world.lose(world.agents["0-0"])
+            world.lose(world.agents["0"])
             (slot,) = await world.pool.acquire(owner, 1, held)
             assert slot.worker is not None
             slot.worker.used = True
             world.pool.peer_message(slot.worker.peer, ENDED)
-            assert owner.events[-1] == ("message", "1-0", ENDED)
+            assert owner.events[-1] == ("message", "1", ENDED)
             owner.told.clear()
             world.lose(world.workers[slot.worker.worker_id])
             await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
-            assert owner.events[-1][:2] == ("worker lost", "1-0")
+            assert owner.events[-1][:2] == ("worker lost", "1")
 
         run(test, machine="m")
 
@@ -865,12 +935,12 @@ class TestAdoption:
             held = await world.pool.acquire(owner, 1, [])
             await settle()
             old: list[Any] = list(world.workers.values())
-            world.lose(world.agents["0-0"])
+            world.lose(world.agents["0"])
             world.machine = "another"
             (slot,) = await world.pool.acquire(owner, 1, held)
             assert slot.worker is not None
             assert slot.worker.peer not in old
-            assert world.agents["1-0"].of(AdoptWorker) == []
+            assert world.agents["1"].of(AdoptWorker) == []
             assert not any(peer.closed for peer in old)
 
         run(test, machine="m")
@@ -882,7 +952,7 @@ class TestAdoption:
             held = await world.pool.acquire(owner, 1, [])
             await settle()
             world.automatic = False
-            first = world.agents["0-0"]
+            first = world.agents["0"]
             first.send = first.sent.append  # type: ignore[method-assign, assignment]
             worker, spare = world.workers.values()
             world.lose(spare)
@@ -890,7 +960,7 @@ class TestAdoption:
             world.lose(first)
             request = asyncio.create_task(world.pool.acquire(owner, 1, held))
             await settle()
-            agent = world.agent(1)
+            agent = world.agent("1")
             assert len(agent.of(AdoptWorker)) == 1
             if failure == "agent cannot":
                 exited = WorkerExited(worker.registration.worker, None)
@@ -905,8 +975,8 @@ class TestAdoption:
                 while not agent.of(SpawnWorker):
                     await asyncio.sleep(0.001)
             assert worker.closed
-            world.worker("1-0", agent.of(SpawnWorker)[0].worker)
-            assert [slot.slot_id for slot in await request] == ["1-0"]
+            world.worker("1", agent.of(SpawnWorker)[0].worker)
+            assert [slot.slot_id for slot in await request] == ["1"]
 
         run(test, machine="m")
 
@@ -915,11 +985,11 @@ class TestAdoption:
             owner = Owner()
             request = asyncio.create_task(world.pool.acquire(owner, 1, []))
             await settle()
-            first = world.agent(0)
+            first = world.agent()
             world.lose(first)
             worker_id = first.of(SpawnWorker)[0].worker
             assert first.of(ShutdownAgent) == [ShutdownAgent((worker_id,))]
-            worker = world.worker("0-0", worker_id)
+            worker = world.worker("0", worker_id)
             worker.send = lambda message: world.work(worker, message)  # type: ignore[method-assign]
             world.automatic = True
             (slot,) = await request
@@ -933,22 +1003,22 @@ class TestAdoption:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             await settle()
-            world.lose(world.agents["0-0"])
+            world.lose(world.agents["0"])
             for worker in list(world.workers.values()):
                 world.lose(worker)
             await world.pool.acquire(owner, 1, held)
-            assert world.agents["1-0"].of(AdoptWorker) == []
+            assert world.agents["1"].of(AdoptWorker) == []
 
         run(test, machine="m")
 
-    def test_a_stage_that_nobody_needs_keeps_no_workers(self) -> None:
+    def test_a_slot_that_nobody_needs_keeps_no_workers(self) -> None:
         async def test(world: World, clock: Clock) -> None:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             await settle()
             world.pool.release(slot)
             clock.now += 100
             world.pool.check()
-            assert world.agents["0-0"].of(ShutdownAgent) == [ShutdownAgent()]
+            assert world.agents["0"].of(ShutdownAgent) == [ShutdownAgent()]
             assert all(worker.closed for worker in world.workers.values())
 
         run_idle(test, machine="m")
@@ -957,8 +1027,8 @@ class TestAdoption:
         async def test(world: World) -> None:
             await world.pool.acquire(Owner(), 1, [])
             await settle()
-            world.lose(world.agents["0-0"])
-            world.ended[0](0, RuntimeError("lost"))
+            world.lose(world.agents["0"])
+            world.ended["0"]("0", RuntimeError("lost"))
             await settle()
             await world.pool.stop()
             assert all(worker.closed for worker in world.workers.values())
@@ -967,14 +1037,14 @@ class TestAdoption:
 
 
 class TestSpares:
-    def test_they_come_after_all_workers_of_the_stage(self) -> None:
+    def test_they_come_after_all_workers_of_their_host(self) -> None:
         async def test(world: World) -> None:
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
-            first, second = world.agent(0, 0), world.agent(0, 1)
-            world.worker("0-0", first.of(SpawnWorker)[0].worker)
+            first, second = world.agent("0"), world.agent("1")
+            world.worker("0", first.of(SpawnWorker)[0].worker)
             assert len(first.of(SpawnWorker)) == 1
-            world.worker("0-1", second.of(SpawnWorker)[0].worker)
+            world.worker("1", second.of(SpawnWorker)[0].worker)
             assert len(first.of(SpawnWorker)) == len(second.of(SpawnWorker)) == 2
             await request
 
@@ -984,7 +1054,7 @@ class TestSpares:
         async def test(world: World) -> None:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             await settle()
-            assert len(world.agents["0-0"].of(SpawnWorker)) == 1
+            assert len(world.agents["0"].of(SpawnWorker)) == 1
             async with asyncio.timeout(TIMEOUT_S):
                 while slot.spare is None:
                     await asyncio.sleep(0.001)
@@ -1009,41 +1079,39 @@ def run_idle(test: Callable[[World, Clock], Coroutine[Any, Any, None]], **settin
 
 
 class TestIdle:
-    def test_a_stage_ends_when_all_its_slots_were_idle_long_enough(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_slot_ends_when_it_was_idle_long_enough(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO")
 
         async def test(world: World, clock: Clock) -> None:
             slots = await world.pool.acquire(Owner(), 2, [])
             world.pool.release(slots[0])
-            clock.now += 100
-            world.pool.check()
-            assert world.pool.total == 2
-            world.pool.release(slots[1])
             clock.now += 10
-            world.pool.check()
-            assert world.pool.total == 2
+            world.pool.release(slots[1])
             clock.now += 41
             world.pool.check()
+            assert world.pool.all() == (slots[1],)
+            clock.now += 10
+            world.pool.check()
             assert world.pool.total == 0
-            assert all(world.agents[f"0-{index}"].of(ShutdownAgent) for index in range(2))
+            assert all(world.agents[slot_id].of(ShutdownAgent) for slot_id in ("0", "1"))
 
         run_idle(test)
-        assert "ending barrier stage 0, which has 2 slots left: no job has used its slots for 50 s" in caplog.text
+        assert "ending slot 0: no job has used it for 50 s" in caplog.text
 
     def test_slots_that_a_job_waits_for_are_not_idle_however_long_their_workers_take(self) -> None:
         async def test(world: World, clock: Clock) -> None:
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
-            agents = [world.agent(0, index) for index in range(2)]
+            agents = [world.agent("0"), world.agent("1")]
             clock.now += 100
             world.pool.check()
             for index, agent in enumerate(agents):
-                world.worker(f"0-{index}", agent.of(SpawnWorker)[0].worker)
+                world.worker(str(index), agent.of(SpawnWorker)[0].worker)
                 clock.now += 100
                 world.pool.check()
                 await settle()
             assert len(await request) == 2
-            assert world.launched == [(0, 2)]
+            assert world.launched == ["0", "1"]
 
         run_idle(test, automatic=False)
 
@@ -1051,7 +1119,7 @@ class TestIdle:
         async def test(world: World, clock: Clock) -> None:
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
-            agent = world.agent(0, 0)
+            agent = world.agent("0")
             request.cancel()
             await settle()
             clock.now += 100
@@ -1061,20 +1129,20 @@ class TestIdle:
 
         run_idle(test, automatic=False)
 
-    def test_a_stage_that_is_still_starting_is_left_alone(self) -> None:
+    def test_a_slot_that_is_still_starting_is_left_alone(self) -> None:
         async def test(world: World, clock: Clock) -> None:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
             clock.now += 100
             world.pool.check()
             world.automatic = True
-            world.agent(0)
+            world.agent()
             assert len(await request) == 1
 
         run_idle(test, automatic=False)
 
 
-def test_stopping_tells_the_agents_and_waits_for_their_stages() -> None:
+def test_stopping_tells_the_agents_and_waits_for_their_ends() -> None:
     async def test(world: World) -> None:
         await world.pool.acquire(Owner(), 2, [])
         await world.pool.stop()
@@ -1084,12 +1152,28 @@ def test_stopping_tells_the_agents_and_waits_for_their_stages() -> None:
     run(test)
 
 
+def test_workers_of_two_jobs_are_bound_to_different_cores() -> None:
+    async def test(world: World) -> None:
+        one, other = Owner(), Owner()
+        first = await world.pool.acquire(one, 1, [])
+        assert world.pool.bind(first) == [0]
+        second = await world.pool.acquire(other, 1, [])
+        assert world.pool.bind(second) == [1]
+        assert world.pool.bind(first) == [0]
+        world.pool.release(first[0])
+        third = await world.pool.acquire(one, 2, [])
+        assert world.pool.bind(third) == [None, None], "three workers on two cores"
+        assert world.pool.bind(second) == [None]
+
+    run(test)
+
+
 def test_slots_count_before_there_are_any() -> None:
     async def test(world: World) -> None:
-        world.capacity = 2
-        assert (world.pool.total, world.pool.available) == (2, 2)
+        world.capacity = 3
+        assert (world.pool.total, world.pool.available) == (3, 3)
         slots = await world.pool.acquire(Owner(), 1, [])
-        assert (world.pool.total, world.pool.available) == (2, 1)
+        assert (world.pool.total, world.pool.available) == (3, 2)
         slots = await world.pool.acquire(slots[0].owner, 3, slots)
         assert (world.pool.total, world.pool.available) == (3, 0)
         world.pool.release(slots[0])

@@ -221,7 +221,7 @@ class AtOnce:
     def now(self) -> Instant:
         return Instant(0, 0)
 
-    def in_pool(self, pool: Pool, call: Callable[[], Any], answer: Callable[[Result[Any]], None]) -> None:
+    def in_pool(self, pool: Pool | str, call: Callable[[], Any], answer: Callable[[Result[Any]], None]) -> None:
         result = call()
         answer(lambda: result)
 

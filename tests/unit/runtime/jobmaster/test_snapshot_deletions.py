@@ -48,7 +48,7 @@ def run(
 ) -> None:
     async def inside() -> None:
         with ThreadPoolExecutor(1) as pool:
-            host = LoopHost(cast(Any, None), DriverPools(own=pool, deletions=pool, paths=pool, planning=pool))
+            host = LoopHost(cast(Any, None), DriverPools(own=pool, deletions=pool, paths=lambda _: pool, planning=pool))
             deletions = SnapshotDeletions(host) if fence is None else SnapshotDeletions(host, fence)
             try:
                 async with asyncio.timeout(TIMEOUT_S):
@@ -210,7 +210,7 @@ class _Timers:
     def now(self) -> Instant:
         return Instant(self.now_ms, self.now_ms)
 
-    def in_pool(self, pool: Pool, call: Callable[[], Any], answer: Callable[[Callable[[], Any]], None]) -> None:
+    def in_pool(self, pool: Pool | str, call: Callable[[], Any], answer: Callable[[Callable[[], Any]], None]) -> None:
         found = call()
         answer(lambda: found)
 

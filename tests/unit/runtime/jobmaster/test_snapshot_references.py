@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway_errors import NoSnapshot, SnapshotInUse
+from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse, SnapshotNotFound
 from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
 from ckpt_runtime.storage.claims import Claim, Claimant, acquire, read_claim
@@ -32,7 +32,7 @@ def dispose(path: str, *living: References) -> bool:
 
     async def inside() -> bool:
         with ThreadPoolExecutor(1) as pool:
-            references = SnapshotReferences(lambda: living, pool)
+            references = SnapshotReferences(lambda: living, lambda _: pool)
             begun = await references.begin_disposal(path, "this")
             under_way = await references.is_being_disposed(path)
             references.end_disposal(begun)
@@ -91,7 +91,7 @@ def test_other_snapshots_may_go_and_what_cannot_be_looked_at_hinders_nobody(tmp_
 
 @pytest.mark.row("203.12")
 def test_a_directory_that_is_no_snapshot_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoSnapshot, match="cannot be disposed of: it holds no checkpoint or savepoint"):
+    with pytest.raises(SnapshotNotFound, match="cannot be disposed of: it holds no checkpoint or savepoint"):
         dispose(str(tmp_path))
     assert dispose(str(tmp_path / "gone")), "which its deletion will say"
 
@@ -148,7 +148,7 @@ def test_a_claim_goes_to_the_next_job_when_the_session_of_its_owner_is_dead(save
 
         async def inside() -> JobClaims:
             with ThreadPoolExecutor(1) as pool:
-                references = SnapshotReferences(lambda: (), pool)
+                references = SnapshotReferences(lambda: (), lambda _: pool)
                 return await references.claim(snapshot, job_id, savepoint.parent.as_uri(), cluster)
 
         return asyncio.run(inside())
@@ -183,7 +183,7 @@ def test_with_high_availability_the_end_of_a_process_proves_nothing(savepoint: P
 
     async def inside() -> JobClaims:
         with ThreadPoolExecutor(1) as pool:
-            references = SnapshotReferences(lambda: (), pool)
+            references = SnapshotReferences(lambda: (), lambda _: pool)
             return await references.claim(snapshot, "1" * 32, savepoint.parent.as_uri(), "file:///ha/default")
 
     assert asyncio.run(inside()).claimant.process is None
@@ -194,7 +194,7 @@ def test_a_claim_looks_at_living_jobs_but_not_at_those_that_claim_as_well(savepo
     def check(*living: References) -> tuple[str, ...]:
         async def inside() -> tuple[str, ...]:
             with ThreadPoolExecutor(1) as pool:
-                return await SnapshotReferences(lambda: living, pool).check_claimable(str(savepoint), "own")
+                return await SnapshotReferences(lambda: living, lambda _: pool).check_claimable(str(savepoint), "own")
 
         return asyncio.run(inside())
 

@@ -103,7 +103,7 @@ def test_a_declined_checkpoint_leaves_no_files(tmp_path: Path) -> None:
         assert bench.names() == []
         assert bench.listener.aborted == [checkpoint_id]
 
-    run(tmp_path, test, tolerable_failures=5)
+    run(tmp_path, test, tolerable_failed_checkpoints=5)
 
 
 def test_state_that_comes_after_the_abort_is_deleted(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_state_that_comes_after_the_abort_is_deleted(tmp_path: Path) -> None:
         await bench.settle()
         assert not late.exists()
 
-    run(tmp_path, test, tolerable_failures=5)
+    run(tmp_path, test, tolerable_failed_checkpoints=5)
 
 
 def test_a_checkpoint_expires_by_the_clock(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_checkpoint_expires_by_the_clock(tmp_path: Path) -> None:
         assert isinstance(answer, out.RequestFailed)
         assert answer.reason is CheckpointFailureReason.CHECKPOINT_EXPIRED
 
-    run(tmp_path, test, timeout_ms=10, tolerable_failures=5)
+    run(tmp_path, test, timeout_ms=10, tolerable_failed_checkpoints=5)
 
 
 def test_periodic_checkpoints_are_triggered_by_the_clock(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_checkpoint_directory_that_cannot_be_made_fails_the_checkpoint(tmp_pat
         await bench.trigger()
         assert isinstance(bench.listener.answers[0], out.RequestFailed)
 
-    run(tmp_path, test, tolerable_failures=5)
+    run(tmp_path, test, tolerable_failed_checkpoints=5)
 
 
 class TestMetadata:
@@ -204,7 +204,7 @@ class TestMetadata:
             assert bench.names() == []
             assert bench.pointers.present == {}
 
-        run(tmp_path, test, tolerable_failures=5)
+        run(tmp_path, test, tolerable_failed_checkpoints=5)
 
     @pytest.mark.parametrize("happens", [True, False])
     def test_an_unknown_outcome_is_settled_by_looking(
@@ -229,7 +229,7 @@ class TestMetadata:
             assert (bench.directory / f"chk-{checkpoint_id}" / "_metadata").exists()
             assert bench.listener.aborted == []
 
-        run(tmp_path, test, tolerable_failures=5)
+        run(tmp_path, test, tolerable_failed_checkpoints=5)
 
     def test_without_its_local_directory_the_first_attempt_left_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -243,7 +243,7 @@ class TestMetadata:
             assert isinstance(bench.listener.answers[0], out.RequestFailed)
             assert "gone" in bench.listener.answers[0].message
 
-        run(tmp_path, test, tolerable_failures=5)
+        run(tmp_path, test, tolerable_failed_checkpoints=5)
 
 
 class TestPointers:
@@ -257,7 +257,7 @@ class TestPointers:
             assert isinstance(bench.listener.answers[0], out.RequestFailed)
             assert bench.names() == []
 
-        run(tmp_path, test, tolerable_failures=5)
+        run(tmp_path, test, tolerable_failed_checkpoints=5)
 
     def test_an_unknown_outcome_is_settled(self, tmp_path: Path) -> None:
         async def test(bench: Bench) -> None:
@@ -275,7 +275,7 @@ class TestPointers:
             assert bench.names() == [f"chk-{checkpoint_id}"]
             assert bench.listener.aborted == []
 
-        run(tmp_path, test, tolerable_failures=5)
+        run(tmp_path, test, tolerable_failed_checkpoints=5)
 
     def test_one_that_cannot_be_removed_is_tried_again_before_files_go(self, tmp_path: Path) -> None:
         async def test(bench: Bench) -> None:
@@ -361,7 +361,7 @@ class TestStorageThatIsAway:
             mount.comes_back()
             await once(lambda: bench.names() == [])
 
-        run(mount.path, test, tolerable_failures=5)
+        run(mount.path, test, tolerable_failed_checkpoints=5)
 
     def test_nothing_is_written_in_its_place(self, mount: Mount) -> None:
         async def test(bench: Bench) -> None:
@@ -371,7 +371,7 @@ class TestStorageThatIsAway:
             assert "its storage is away" in bench.listener.answers[0].message
             assert list(mount.path.iterdir()) == []
 
-        run(mount.path, test, tolerable_failures=5)
+        run(mount.path, test, tolerable_failed_checkpoints=5)
 
     @pytest.mark.parametrize("keeps_nothing", [True, False])
     def test_the_directory_of_a_job_that_ended_meanwhile_goes_when_it_is_back(
@@ -390,7 +390,7 @@ class TestStorageThatIsAway:
 
         retention = None if keeps_nothing else CheckpointRetention.RETAIN_ON_CANCELLATION
         settings = {} if retention is None else {"retention": retention}
-        run(mount.path, test, tolerable_failures=5, **settings)
+        run(mount.path, test, tolerable_failed_checkpoints=5, **settings)
 
     def test_what_became_of_a_write_is_not_settled_before_it_is_back(
         self, mount: Mount, monkeypatch: pytest.MonkeyPatch
@@ -414,7 +414,7 @@ class TestStorageThatIsAway:
             mount.comes_back()
             await bench.until(lambda: bench.listener.completed == [checkpoint_id])
 
-        run(mount.path, test, tolerable_failures=5)
+        run(mount.path, test, tolerable_failed_checkpoints=5)
 
     def test_what_a_killed_worker_left_is_sought_when_it_is_back(self, mount: Mount) -> None:
         async def test(bench: Bench) -> None:
@@ -431,7 +431,7 @@ class TestStorageThatIsAway:
             while left.exists():
                 await bench.checkpoint()
 
-        run(mount.path, test, tolerable_failures=5)
+        run(mount.path, test, tolerable_failed_checkpoints=5)
 
 
 async def once(holds: Callable[[], bool]) -> None:

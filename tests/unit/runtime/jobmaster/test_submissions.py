@@ -1,4 +1,4 @@
-"""Job ids: one job for each, and none for a burnt one, whenever the request for it arrives and whoever leads then."""
+"""Job ids: one job for each, and none for a retired one, whenever the request for it arrives and whoever leads then."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, NotReady
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
-from ckpt_runtime.jobmaster.submissions import JobIdBurnt, JobLives, Submissions
-from ckpt_runtime.storage.burnt_ids import KEPT_MS
+from ckpt_runtime.jobmaster.submissions import JobIdRetired, JobStillRunning, Submissions
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.retired_ids import KEPT_MS
 
 JOB, OTHER = "ab" * 16, "cd" * 16
 REQUEST = RunRequest("program", job_id=JOB)
@@ -26,7 +26,7 @@ class Driver:
 
     def __init__(self, directory: Path, epoch: int) -> None:
         self.submissions = Submissions()
-        self.store = HaStore(str(directory / "ha"), epoch=epoch).burnt
+        self.store = HaStore(str(directory / "ha"), epoch=epoch).retired
         self.pool = ThreadPoolExecutor(2)
         self.started: list[str] = []
         self.may_submit = asyncio.Event()
@@ -41,8 +41,8 @@ class Driver:
             raise NotReady("no")
         self.started.append(job_id)
 
-    async def burn(self, job_id: str = JOB, now_ms: int = 7) -> None:
-        await self.submissions.burn(job_id, self.started.__contains__, now_ms, self.pool)
+    async def retire(self, job_id: str = JOB, now_ms: int = 7) -> None:
+        await self.submissions.retire(job_id, self.started.__contains__, now_ms, self.pool)
 
 
 def run(directory: Path, test: Callable[[Driver, Driver], Coroutine[Any, Any, None]]) -> None:
@@ -56,43 +56,43 @@ def run(directory: Path, test: Callable[[Driver, Driver], Coroutine[Any, Any, No
 
 
 @pytest.mark.row("air.4")
-def test_a_request_that_comes_after_its_id_was_burnt_starts_nothing(tmp_path: Path) -> None:
+def test_a_request_after_its_id_was_retired_starts_nothing(tmp_path: Path) -> None:
     async def test(driver: Driver, _: Driver) -> None:
-        await driver.burn()
-        await driver.burn()
-        with pytest.raises(JobIdBurnt, match=f"The job id {JOB} is burnt"):
+        await driver.retire()
+        await driver.retire()
+        with pytest.raises(JobIdRetired, match=f"The job id {JOB} is retired"):
             await driver.run()
         await driver.run(replace(REQUEST, job_id=OTHER))
         assert driver.started == [OTHER]
-        assert driver.submissions.burnt() == {JOB: 7}
+        assert driver.submissions.retired() == {JOB: 7}
 
     run(tmp_path, test)
 
 
 @pytest.mark.row("air.4")
-def test_the_next_driver_knows_what_is_burnt(tmp_path: Path) -> None:
+def test_the_next_driver_knows_the_retired_ids(tmp_path: Path) -> None:
     async def test(first: Driver, second: Driver) -> None:
         await first.submissions.take_over(first.store)
-        await first.burn()
+        await first.retire()
         await second.submissions.take_over(second.store)
-        with pytest.raises(JobIdBurnt):
+        with pytest.raises(JobIdRetired):
             await second.run()
         with pytest.raises(NotReady, match="belongs to the leader of epoch 2"):
-            await first.burn(OTHER)
-        assert second.submissions.burnt() == {JOB: 7}
+            await first.retire(OTHER)
+        assert second.submissions.retired() == {JOB: 7}
 
     run(tmp_path, test)
 
 
-def test_the_id_of_a_job_that_lives_is_not_burnt(tmp_path: Path) -> None:
+def test_the_id_of_a_living_job_is_not_retired(tmp_path: Path) -> None:
     async def test(driver: Driver, _: Driver) -> None:
         await driver.run()
-        with pytest.raises(JobLives, match="has not ended"):
-            await driver.burn()
+        with pytest.raises(JobStillRunning, match="has not ended"):
+            await driver.retire()
         await driver.run()
         driver.started.clear()  # it has ended
-        await driver.burn()
-        with pytest.raises(JobIdBurnt):
+        await driver.retire()
+        with pytest.raises(JobIdRetired):
             await driver.run()
 
     run(tmp_path, test)
@@ -104,20 +104,20 @@ def test_what_is_being_submitted_is_waited_for(tmp_path: Path, refused: bool) ->
         driver.may_submit.clear()
         request = replace(REQUEST, arguments=("refused",)) if refused else REQUEST
         running = [asyncio.create_task(driver.run(request)) for _ in range(2)]
-        burning = asyncio.create_task(driver.burn())
+        retiring = asyncio.create_task(driver.retire())
         for _ in range(3):
             await asyncio.sleep(0)
-        assert not burning.done()
+        assert not retiring.done()
         with pytest.raises(JobAlreadyExists):
             await driver.run(replace(REQUEST, parallelism=7))
         driver.may_submit.set()
-        found = await asyncio.gather(burning, *running, return_exceptions=True)
+        found = await asyncio.gather(retiring, *running, return_exceptions=True)
         if refused:
             assert [type(each) for each in found] == [type(None), NotReady, NotReady]
-            with pytest.raises(JobIdBurnt):
+            with pytest.raises(JobIdRetired):
                 await driver.run()
         else:
-            assert [type(each) for each in found] == [JobLives, type(None), type(None)]
+            assert [type(each) for each in found] == [JobStillRunning, type(None), type(None)]
             assert driver.started == [JOB]
 
     run(tmp_path, test)
@@ -137,7 +137,7 @@ def test_who_gives_up_waiting_ends_the_submission_for_nobody_else(tmp_path: Path
     run(tmp_path, test)
 
 
-def test_a_burnt_id_waits_for_what_is_submitted_anew_meanwhile(tmp_path: Path) -> None:
+def test_retiring_an_id_waits_for_a_submission_that_starts_meanwhile(tmp_path: Path) -> None:
     async def test(driver: Driver, _: Driver) -> None:
         async def run_again() -> None:
             with pytest.raises(NotReady):
@@ -148,16 +148,16 @@ def test_a_burnt_id_waits_for_what_is_submitted_anew_meanwhile(tmp_path: Path) -
         driver.may_submit.clear()
         running = asyncio.create_task(run_again())
         await asyncio.sleep(0)
-        burning = asyncio.create_task(driver.burn())
+        retiring = asyncio.create_task(driver.retire())
         await asyncio.sleep(0)
         driver.may_submit.set()
         for _ in range(5):
             await asyncio.sleep(0)
         driver.may_submit.set()
         await running
-        with pytest.raises(JobLives):
-            await burning
-        assert driver.submissions.burnt() == {}
+        with pytest.raises(JobStillRunning):
+            await retiring
+        assert driver.submissions.retired() == {}
 
     run(tmp_path, test)
 
@@ -165,24 +165,24 @@ def test_a_burnt_id_waits_for_what_is_submitted_anew_meanwhile(tmp_path: Path) -
 def test_ids_are_forgotten_after_a_month(tmp_path: Path) -> None:
     async def test(first: Driver, second: Driver) -> None:
         await first.submissions.take_over(first.store)
-        await first.burn(now_ms=0)
-        await first.burn(OTHER, now_ms=KEPT_MS)
+        await first.retire(now_ms=0)
+        await first.retire(OTHER, now_ms=KEPT_MS)
         await second.submissions.take_over(second.store)
-        assert second.submissions.burnt() == {OTHER: KEPT_MS}
+        assert second.submissions.retired() == {OTHER: KEPT_MS}
 
     run(tmp_path, test)
 
 
-def test_what_cannot_be_stored_is_not_burnt_for_good(tmp_path: Path) -> None:
+def test_a_retirement_that_cannot_be_stored_is_not_reported_as_done(tmp_path: Path) -> None:
     async def test(driver: Driver, _: Driver) -> None:
         await driver.submissions.take_over(driver.store)
-        (tmp_path / "ha/default/burnt").rename(tmp_path / "away")
-        (tmp_path / "ha/default/burnt").write_text("no directory")
+        (tmp_path / "ha/default/retired").rename(tmp_path / "away")
+        (tmp_path / "ha/default/retired").write_text("no directory")
         with pytest.raises(NotReady, match="could not be stored"):
-            await driver.burn()
-        (tmp_path / "ha/default/burnt").unlink()
-        (tmp_path / "away").rename(tmp_path / "ha/default/burnt")
-        await driver.burn()
+            await driver.retire()
+        (tmp_path / "ha/default/retired").unlink()
+        (tmp_path / "away").rename(tmp_path / "ha/default/retired")
+        await driver.retire()
         assert driver.store.read() == {JOB: 7}
 
     run(tmp_path, test)

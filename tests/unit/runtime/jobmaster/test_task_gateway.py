@@ -15,7 +15,6 @@ from ckpt_runtime.jobmaster.slots import Slot, Worker
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent, RegisterWorker
 from ckpt_runtime.network.connections import message_length
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     CancelDeployment,
@@ -27,7 +26,8 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerHeartbeat,
 )
-from ckpt_runtime.scheduler.deployment import Program
+from ckpt_runtime.network.listeners import MalformedMessageError
+from ckpt_runtime.scheduler.deployment import JobDescriptor, Program
 
 GRAPH = JobGraph("job", (JobVertex("s", (OperatorNode("s", "s", "source"),), 2),), ())
 OPTIONS = CheckpointOptions(CheckpointProperties(), "file:///chk-1")
@@ -58,7 +58,7 @@ class Wire:
 
 def slot(index: int) -> tuple[Slot, Wire]:
     wire = Wire()
-    agent = AgentPeer(Wire(), RegisterAgent(f"0-{index}", 0, "h", (), NOWHERE))  # type: ignore[arg-type]
+    agent = AgentPeer(Wire(), RegisterAgent(f"0-{index}", "h", (), NOWHERE))  # type: ignore[arg-type]
     return Slot(agent, worker(wire, f"w{index}")), wire
 
 
@@ -78,23 +78,29 @@ def gateway(both: list[tuple[Slot, Wire]]) -> TaskGateway:
     return gateway
 
 
-def deploy(gateway: TaskGateway, both: list[tuple[Slot, Wire]], number: int) -> None:
+def deploy(gateway: TaskGateway, both: list[tuple[Slot, Wire]], number: int, graph: JobGraph = GRAPH) -> None:
     placements = [SlotPlacement(("h", 1)) for _ in both]
-    program = Program("p", "m:f", ())
-    deployments = plan_deployments("0" * 32, GRAPH, program, placements, deployment=number, attempt=0, restored=None)
-    gateway.deploy([slot for slot, _ in both], deployments)
+    job = JobDescriptor("0" * 32, graph, Program("p", "m:f", ()))
+    deployments = plan_deployments(graph, placements, deployment=number, attempt=0, restored=None)
+    gateway.deploy([slot for slot, _ in both], job, deployments)
 
 
-def test_each_worker_gets_its_part_and_the_archive_once(gateway: TaskGateway, both: list[tuple[Slot, Wire]]) -> None:
+def test_each_worker_gets_its_part_and_the_archive_and_an_unchanged_graph_once(
+    gateway: TaskGateway, both: list[tuple[Slot, Wire]]
+) -> None:
     deploy(gateway, both, 8)
+    rescaled = GRAPH.with_parallelism({"s": 3})
+    deploy(gateway, both, 9, rescaled)
     for index, (slot_, wire) in enumerate(both):
-        first, second = wire.messages()
+        first, second, third = wire.messages()
         assert [task.subtask_index for task in first.deployment.subtasks] == [index]
-        assert first.archive == b"archive"
-        assert second.archive is None
+        assert [message.archive for message in (first, second, third)] == [b"archive", None, None]
+        assert first.job.graph == GRAPH
+        assert second.job is None
+        assert third.job.graph == rescaled
         assert slot_.worker is not None
         assert slot_.worker.used
-    assert gateway.deployment == 8
+    assert gateway.deployment == 9
 
 
 def test_messages_go_to_the_workers_of_their_tasks(gateway: TaskGateway, both: list[tuple[Slot, Wire]]) -> None:

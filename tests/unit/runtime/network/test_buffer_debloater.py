@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.network.buffer_debloater import MIN_BUFFER_BYTES, BufferDebloater, BufferSizeWish
+from ckpt_runtime.network.buffer_debloater import MIN_BUFFER_BYTES, BufferDebloater, DesiredBufferSize
 
 
 def debloater(
@@ -97,30 +97,30 @@ def test_there_is_at_least_one_buffer() -> None:
 class TestBufferSizeWish:
     def test_a_listener_hears_every_wish(self) -> None:
         heard: list[int] = []
-        wish = BufferSizeWish()
-        wish.listen(heard.append)
+        desired = DesiredBufferSize()
+        desired.listen(heard.append)
         assert heard == []
-        wish.announce(512)
-        wish.announce(1_024)
+        desired.announce(512)
+        desired.announce(1_024)
         assert heard == [512, 1_024]
 
     def test_a_late_listener_hears_the_latest(self) -> None:
         heard: list[int] = []
-        wish = BufferSizeWish()
-        wish.announce(512)
-        wish.announce(1_024)
-        wish.listen(heard.append)
+        desired = DesiredBufferSize()
+        desired.announce(512)
+        desired.announce(1_024)
+        desired.listen(heard.append)
         assert heard == [1_024]
 
     def test_a_wish_that_comes_while_the_listener_is_told_of_an_older_one_is_the_last_word(self) -> None:
         heard: list[int] = []
-        wish = BufferSizeWish()
-        wish.announce(512)
+        desired = DesiredBufferSize()
+        desired.announce(512)
 
         def slow(size: int) -> None:
             if size == 512:
-                wish.announce(1_024)
+                desired.announce(1_024)
             heard.append(size)
 
-        wish.listen(slow)
+        desired.listen(slow)
         assert heard[-1] == 1_024

@@ -27,7 +27,7 @@ from ckpt_runtime.network.connections import (
     message_length,
     receive_exactly,
 )
-from ckpt_runtime.network.control_doors import MalformedMessageError
+from ckpt_runtime.network.listeners import MalformedMessageError
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def test_agents_talk_to_the_driver(sound: str) -> None:
             reading = threading.Thread(target=lambda link=connection, got=received: got.append(link.receive(TO_AGENT)))
             reading.start()
             listener.agent = None
-            connection.send(RegisterAgent(f"slot-{number}", 1, "127.0.0.1", (), ProcessIdentity("", 1, 1)))
+            connection.send(RegisterAgent(f"slot-{number}", "127.0.0.1", (), ProcessIdentity("", 1, 1)))
             wait_until(lambda: listener.agent is not None, "the registration")
             loops[0].call_soon_threadsafe(listener.send, Ping())
             reading.join(10)
@@ -238,6 +238,24 @@ def test_files_that_are_of_no_use_are_named(authority: Authority, tmp_path: Path
         options = {**sound, f"security.ssl.internal.{option}": path}
         with pytest.raises(TlsFilesError, match=rf"security\.ssl\.internal\.{option}: '{path}'"):
             credentials(SECRET, Configuration(options))
+
+
+@pytest.mark.parametrize(
+    ("mode", "accepted"), [(0o644, False), (0o604, False), (0o660, False), (0o640, True), (0o400, True)]
+)
+def test_a_key_that_other_users_can_read_or_change_is_refused_with_its_mode(
+    authority: Authority, mode: int, accepted: bool
+) -> None:
+    made = authority.issue(f"mode-{mode:o}")
+    made.key.chmod(mode)
+    rest, internal = Configuration(rest_options(made)), Configuration(internal_options(made, authority))
+    if accepted:
+        rest_context(rest)
+        credentials(SECRET, internal)
+        return
+    for options, prepare in ((rest, rest_context), (internal, lambda options: credentials(SECRET, options))):
+        with pytest.raises(TlsFilesError, match=rf"key-file: '{made.key}' has mode {mode:04o}.*must have mode 0600"):
+            prepare(options)
 
 
 def test_a_key_with_a_passphrase_is_refused_without_asking(authority: Authority, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""A harness that runs one operator with a real in-memory backend, a manual clock and collected output."""
+"""A harness that runs one operator with a real state backend, a manual clock and collected output."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorListState
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
-from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.state.backend import BackendParameters
+from ckpt_runtime.state.registry import create_backend
 from tests.support.inline_snapshots import handles_of, restore
 
 
@@ -24,14 +26,15 @@ class Harness:
         handles: Sequence[KeyedHandle] = (),
         lists: tuple[OperatorListState, ...] = (),
         configuration: dict[str, str] | None = None,
+        backend: str = "hashmap",
     ) -> None:
         self.operator = operator
         self.now = 0
         self.timer: int | None = None
         self.batches: list[pa.RecordBatch] = []
         self.events: list[Any] = []
-        groups = KeyGroupRange(0, 127)
-        self.backend = MemoryKeyedStateBackend(groups, 128, "op")
+        parameters = BackendParameters("op", KeyGroupRange(0, 127), 128, tempfile.mkdtemp, {})
+        self.backend = create_backend(backend, parameters)
         restore(self.backend, handles)
         self.context = OperatorContext(
             job_id="j", uid="op", name="op", subtask_index=0, parallelism=1, attempt=0,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise, product
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators import stateful_processor
+from ckpt_runtime.operators.errors import LateResultError
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from tests.unit.runtime.operators.conftest import Harness
@@ -22,6 +26,7 @@ IN = pa.schema([("k", pa.string()), ("v", pa.int64()), ("t", pa.timestamp("ms"))
 TRIGGER = "execution.stateful-processor.trigger"
 CHECKPOINT = {f"{TRIGGER}.type": "CHECKPOINT"}
 INTERVAL = {f"{TRIGGER}.type": "PROCESSING_TIME", f"{TRIGGER}.interval": "1 s"}
+TRIGGERS: list[dict[str, str]] = [{}, CHECKPOINT, INTERVAL]
 
 
 class Calls(StatefulProcessor):
@@ -178,3 +183,156 @@ def test_timers_that_register_due_timers_let_other_work_through(
         assert run.timer is not None
     assert len(run.advance(41)) == 5
     assert run.timer is not None
+
+
+class Echo(Calls):
+    """Gives each row back; outside of time mode None a timer follows each row, and its number comes when it fires."""
+
+    def __init__(self, timers: bool) -> None:
+        self.timers = timers
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            if self.timers:
+                self.handle.registerTimer(row.v)
+            yield Row(k=key[0], what=str(row.v))
+
+
+class Walk:
+    """Random rows, watermarks, moments and checkpoints, then a restore with another trigger, more of these, the end.
+
+    ``v`` is the number of a row, its event time and the time of its timer. None of the rows is late.
+    """
+
+    def __init__(self, harness: type[Harness], time_mode: str, backend: str, watermarks: bool, choice: Random) -> None:
+        self.harness, self.backend, self.choice, self.watermarks = harness, backend, choice, watermarks
+        mode = choice.choice(["Append", "Update"])
+        column = "t" if time_mode == "EventTime" else None
+        self.spec = ProcessSpec(("k",), Echo(time_mode != "None"), OUT, mode, time_mode, column)
+        self.given, self.now = 0, 10_000
+        self.watermark: int | None = None
+        self.events: list[Any] = []
+
+    def open(self, trigger: dict[str, str], handles: Any = (), lists: Any = ()) -> None:
+        self.run = self.harness(StatefulProcessorOperator(self.spec, IN), handles, lists, trigger, self.backend)
+        self.run.now = self.now
+        if self.watermark is not None:  # which whatever stands in front of it sends again
+            self.run.watermark(self.watermark)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            step = self.choice.choice(["rows", "rows", "watermark", "checkpoint", "clock"])
+            if step == "rows":
+                numbers = range(self.given + 1, self.given + self.choice.randrange(2, 6))
+                self.given = numbers[-1]
+                self.run.operator.process_batch(rows(*[(self.choice.choice("xyz"), n) for n in numbers]), 0)
+            elif step == "watermark" and self.watermarks and self.given:
+                self.watermark = self.given
+                self.run.operator.process_watermark(self.given)
+            elif step == "checkpoint":
+                self.run.operator.prepare_snapshot(1)
+            elif step == "clock":
+                self.run.now += self.choice.randrange(100, 1500)
+                if self.run.timer is not None and self.run.timer <= self.run.now:
+                    self.run.timer = None
+                    self.run.operator.on_processing_time(self.run.now)
+
+    def restored(self, trigger: dict[str, str]) -> None:
+        self.run.operator.prepare_snapshot(2)
+        lists, handles = self.run.lists(), self.run.snapshot()
+        self.now = self.run.now
+        self.close()
+        self.open(trigger, handles, lists)
+
+    def end(self) -> None:
+        self.run.operator.process_watermark(MAX_WATERMARK)
+        self.run.operator.finish()
+        self.close()
+
+    def close(self) -> None:
+        self.events += self.run.take()
+        self.run.operator.close()
+        self.run.backend.close()
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("time_mode", ["None", "ProcessingTime", "EventTime"])
+def test_every_row_comes_out_whatever_the_trigger_and_in_front_of_its_watermark(
+    harness: type[Harness], time_mode: str, backend: str
+) -> None:
+    walks = product(TRIGGERS, TRIGGERS, (True, False))
+    if backend == "rocksdb":  # a database is slow to open
+        walks = ((first, second, True) for first, second in pairwise([*TRIGGERS, {}]))
+    for seed, (first, second, watermarks) in enumerate(walks):
+        walk = Walk(harness, time_mode, backend, watermarks, Random(seed))
+        walk.open(first)
+        walk.steps(8)
+        walk.restored(second)
+        walk.steps(8)
+        walk.end()
+        case = (first, second, watermarks)
+        said = Counter(event["what"] for event in walk.events if isinstance(event, dict))
+        expected = [str(number) for number in range(1, walk.given + 1)]
+        if time_mode != "None":
+            expected += [f"fired {number}" for number in range(1, walk.given + 1)]
+        assert said == Counter(expected), case
+        reached = [event[1] for event in walk.events if isinstance(event, tuple)]
+        assert reached == sorted(reached), case
+        assert reached[-1] == MAX_WATERMARK, case
+        assert walk.watermark is None or walk.watermark in reached, case
+        passed = 0
+        for event in walk.events:
+            if isinstance(event, tuple):
+                passed = event[1]
+            elif not event["what"].startswith("fired"):
+                assert int(event["what"]) > passed, case
+
+
+class Shifted(Calls):
+    """Gives each row with its event time, ``v`` ms earlier below 0, none for a ``v`` of 99; a timer gives its own."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.handle.registerTimer(row.v if row.v > 0 else 1_000)
+            time = None if row.v == 99 else row.t + dt.timedelta(milliseconds=min(row.v, 0))
+            yield Row(k=key[0], at=time)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        after_1970 = dt.timedelta(milliseconds=expiredTimerInfo.getExpiryTimeInMs())
+        yield Row(k=key[0], at=dt.datetime(1970, 1, 1) + after_1970)
+
+
+AT = pa.schema([("k", pa.string()), ("at", pa.timestamp("ms"))])
+
+
+def with_event_time(time_mode: str = "EventTime") -> StatefulProcessorOperator:
+    spec = ProcessSpec(("k",), Shifted(), AT, "Append", time_mode, "t", output_event_time="at")
+    return StatefulProcessorOperator(spec, IN)
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_results_with_an_event_time_come_in_front_of_the_watermark_that_reaches_them(
+    harness: type[Harness], trigger: dict[str, str]
+) -> None:
+    """Also those of the timers that it fires, and rows without event time."""
+    run = harness(with_event_time(), configuration=trigger)
+    run.operator.process_watermark(20)
+    run.operator.process_batch(rows(("x", 25), ("x", 30)), 0)
+    run.operator.process_watermark(28)
+    run.operator.process_watermark(MAX_WATERMARK)
+    events = [event if isinstance(event, tuple) else event["at"].microsecond // 1000 for event in run.take()]
+    assert events == [("watermark", 20), 25, 30, 25, ("watermark", 28), 30, ("watermark", MAX_WATERMARK)]
+    assert harness(with_event_time()).process(rows(("x", 99)))[0]["at"] is None
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_result_at_or_before_the_watermark_behind_the_processor_fails_the_job(
+    harness: type[Harness], trigger: dict[str, str]
+) -> None:
+    run = harness(with_event_time(), configuration=trigger)
+    run.operator.process_watermark(20)
+    restored = harness(with_event_time(), run.snapshot(), run.lists(), trigger)
+    for subtask in (run, restored):
+        with pytest.raises(LateResultError, match="'op' gave a row whose at is 1970-01-01 00:00:00, but .* 20 ms"):
+            subtask.operator.process_batch(rows(("x", -30)), 0)
+            subtask.operator.finish()

@@ -186,7 +186,6 @@ def test_behind_a_stream_reader_event_time_moves_between_ranges(harness: type[Ha
     assert run.end_of_range() == [("watermark", 9000), "end of range"]
     assert run.end_of_range() == ["end of range"]
     assert not any(isinstance(event, tuple) for event in run.process(at(30)) + run.process(at(8)))
-    assert run.watermark(MAX_WATERMARK) == [("watermark", MAX_WATERMARK)]
 
 
 def test_rows_of_a_range_count_at_its_end_across_a_restore(harness: type[Harness]) -> None:
@@ -206,6 +205,13 @@ def test_a_snapshot_inside_the_first_range_has_no_watermark_yet(harness: type[Ha
     restored = harness(by_ranges(), lists=run.lists())
     assert restored.take() == []
     assert restored.end_of_range() == [("watermark", 9000), "end of range"]
+
+
+def test_the_end_of_data_ends_the_last_range(harness: type[Harness]) -> None:
+    run = harness(by_ranges())
+    run.process(at(10))
+    run.process(at(4))
+    assert run.watermark(MAX_WATERMARK) == [("watermark", 9000), ("watermark", MAX_WATERMARK)]
 
 
 def test_a_range_of_rows_without_event_time_moves_nothing(harness: type[Harness]) -> None:

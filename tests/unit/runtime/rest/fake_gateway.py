@@ -42,7 +42,7 @@ from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState, SavepointList
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
-from ckpt_runtime.jobmaster.submissions import JobLives
+from ckpt_runtime.jobmaster.submissions import JobStillRunning
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import (
@@ -54,6 +54,7 @@ from ckpt_runtime.scheduler.replacement import (
 )
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.preflight import StateVerdict
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.thread_dump import ThreadInfo
 
@@ -99,7 +100,7 @@ class FakeJob:
     savepoint_directory: str | None = None
     update_in_progress: bool = False
     end: JobStatus | None = None
-    polls_before_end: int = 1
+    polls_before_end: int = 3
     changed: OwnConfiguration | None = None
 
     @property
@@ -127,7 +128,8 @@ class FakeGateway:
         self.operations: dict[str, Operation] = {}
         self.disposed: list[str] = []
         self.requesters: list[str | None] = []
-        self.burnt: dict[str, int] = {}
+        self.held: dict[str, HeldUpgrade] = {}
+        self.retired: dict[str, int] = {}
         self.catalogue: list[CataloguedSavepoint] = []
         self.shut_down = False
         self.savepoint_failure: FailureCause | None = None
@@ -246,14 +248,14 @@ class FakeGateway:
             holds = {name: since for name, since in known.holds.items() if name != owner}
             self.pipelines[pipeline_id] = replace(known, holds=holds)
 
-    async def burn_job_id(self, job_id: str) -> None:
+    async def retire_job_id(self, job_id: str) -> None:
         job = self.jobs.get(job_id)
         if job is not None and not job.status.is_globally_terminal:
-            raise JobLives(job_id)
-        self.burnt.setdefault(job_id, self.now)
+            raise JobStillRunning(job_id)
+        self.retired.setdefault(job_id, self.now)
 
-    async def burnt_job_ids(self) -> Mapping[str, int]:
-        return self.burnt
+    async def retired_job_ids(self) -> Mapping[str, int]:
+        return self.retired
 
     async def plan_pipeline(self, request: g.RunRequest) -> PlanPreview:
         """As if all kept state fitted but that of one operator, whose snapshot has "refused" in its name."""
@@ -308,7 +310,15 @@ class FakeGateway:
         end = job.timestamps[job.status] if job.status.is_terminal else g.NOT_YET
         tasks = {state: PARALLELISM * len(VERTICES)}
         return g.JobOverview(
-            job.job_id, job.graph.name, job.status, START_MS, end, self.now, tasks, drill=job.request.drill
+            job.job_id,
+            job.graph.name,
+            job.status,
+            START_MS,
+            end,
+            self.now,
+            tasks,
+            drill=job.request.drill,
+            lineage=g.LineagePlace(job.job_id),
         )
 
     async def list_jobs(self) -> tuple[g.JobOverview, ...]:
@@ -440,13 +450,26 @@ class FakeGateway:
         failure = job.exceptions[0].failure if job.status is JobStatus.FAILED else None
         return g.ExecutionResult(job_id, job.graph.name, job.status if ended else None, START_MS, end, failure)
 
-    async def cancel_job(self, job_id: str, *, retain: bool = False) -> CheckpointStats | None:
+    async def cancel_job(
+        self, job_id: str, *, retain: bool = False, condition: g.Precondition = g.ANY_JOB
+    ) -> CheckpointStats | None:
         job = self._job(job_id)
         if job.status is not JobStatus.CANCELED:
             if job.status.is_terminal:
                 raise errors.JobTerminated(job_id, job.status)
             self.move(job_id, JobStatus.CANCELED)
         return job.tracker.snapshot().latest_completed if retain else None
+
+    async def hold_lineage(self, job_id: str, request: g.HoldRequest) -> HeldUpgrade:
+        self._job(job_id)
+        until = self.now + request.duration_ms
+        held = HeldUpgrade(request.owner, job_id, self.now, until, request.requester, request.snapshot)
+        self.held[job_id] = held
+        return held
+
+    async def release_lineage(self, job_id: str, owner: str | None) -> None:
+        self._job(job_id)
+        self.held.pop(job_id, None)
 
     # checkpoints
 
@@ -483,7 +506,9 @@ class FakeGateway:
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
         return declared_bounds(self._updatable(job_id).graph)
 
-    async def update_resource_requirements(self, job_id: str, bounds: Mapping[str, ParallelismBounds]) -> None:
+    async def update_resource_requirements(
+        self, job_id: str, bounds: Mapping[str, ParallelismBounds], condition: g.Precondition = g.ANY_JOB
+    ) -> None:
         job = self._updatable(job_id)
         try:
             check_bounds(job.graph, bounds)
@@ -536,6 +561,7 @@ class FakeGateway:
         cancel_job: bool,
         trigger_id: str | None,
         requester: str | None = None,
+        condition: g.Precondition = g.ANY_JOB,
     ) -> str:
         self._job(job_id)
         self.requesters.append(requester)
@@ -555,6 +581,7 @@ class FakeGateway:
         drain: bool,
         trigger_id: str | None,
         requester: str | None = None,
+        condition: g.Precondition = g.ANY_JOB,
     ) -> str:
         self._job(job_id)
         self.requesters.append(requester)
@@ -579,6 +606,10 @@ class FakeGateway:
         self._check()
         found = [item for item in self.catalogue if job is None or item.is_of(job)]
         return SavepointList(directory or "file:///data/savepoints", tuple(found))
+
+    async def known_savepoints(self, job: str | None) -> g.KnownSavepoints:
+        found = await self.list_savepoints(None, job)
+        return g.KnownSavepoints((found.directory,), found.savepoints, {"s3://away/savepoints": "it does not answer"})
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
         for found in (await self.list_savepoints(directory, job)).savepoints:

@@ -24,14 +24,17 @@ READS = {
     *("cluster_overview", "slot_agents", "dashboard_config", "cluster_configuration", "event_log", "list_pipelines"),
     *("plan_pipeline", "list_jobs", "job_status", "job_details", "job_config", "job_metrics", "vertex_metrics"),
     *("vertex_backpressure", "exception_history", "execution_result", "checkpoint_statistics", "checkpoint_config"),
-    *("thread_dump", "recent_log", "sampled_stacks"),
     *(
         "resource_requirements",
         "default_savepoint_directory",
         "operation_status",
         "list_savepoints",
+        "known_savepoints",
+        "thread_dump",
+        "sampled_stacks",
+        "recent_log",
         "latest_savepoint",
-        "burnt_job_ids",
+        "retired_job_ids",
     ),
 }
 

@@ -49,8 +49,8 @@ def test_every_field(send: Send, gateway: FakeGateway) -> None:
     }  # fmt: skip
     assert send("PATCH", f"/v1{PATH}", json=body).status_code == 200
     assert gateway.jobs[JOB].overrides == CheckpointOverrides(
-        interval_ms=10, timeout_ms=20, min_pause_ms=0, max_concurrent=3, tolerable_failures=0, aligned_timeout_ms=0,
-        unaligned_enabled=True, max_inflight_data_bytes=2**40,
+        interval_ms=10, timeout_ms=20, min_pause_ms=0, max_concurrent=3, tolerable_failed_checkpoints=0,
+        aligned_timeout_ms=0, unaligned_enabled=True, max_inflight_data_bytes=2**40,
     )  # fmt: skip
     reset = send("DELETE", PATH)
     assert reset.status_code == 200

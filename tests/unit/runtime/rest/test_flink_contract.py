@@ -14,6 +14,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway_values as g
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.version import FLINK_VERSION, VERSION
 from tests.unit.runtime.rest.conftest import JOB, Send, send_to
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway, Operation
 
@@ -242,3 +243,23 @@ def test_every_difference_is_documented_and_is_one() -> None:
     assert [name for name, (status, _) in DIFFERENCES.items() if recorded[name] == status] == []
     for pattern in NOT_SERVED:
         assert any(re.search(pattern, exchange["path"]) for exchange in CONTRACT), pattern
+
+
+def test_an_unknown_job_is_named_in_flinks_own_words(send: Send) -> None:
+    """Tools know it by the first line; behind that Flink has a trace."""
+    compared = 0
+    for exchange in CONTRACT:
+        body = exchange["response_body"]
+        told = body["errors"][0].split("\n")[0] if isinstance(body, dict) and body.get("errors") else ""
+        if told.endswith(f"NotFoundException: Job {UNKNOWN} not found") and "/rescales/" not in exchange["path"]:
+            answer = send(exchange["method"], exchange["path"])
+            assert (answer.status_code, answer.json()) == (404, {"errors": [told]}), exchange["name"]
+            compared += 1
+    assert compared >= 5
+
+
+@pytest.mark.parametrize("path", ["/overview", "/config"])
+def test_the_version_is_that_of_the_flink_whose_api_it_is_and_ours_beside_it(send: Send, path: str) -> None:
+    recorded = next(exchange for exchange in CONTRACT if exchange["path"] == path)["response_body"]
+    assert recorded["flink-version"] == FLINK_VERSION
+    assert send("GET", path).json()["ckpt-version"] == VERSION

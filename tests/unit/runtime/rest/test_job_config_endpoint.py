@@ -20,7 +20,7 @@ def everything_may_change(gateway: FakeGateway) -> None:
     gateway.allow_list = ("*",)
 
 
-def put(send: Send, version: Any = 1, query: str = "", **options: Any) -> Any:
+def put(send: Send, version: Any = 1, query: str = "?changes=true", **options: Any) -> Any:
     return send("PUT", PATH + query, json={"configuration": given(options), "version": version})
 
 
@@ -51,6 +51,15 @@ def test_the_configuration_with_its_version_and_who_made_it(send: Send) -> None:
     (change,) = document["changes"]
     assert (change["version"], change["options"]) == (2, [INTERVAL])
     assert change["by"]
+
+
+@pytest.mark.row("530.1")
+def test_put_answers_an_empty_object_unless_the_changes_are_asked_for(send: Send) -> None:
+    assert put(send, query="", interval="5 s").json() == {}
+    assert put(send, query="?changes=false", interval="5 s").json() == {}
+    assert put(send, 2, query="?dry-run=true", interval="6 s").json()["dry-run"]
+    assert send("GET", PATH).json()["version"] == 2
+    assert "changes" in errors(put(send, query="?changes=maybe", interval="6 s"), 400)
 
 
 @pytest.mark.row("530.2")

@@ -133,7 +133,15 @@ def test_the_cookie_changes_nothing(guarded: Send) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "http://driver-7:9999"}]
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "http://driver-7:9999"},
+        {"origin": "http://["},
+        {"origin": "null"},
+        {"origin": f"http://{HOST}/page"},
+    ],
 )
 def test_pages_of_others_neither_read_nor_log_in_with_it(guarded: Send, headers: dict[str, str]) -> None:
     cookie = cookie_of(guarded)

@@ -272,7 +272,7 @@ class TestStop:
         assert job_out.StopCompleted not in job.kinds()
 
     def test_one_that_fails_before_it_reaches_a_task(self):
-        job = Job(tolerable_failures=9).run()
+        job = Job(tolerable_failed_checkpoints=9).run()
         job.step(job_on.StopRequested("stop", False, "savepoints"))
         job.step(on.LocationFailed(self.location(job), "no directory"))
         assert job.one(job_out.StopFailed).request_id == "stop"

@@ -45,7 +45,7 @@ class Job:
 
     def __init__(self) -> None:
         self.machine = JobMachine(subtasks_of(GRAPH), FixedDelay(3, 100))
-        settings = CheckpointConfiguration(timeout_ms=500, tolerable_failures=9)
+        settings = CheckpointConfiguration(timeout_ms=500, tolerable_failed_checkpoints=9)
         coordinator = CheckpointCoordinator("job", GRAPH, settings)
         self.core = JobCore(JobPlan(GRAPH, Configuration({}), settings), self.machine, coordinator)
         self.now = Instant(0, 1_000_000)

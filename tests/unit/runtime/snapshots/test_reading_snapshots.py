@@ -21,7 +21,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots import trial
-from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
+from ckpt_runtime.snapshots.snapshot import Snapshot, open_in_place, open_snapshot
 from ckpt_runtime.storage.channel_state_frame import ElementKind, InFlightWatermark, frame_header, watermark_body
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
@@ -79,6 +79,26 @@ def test_a_moved_snapshot_is_whole(directory: Location, tmp_path: Path) -> None:
     snapshot = open_snapshot(str(tmp_path / "elsewhere"))
     assert snapshot.metadata.directory == resolve(tmp_path / "elsewhere").url
     assert snapshot.verify() == []
+
+
+def test_a_checkpoint_that_shares_files_is_restored_where_it_was_written(directory: Location, tmp_path: Path) -> None:
+    write_snapshot(directory, StateFile(f"{directory.url}-shared/f", 1, checksum_of(b"f")))
+    (tmp_path / "link").symlink_to(directory.path)
+    for place in (directory.path, tmp_path / "link"):
+        assert open_in_place(str(place)).metadata.directory == resolve(place).url
+    shutil.copytree(directory.path, tmp_path / "copy")
+    refusal = f"{tmp_path}/copy is a moved or copied checkpoint, written to {directory.url}; 1 of .*take a savepoint"
+    with pytest.raises(InvalidLocationError, match=refusal):
+        open_in_place(str(tmp_path / "copy"))
+    shutil.move(directory.path, tmp_path / "elsewhere")
+    with pytest.raises(InvalidLocationError, match=r"Restore it from .*/snapshot, or take a savepoint"):
+        open_in_place(str(tmp_path / "elsewhere"))
+
+
+def test_a_snapshot_that_shares_nothing_is_restored_wherever_it_lies(directory: Location, tmp_path: Path) -> None:
+    write_snapshot(directory)
+    shutil.move(directory.path, tmp_path / "elsewhere")
+    open_in_place(str(tmp_path / "elsewhere"))
 
 
 def cut(file: Path) -> None:

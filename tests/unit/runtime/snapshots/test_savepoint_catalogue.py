@@ -74,7 +74,7 @@ def test_what_was_taken_by_whom_is_found_by_listing_the_directory(base: Location
     assert (first.location, second.location, third.location) == (newer.url, older.url, damaged.url)
     assert first.entry == SavepointEntry(
         JOB, 1, 1, 3_000, "NATIVE", "hashmap", 5, 1, first.entry and first.entry.written_by,
-        "flights", FACTS.program, 3, "session 1", "ana",
+        "flights", FACTS.program, 3, "session 1", "ana", lineage=JOB,
     )  # fmt: skip
     assert first.entry is not None
     assert first.entry.duration_ms == 2_999

@@ -96,6 +96,17 @@ def test_what_is_given_up_leaves_nothing(base: Location) -> None:
     assert not exists(target)
 
 
+def test_a_wrong_key_group_is_refused(base: Location) -> None:
+    target = base.child("target")
+    with pytest.raises(TableError, match="column 'key_group' has to be of an integer type, it is string"):
+        writing(target, f"key_group string, {KEYED}", kind="value")
+    writer = writing(target, f"key_group int, {KEYED}", kind="value")
+    with pytest.raises(StateValueError, match="state 's' of operator 'op': column 'key_group' is 128 for the key"):
+        writer.write(iter([batch((1, 1)).add_column(0, "key_group", pa.array([128], pa.int32()))]))
+    writer.abort([])
+    assert not exists(target)
+
+
 def test_values_that_do_not_fit_are_refused_with_the_state_they_are_for(base: Location) -> None:
     target = base.child("target")
     writer = writing(target, "key struct<id: bigint>, value struct<v: bigint NOT NULL>", kind="value")

@@ -17,6 +17,7 @@ from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.state.canonical.writer import CanonicalWriter
 from ckpt_runtime.state.errors import StateValueError
+from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import Location, exists, list_names, make_directory, resolve
 from ckpt_runtime.storage.publish import publish
@@ -101,11 +102,16 @@ def test_no_rows_make_an_empty_state(tmp_path: Path) -> None:
         (new_state(key=pa.float32()), [(0.0, 1)], [(float("nan"), 1), (-float("nan"), 2)]),
         (
             new_state("map", user_key=pa.struct([("x", pa.float64())])),
-            [(1, {"x": 0.0}, 1), (1, {"x": 1.0}, 1)],
             [(1, {"x": 0.0}, 1), (1, {"x": -0.0}, 1)],
+            [(1, {"x": -0.0}, 1), (1, {"x": 0.0}, 1), (1, {"x": -0.0}, 2)],
+        ),
+        (
+            new_state("map", user_key=pa.float64()),
+            [(1, 0.0, 1), (1, -0.0, 1)],
+            [(1, -0.0, 1), (1, 0.0, 1), (1, -0.0, 2)],
         ),
     ],
-    ids=["value", "map", "map-nested", "timers", "zeros", "nans", "nested-zeros"],
+    ids=["value", "map", "map-nested", "timers", "zeros", "nans", "map-nested-zeros", "map-zeros"],
 )
 def test_a_key_that_is_there_twice_is_refused(
     tmp_path: Path, state: NewState, once: list[Any], twice: list[Any]
@@ -310,3 +316,16 @@ def test_a_write_that_was_given_up_is_not_published(
         publish_savepoint(target, PREFIX, state, [part], None, 1)
     give_up(target, PREFIX)
     assert not exists(target)
+
+
+def test_key_groups_that_a_table_names_are_compared_with_those_of_the_keys(base: Location) -> None:
+    target, state = base.child("new"), new_state()
+    open_write(target, PREFIX)
+    rows = table(state, [(1, 1), (2, 2)])
+    right = key_groups_of(hash_arrays([rows.column("key.id").combine_chunks()], ["id"]), state.max_parallelism)
+    assert write_part(target, PREFIX, state, rows, pa.chunked_array([right])) is not None
+    for wrong, shown in ((int(right[1]) + 1, int(right[1]) + 1), (None, None)):
+        given = pa.chunked_array([[int(right[0]), wrong]], pa.int64())
+        message = f"'key_group' is {shown} for the key {{'key.id': 2}}, which is in key group {right[1]} of "
+        with pytest.raises(StateValueError, match=message):
+            write_part(target, PREFIX, state, rows, given)

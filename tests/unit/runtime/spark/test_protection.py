@@ -72,9 +72,9 @@ def test_encryption_may_be_switched_off() -> None:
 
 def test_the_agents_secret_is_not_in_the_function_that_spark_ships() -> None:
     """It comes with the message that launches the task; without that the task refuses to begin."""
-    shipped = cloudpickle.loads(cloudpickle.dumps(agent_task("127.0.0.1", 1, 0)))
+    shipped = cloudpickle.loads(cloudpickle.dumps(agent_task("127.0.0.1", 1, "0")))
     with pytest.raises(RuntimeError, match=CONTROL_SECRET):
-        list(shipped(iter([0])))
+        list(shipped(iter(["0"])))
 
 
 def test_spark_hides_the_secrets_property_in_its_event_log() -> None:

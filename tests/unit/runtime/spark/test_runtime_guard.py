@@ -21,7 +21,5 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(monkeypatch:
         return None if name in ("numba", "xxhash") else found(name)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    with pytest.raises(
-        RuntimeNotInstalledError, match=r"needs numba, xxhash.*pip install 'airflow-provider-ckpt\[runt"
-    ):
+    with pytest.raises(RuntimeNotInstalledError, match=r"needs numba, xxhash.*pip install 'ckpt-runtime\[sess"):
         check_runtime()

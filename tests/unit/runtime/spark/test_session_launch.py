@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,8 @@ from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.spark import launch, session
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError, start_session, stop_session
 from ckpt_runtime.spark.session import TOKEN_VARIABLE, parse_arguments
+from tests.support.processes import living
+from tests.support.spark_sessions import wait_until
 
 READY = """
 import json, signal
@@ -29,7 +32,9 @@ json.dump({
 }, open(ready + ".seen", "w"))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 started = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
-document = {"rest_url": "http://127.0.0.1:8081", "driver_pid": os.getpid(), "driver_started": started}
+me = {"pid": os.getpid(), "started": started}
+document = {"rest_url": "http://127.0.0.1:8081", "leader": me, "driver": me, "log_file": "", "session_file": ready}
+document["token"] = os.environ.get("CKPT_REST_TOKEN")
 json.dump(document, open(ready + ".partial", "w"))
 os.rename(ready + ".partial", ready)
 while True:
@@ -223,6 +228,37 @@ def test_one_that_is_not_ready_in_time_is_killed(
     if written:
         with pytest.raises(ProcessLookupError):
             os.kill(int(written[0]), 0)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_start_that_is_interrupted_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    """The JVM and the driver below it both are asked to end before they are killed."""
+    lines = "\n".join(
+        [
+            f"import signal; DIRECTORY = {str(tmp_path)!r}",
+            "driver = os.fork()",
+            "def end(*_): open(os.path.join(DIRECTORY, str(os.getpid())), 'w').close(); os._exit(0)",
+            "signal.signal(signal.SIGTERM, end)",
+            "print(os.getppid() if driver == 0 else '-', os.getpid(), flush=True)",
+            "while True: signal.pause()",
+        ]
+    )
+    use_spark_submit(tmp_path, monkeypatch, lines)
+    log = tmp_path / "session.log"
+    command = [sys.executable, "-m", "ckpt_runtime.cli", "session", "start", "--log-file", str(log)]
+    environment = os.environ | {"CKPT_SESSION_FILE": str(tmp_path / "session.json")}
+    starting = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: log.exists() and log.read_text().count("\n") == 2, "both processes to run")
+    started = [int(line.split()[1]) for line in log.read_text().splitlines()]
+    starting.send_signal(number)
+    _, refusal = starting.communicate(timeout=30)
+    assert starting.returncode == code
+    assert "interrupted before the session was ready" in refusal
+    assert all((tmp_path / str(pid)).exists() for pid in started)
+    assert not living(started)
+    assert not (tmp_path / "session.json").exists()
 
 
 def test_stopping_what_is_gone_says_so(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from ckpt_runtime.network.agent_messages import (
     WorkerExited,
 )
 from ckpt_runtime.network.authentication import AuthenticationError
-from ckpt_runtime.network.control_doors import MalformedMessageError
+from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.spark import processes, slot_agent, worker_processes
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 from ckpt_runtime.spark.worker_processes import Spawner, own_identity
@@ -89,7 +89,7 @@ def test_it_says_who_it_is_and_answers_pings() -> None:
     async def test(driver: SlotListener) -> None:
         assert driver.agent is not None
         cpus = tuple(sorted(os.sched_getaffinity(0)))
-        assert driver.agent.registration == RegisterAgent("3-1", 3, "127.0.0.1", cpus, own_identity())
+        assert driver.agent.registration == RegisterAgent("3-1", "127.0.0.1", cpus, own_identity())
         assert await driver.answers()
 
     run(test)
@@ -201,7 +201,7 @@ class Starter:
     def start(self, start):
         os.kill(os.getpid(), signal.SIGKILL)
 
-SlotAgent(AgentParameters("127.0.0.1", 1, "secret", 3), 0, Starter())._obey(SpawnWorker("w0"))
+SlotAgent(AgentParameters("127.0.0.1", 1, "secret", "3"), Starter())._obey(SpawnWorker("w0"))
 """
 
 
@@ -406,7 +406,7 @@ def test_a_driver_with_another_secret_is_an_error() -> None:
     async def test() -> None:
         endpoint = ControlEndpoint("127.0.0.1", "other", SlotListener())
         port = await endpoint.start()
-        agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", 0), 0)
+        agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", "0"))
         with pytest.raises((AuthenticationError, ConnectionError)):
             await asyncio.get_running_loop().run_in_executor(None, agent.run)
         await endpoint.stop()

@@ -166,8 +166,8 @@ import os
 import numpy as np
 from ckpt_runtime.spark import worker_main
 
-worker_main._tethered = lambda start, pipe: None
-worker_main._serve = lambda start, tether: (print(np.random.random(), flush=True), os._exit(0))
+worker_main._watched_parent = lambda start, pipe: None
+worker_main._serve = lambda start, parent_watch: (print(np.random.random(), flush=True), os._exit(0))
 for _ in range(2):
     pid = os.fork()
     if pid == 0:

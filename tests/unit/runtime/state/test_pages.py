@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state.errors import CorruptStateError
+from ckpt_runtime.state.errors import CorruptStateError, reading
 from ckpt_runtime.state.memory.pages import ROWS_TAKEN, SectionWriter, read_block
 
 
@@ -37,3 +37,11 @@ def test_every_block_holds_the_rows_of_its_key_group_in_their_order() -> None:
         found[group] = pa.Table.from_batches(read_block("count", table.schema, block)).to_pydict()
     assert found == {group: table.take(np.flatnonzero(groups == group)).to_pydict() for group in sizes}
     assert list(found) == sorted(found)
+
+
+@pytest.mark.parametrize("error", [MemoryError("0 bytes left"), pa.ArrowMemoryError("malloc of size 8 failed")])
+def test_a_lack_of_memory_is_no_damage(error: Exception) -> None:
+    with pytest.raises(type(error)), reading("a block"):
+        raise error
+    with pytest.raises(CorruptStateError, match="a block cannot be read: too short"), reading("a block"):
+        raise pa.ArrowInvalid("too short")

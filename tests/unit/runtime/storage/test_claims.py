@@ -118,9 +118,9 @@ def test_who_was_let_go_of_has_a_successor_and_is_nobody_itself(place: Location)
     claims.acquire(place, Claim(FIRST, "file:///old", ("a",)))
     claim = claims.read_claim(place)
     assert claim is not None
-    claims.let_go(place, claim)
+    claims.declare_owner_dead(place, claim)
     with pytest.raises(ClaimedError):
-        claims.let_go(place, claim)
+        claims.declare_owner_dead(place, claim)
     over = claims.read_claim(place)
     assert over is not None
     assert not over.owner.is_same_job(FIRST)

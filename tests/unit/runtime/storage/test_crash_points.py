@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckpt_runtime.storage import crash_points
 
-PROGRAM = "from ckpt_runtime.storage.crash_points import reach; reach('here'); print('alive')"
+PROGRAM = "from ckpt_runtime.storage.crash_points import crash_point; crash_point('here'); print('alive')"
 
 
 def run(file: Path | None) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,7 @@ from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.storage import state_file_reader
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, delete_tree, list_names, resolve
 from ckpt_runtime.storage.publish import replace as replace_file
@@ -146,6 +147,23 @@ def test_every_flipped_byte_and_every_truncation_is_refused_by_name(directory: L
 
 
 @pytest.mark.row("203.10")
+def test_an_answer_that_is_too_short_is_no_damage_and_a_file_that_is_shorter_is(
+    directory: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(directory, bytes(1000))
+    stored = directory.child(file.path)
+    for name in ("read_descriptor", "read_range"):
+        honest = getattr(state_file_reader, name)
+        monkeypatch.setattr(state_file_reader, name, lambda *args, honest=honest: honest(*args)[:-1])
+    with pytest.raises(StorageError, match=f"{file.path}: storage gave 999 of 1000 bytes") as caught:
+        read(directory, file)
+    assert not isinstance(caught.value, CorruptFileError)
+    monkeypatch.undo()
+    replace_file(stored, bytes(999))
+    with pytest.raises(CorruptFileError, match="it has 999 bytes and not 1000"):
+        read(directory, file)
+
+
 def test_a_missing_file_is_named(directory: Location) -> None:
     file = write(directory, b"x" * 100)
     delete_tree(directory)

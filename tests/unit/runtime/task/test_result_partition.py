@@ -16,6 +16,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import owner_of_key_group
 from ckpt_runtime.network.elements import CancelCheckpoint, EndOfRange, Watermark
 from ckpt_runtime.network.gate import InputGate
+from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.state.hashing import hash_columns
 from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition, Subpartition
 from tests.support.reference_kernels import key_group_of_hash
@@ -117,6 +118,14 @@ class TestBuffers:
         assert out.elements == [[1], Watermark(6)]
         part.flush()
         assert len(out.elements) == 2
+
+    def test_the_watermark_of_the_end_of_data_replaces_none(self, kit: TaskKit) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out])
+        part.emit(kit.rows(1))
+        part.emit_watermark(5)
+        part.emit_watermark(MAX_WATERMARK)
+        assert out.elements == [[1], Watermark(5), Watermark(MAX_WATERMARK)]
 
     @pytest.mark.parametrize("channels", [1, 2])
     @pytest.mark.parametrize("partitioning", [p for p in Partitioning if p is not Partitioning.FORWARD])

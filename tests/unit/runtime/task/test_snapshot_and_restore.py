@@ -216,6 +216,14 @@ def test_storage_that_answers_an_error_is_no_damage(tmp_path: Path, monkeypatch:
     assert _fails_to_restore(handles, tmp_path).errno == errno.EIO
 
 
+def test_a_local_disk_that_is_full_is_no_damage() -> None:
+    expected = pytest.raises(StateUnavailableError, match="operator 'op' .*No space left")
+    with expected as caught, naming_operator("op", "state"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/local/db")
+    assert caught.value.errno == errno.ENOSPC
+    assert describe_error(caught.value).recoverable
+
+
 def test_damage_is_told_apart() -> None:
     errors = [CorruptFileError("x", "u"), InvalidLocationError("x", "u"), CorruptStateError("x")]
     for error in errors:

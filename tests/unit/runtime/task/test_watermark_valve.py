@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.task.watermark_valve import WatermarkValve
 
 
 def test_nothing_is_known_until_every_channel_has_spoken() -> None:
-    valve = WatermarkValve(2)
-    assert valve.advance(0, 10) is None
-    assert valve.advance(0, 20) is None
-    assert valve.advance(1, 5) == 5
-    assert valve.advance(1, 30) == 20
+    valve = WatermarkValve([0, 0])
+    assert valve.advance(0, 10) == []
+    assert valve.advance(0, 20) == []
+    assert valve.advance(1, 5) == [5]
+    assert valve.advance(1, 30) == [20]
 
 
 def test_a_channel_that_goes_back_is_ignored() -> None:
-    valve = WatermarkValve(1)
-    assert valve.advance(0, 10) == 10
-    assert valve.advance(0, 10) is None
-    assert valve.advance(0, 3) is None
-    assert valve.advance(0, 11) == 11
+    valve = WatermarkValve([0])
+    assert valve.advance(0, 10) == [10]
+    assert valve.advance(0, 10) == []
+    assert valve.advance(0, 3) == []
+    assert valve.advance(0, 11) == [11]
+
+
+@pytest.mark.parametrize(
+    ("gates", "advances", "expected"),
+    [
+        ([0], [(0, 7), (0, MAX_WATERMARK)], [7, MAX_WATERMARK]),
+        # Two subtasks of one stream: its event time is that of the one that has come furthest.
+        ([0, 0], [(0, 9), (1, 5), (0, MAX_WATERMARK), (1, MAX_WATERMARK)], [5, 9, MAX_WATERMARK]),
+        # One of them had no rows.
+        ([0, 0], [(1, MAX_WATERMARK), (0, 9), (0, MAX_WATERMARK)], [9, MAX_WATERMARK]),
+        ([0, 0], [(0, 9), (0, MAX_WATERMARK), (1, MAX_WATERMARK)], [9, MAX_WATERMARK]),
+        # Two streams: the one that lags behind counts.
+        ([0, 1], [(0, 9), (1, 5), (1, MAX_WATERMARK), (0, MAX_WATERMARK)], [5, 9, MAX_WATERMARK]),
+        ([0, 1], [(0, 9), (1, 5), (0, MAX_WATERMARK), (1, MAX_WATERMARK)], [5, MAX_WATERMARK]),
+        ([0, 1], [(0, 9), (0, MAX_WATERMARK), (1, MAX_WATERMARK)], [MAX_WATERMARK]),
+        ([0, 0, 1], [(0, 9), (1, 5), (2, 7), *((n, MAX_WATERMARK) for n in range(3))], [5, 7, MAX_WATERMARK]),
+    ],
+)
+def test_the_end_of_all_channels_comes_behind_what_the_data_has_reached(
+    gates: list[int], advances: list[tuple[int, int]], expected: list[int]
+) -> None:
+    valve = WatermarkValve(gates)
+    assert [moved for advance in advances for moved in valve.advance(*advance)] == expected
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(
@@ -29,12 +54,12 @@ def test_a_channel_that_goes_back_is_ignored() -> None:
 )))  # fmt: skip
 def test_the_combined_watermark_is_the_least_and_only_rises(given_: tuple[int, list[tuple[int, int]]]) -> None:
     channels, advances = given_
-    valve = WatermarkValve(channels)
+    valve = WatermarkValve([0] * channels)
     greatest: dict[int, int] = {}
     current: int | None = None
     for channel, timestamp in advances:
         greatest[channel] = max(greatest.get(channel, timestamp), timestamp)
         expected = min(greatest.values()) if len(greatest) == channels else None
         moved = valve.advance(channel, timestamp)
-        assert moved == (expected if expected != current else None)
+        assert moved == ([expected] if expected != current else [])
         current = expected

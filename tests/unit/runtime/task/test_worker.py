@@ -8,22 +8,26 @@ import struct
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle, StateFile
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.agent_messages import FROM_STRANGER, ProcessIdentity, RegisterWorker
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
-from ckpt_runtime.network.control_doors import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
     CancelDeployment,
@@ -40,7 +44,8 @@ from ckpt_runtime.network.control_messages import (
     WorkerHeartbeat,
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
-from ckpt_runtime.scheduler.deployment import Deployment, Program, SubtaskDescriptor
+from ckpt_runtime.network.listeners import MalformedMessageError
+from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage.checksums import checksum_of
@@ -70,7 +75,7 @@ def archive(**files: str) -> bytes:
 
 
 class NoAgent:
-    """A tether that notes what is asked of it."""
+    """A parent_watch that notes what is asked of it."""
 
     identity = ProcessIdentity("m", 12, 34)
     directory = "/tmp/w"
@@ -88,10 +93,10 @@ class NoAgent:
 class Driver:
     """The driver's end."""
 
-    def __init__(self, connection: ControlConnection, worker: TaskWorker, tether: NoAgent) -> None:
+    def __init__(self, connection: ControlConnection, worker: TaskWorker, parent_watch: NoAgent) -> None:
         self.connection = connection
         self.worker = worker
-        self.tether = tether
+        self.parent_watch = parent_watch
         self.registration = connection.receive(FROM_STRANGER)
 
     def start(self) -> threading.Thread:
@@ -124,17 +129,17 @@ def driver() -> Iterator[Driver]:
     far = socket.create_connection(near.getsockname())
     accepted, _ = near.accept()
     near.close()
-    tether = NoAgent()
-    worker = TaskWorker(ControlConnection(far), "secret", tether, slot="0-0", worker_id="w1")
-    driver = Driver(ControlConnection(accepted), worker, tether)
+    parent_watch = NoAgent()
+    worker = TaskWorker(ControlConnection(far), "secret", parent_watch, slot="0-0", worker_id="w1")
+    driver = Driver(ControlConnection(accepted), worker, parent_watch)
     yield driver
     driver.connection.close()
     worker.close()
 
 
-def deployment(number: int = 1, program: str = "p", entry: str = "entry:pipeline") -> Deployment:
-    graph = JobGraph("job", (JobVertex(VERTEX, (OperatorNode("s", "Source", "source"),), 1),), ())
-    return Deployment("j", number, 0, graph, Program(program, entry, ()), (SubtaskDescriptor(VERTEX, 0, (), ()),))
+GRAPH = JobGraph("job", (JobVertex(VERTEX, (OperatorNode("s", "Source", "source"),), 1),), ())
+JOB = JobDescriptor("j", GRAPH, Program("p", "entry:pipeline", ()))
+DEPLOYMENT = Deployment(1, 0, (SubtaskDescriptor(VERTEX, 0),))
 
 
 def test_it_says_who_it_is(driver: Driver) -> None:
@@ -172,12 +177,12 @@ def test_it_follows_the_agent_that_adopts_it(driver: Driver) -> None:
     agent = ProcessIdentity("m", 5, 6)
     driver.worker._handle(FollowAgent(agent))
     assert driver.receive(Following) == Following()
-    assert driver.tether.calls == [agent]
+    assert driver.parent_watch.calls == [agent]
 
 
 def test_a_deployment_binds_it_to_its_agent_before_anything_runs(driver: Driver) -> None:
-    driver.worker._handle(DeploySubtasks(deployment()))
-    assert driver.tether.calls == ["work"]
+    driver.worker._handle(DeploySubtasks(DEPLOYMENT, JOB))
+    assert driver.parent_watch.calls == ["work"]
     driver.receive(DeploymentFailed)
 
 
@@ -231,9 +236,13 @@ class TestPrograms:
 
 
 class TestDeployment:
+    def test_a_deployment_whose_job_graph_was_never_sent_fails_by_name(self, driver: Driver) -> None:
+        driver.worker._handle(DeploySubtasks(DEPLOYMENT))
+        assert "has not sent this worker the job graph" in driver.receive(DeploymentFailed).failure.cause.message
+
     def test_a_program_that_cannot_be_loaded_fails_the_deployment_and_not_the_worker(self, driver: Driver) -> None:
         thread = driver.start()
-        driver.connection.send(DeploySubtasks(deployment(), archive(mdotpy="")))
+        driver.connection.send(DeploySubtasks(DEPLOYMENT, JOB, archive(mdotpy="")))
         answer = driver.receive(DeploymentFailed)
         assert answer.deployment == 1
         assert "entry" in answer.failure.cause.message
@@ -248,7 +257,7 @@ class TestDeployment:
             vertex_id, index, name = VERTEX, 0, "s"
 
             def __init__(self, number: int) -> None:
-                self.deployment = deployment(number)
+                self.deployment = replace(DEPLOYMENT, deployment=number)
                 self.subtasks = {(VERTEX, 0): self}
 
         earlier, present = Stub(1), Stub(2)
@@ -267,7 +276,8 @@ class _Ending:
     vertex_id, index, name = VERTEX, 0, "s"
 
     def __init__(self, *, ends_while_writing: bool) -> None:
-        self.deployment = deployment()
+        self.deployment = DEPLOYMENT
+        self.configuration = Configuration()
         self.subtasks = {(VERTEX, 0): self}
         self.state = TaskState.RUNNING if ends_while_writing else TaskState.FINISHED
         self.checkpoints = self
@@ -303,6 +313,71 @@ def test_a_subtask_that_has_ended_leaves_no_snapshot_behind(
     assert subtask.released == 1
     assert (subtask.written > 0) is ends_while_writing
     assert list(tmp_path.iterdir()) == []
+
+
+class _Writing(_Ending):
+    """Its snapshot has written a shared file, and stands still in the request of the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(ends_while_writing=True)
+        self.in_request, self.answered = threading.Event(), threading.Event()
+        self.files_after_it: list[str] = []
+
+    def cancel(self, timeout_s: float) -> bool:
+        return True
+
+    def write(self, files: SnapshotFiles) -> list[KeyedHandle]:
+        for number in range(3):
+            with files.shared() as file:
+                file.write(b"x" * 100_000)
+                if number == 1:
+                    self.in_request.set()
+                    assert self.answered.wait(60)
+                file.finish()
+            if number:
+                self.files_after_it.append(str(number))
+        raise AssertionError("it was given up")
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_snapshot_that_is_being_written_when_its_job_goes_stops_and_leaves_nothing(
+    driver: Driver, tmp_path: Path, closed: bool
+) -> None:
+    """Cancelled, where the worker goes on; and released, where it waits for its requests before it ends."""
+    (own := tmp_path / "chk-5").mkdir()
+    (shared := tmp_path / "shared").mkdir()
+    subtask: Any = _Writing()
+    options = CheckpointOptions(CheckpointProperties(), str(own), shared_directory=str(shared))
+    snapshot = SubtaskSnapshot(
+        CheckpointBarrier(5, 0, options),
+        (OperatorSnapshot("s", (), subtask),),
+        InFlight(),
+        SnapshotMeasures(0, 0, 0, 0.0),
+    )
+    worker = driver.worker
+    worker._job = subtask
+    worker.write_snapshot(subtask, snapshot)
+    [writing] = worker._unfinished
+    assert subtask.in_request.wait(60)
+    assert len(list(shared.iterdir())) == 2
+    if closed:
+        closing = threading.Thread(target=worker.close)
+        closing.start()
+        while worker._job is not None:
+            closing.join(0.01)
+        closing.join(0.1)
+        assert closing.is_alive(), "the process would end before its request is answered"
+        subtask.answered.set()
+        closing.join(60)
+        assert not closing.is_alive()
+    else:
+        worker._cancel(CancelDeployment(1))
+        subtask.answered.set()
+        writing.result(60)
+        assert driver.receive(Canceled) == Canceled(1, ended=True)
+    assert subtask.files_after_it == ["1"]
+    assert list(shared.iterdir()) == []
+    assert worker._unfinished == set()
 
 
 def test_errors_are_described_with_their_class_message_and_trace() -> None:
@@ -403,7 +478,7 @@ def _snapshot_answer(
 ) -> DeclineCheckpoint:
     subtask: Any = _Ending(ends_while_writing=True)
     subtask.write = write
-    subtask.deployment.graph.configuration.update(configuration or {})
+    subtask.configuration = Configuration(configuration or {})
     barrier = CheckpointBarrier(5, 0, CheckpointOptions(CheckpointProperties(), str(directory)))
     snapshot = SubtaskSnapshot(
         barrier, (OperatorSnapshot("s", (), subtask),), InFlight(), SnapshotMeasures(0, 0, 0, 0.0)
@@ -441,3 +516,12 @@ def test_a_lost_channel_is_told_as_a_consequence_and_logged_without_a_trace(
 def test_what_meets_the_same_error_again_is_not_tried_again(error: Exception) -> None:
     assert describe_error(error).recoverable is False
     assert describe_error(RuntimeError("x")).recoverable is True
+
+
+def test_a_plan_that_another_error_prevents_is_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as missing:
+        source_schema("replay", {"path": str(tmp_path / "away")}, None)
+    assert describe_error(missing.value).recoverable is True
+    with pytest.raises(PlanError) as wrong:
+        source_schema("replay", {"path": str(tmp_path), "partitionBy": "a"}, pa.schema([("b", pa.int64())]))
+    assert describe_error(wrong.value).recoverable is False

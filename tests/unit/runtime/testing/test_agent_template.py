@@ -40,16 +40,21 @@ class Driver(SlotListener):
             self.agents.append(peer)
 
 
-def started(slots: int, test: Callable[[Driver, list[int]], None] | None = None, *, shut_down: bool = True) -> object:
-    """Runs agents at an endpoint; gives what their stage ended with."""
+def started(
+    slots: int, test: Callable[[Driver, list[int]], None] | None = None, *, shut_down: bool = True
+) -> list[str]:
+    """Runs agents at an endpoint; gives the errors that they ended with."""
     ended: queue.Queue[object] = queue.Queue()
+    errors: list[str] = []
 
     async def inside() -> None:
         driver = Driver()
         endpoint = ControlEndpoint("127.0.0.1", "secret", driver)
         provider = LocalSlotProvider()
         try:
-            provider.launch(3, slots, await endpoint.start(), "secret", lambda _, error: ended.put(error))
+            port = await endpoint.start()
+            for slot in range(slots):
+                provider.launch(str(slot), port, "secret", lambda _, error: ended.put(error))
             await until(lambda: len(driver.agents) == slots)
             agents = provider.agent_pids()
             for number, agent in enumerate(driver.agents):
@@ -59,13 +64,17 @@ def started(slots: int, test: Callable[[Driver, list[int]], None] | None = None,
                 await asyncio.to_thread(test, driver, agents)
             for agent in driver.agents if shut_down else ():
                 agent.send(ShutdownAgent())
-            await asyncio.to_thread(ended.put, await asyncio.to_thread(ended.get, True, TIMEOUT_S))
+            for _ in range(slots):
+                error = await asyncio.to_thread(ended.get, True, TIMEOUT_S)
+                if error is not None:
+                    errors.append(str(error))
         finally:
             await endpoint.stop()
-            provider.cancel(3)
+            for slot in range(slots):
+                provider.cancel(str(slot))
 
     asyncio.run(inside())
-    return ended.get_nowait()
+    return errors
 
 
 def test_agents_of_one_template_are_processes_with_a_template_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,19 +94,20 @@ def test_agents_of_one_template_are_processes_with_a_template_each(monkeypatch: 
         for pid in [parent(agents[0]), *seen]:
             assert b"hidden" not in Path(f"/proc/{pid}/environ").read_bytes()
 
-    assert started(2, test) is None
-    MiniCluster.wait_until(lambda: not living(seen), "the keepers to end behind the workers", TIMEOUT_S)
+    assert started(2, test) == []
+    MiniCluster.wait_until(lambda: not living(seen), "the supervisors to end behind the workers", TIMEOUT_S)
 
 
-def test_an_agent_that_is_killed_ends_its_stage() -> None:
+def test_agents_that_are_killed_end_their_slots() -> None:
     seen: list[int] = []
 
     def test(driver: Driver, agents: list[int]) -> None:
         seen.extend(pid for agent in agents for pid in [agent, *children(agent)])
-        os.kill(agents[1], signal.SIGKILL)
+        for agent in agents:
+            os.kill(agent, signal.SIGKILL)
 
-    error = started(2, test, shut_down=False)
-    assert str([-signal.SIGKILL, -signal.SIGKILL]) in str(error)
+    errors = started(2, test, shut_down=False)
+    assert errors == [f"the slot agent ended with {-signal.SIGKILL}"] * 2
     MiniCluster.wait_until(lambda: not living(seen), "the workers to end", TIMEOUT_S)
 
 
@@ -110,10 +120,10 @@ def test_a_killed_template_leaves_its_agents_to_nobody_and_the_next_ones_get_ano
         seen.extend(agents)
         os.kill(templates[0], signal.SIGKILL)
 
-    error = started(2, test, shut_down=False)
-    assert str([-signal.SIGKILL, -signal.SIGKILL]) in str(error)
+    errors = started(2, test, shut_down=False)
+    assert errors == [f"the slot agent ended with {-signal.SIGKILL}"] * 2
     MiniCluster.wait_until(lambda: not living(seen), "the agents to end", TIMEOUT_S)
-    assert started(1, lambda driver, agents: templates.append(parent(agents[0]))) is None
+    assert started(1, lambda driver, agents: templates.append(parent(agents[0]))) == []
     assert templates[0] != templates[1]
 
 
@@ -126,11 +136,11 @@ def test_what_processes_inherit_is_that_of_the_moment(monkeypatch: pytest.Monkey
             assert Path(f"/proc/{pid}/cwd").readlink() == Path.cwd()
             assert os.environ.get("OF_THE_TEST", "").encode() in Path(f"/proc/{pid}/environ").read_bytes()
 
-    assert started(1, test) is None
+    assert started(1, test) == []
     monkeypatch.setenv("OF_THE_TEST", "seen by workers")
-    assert started(1, test) is None
+    assert started(1, test) == []
     monkeypatch.chdir(tmp_path)
-    assert started(1, test) is None
+    assert started(1, test) == []
     assert len(set(templates)) == 3
 
 

@@ -16,7 +16,7 @@ from ckpt_runtime.testing.local_slots import LocalSlotProvider
 from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, MiniCluster
 
 TIMEOUT_S = 60
-Ended = "queue.Queue[tuple[int, BaseException | None]]"
+Ended = "queue.Queue[tuple[str, BaseException | None]]"
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def use_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     def use(body: str) -> None:
         script = tmp_path / "agent"
         script.write_text(
-            f"#!{sys.executable} -IS\nimport json, os, signal, sys\nstart, index = json.load(sys.stdin)\n{body}\n"
+            f"#!{sys.executable} -IS\nimport json, os, signal, sys\nstart = json.load(sys.stdin)\n{body}\n"
         )
         script.chmod(0o755)
         monkeypatch.setattr(local_slots, "sys", SimpleNamespace(executable=str(script), path=sys.path))
@@ -32,43 +32,39 @@ def use_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return use
 
 
-def launch(slots: int) -> tuple[LocalSlotProvider, Ended]:
+def launch(*slots: str) -> tuple[LocalSlotProvider, Ended]:
     provider = LocalSlotProvider(start_agent=local_slots.spawned_agent)
     ended: Ended = queue.Queue()
-    provider.launch(5, slots, 1234, "secret", lambda stage, error: ended.put((stage, error)))
+    for slot in slots:
+        provider.launch(slot, 1234, "secret", lambda slot, error: ended.put((slot, error)))
     return provider, ended
 
 
-def test_each_agent_gets_its_parameters_and_a_good_end_is_no_error(
+def test_an_agent_gets_its_parameters_and_a_good_end_is_no_error(
     use_agent: Callable[[str], None], tmp_path: Path
 ) -> None:
-    use_agent(f"json.dump(start, open({str(tmp_path)!r} + f\"/{{index}}.json\", 'w'))")
-    provider, ended = launch(2)
-    assert ended.get(timeout=TIMEOUT_S) == (5, None)
-    for index in range(2):
-        assert json.loads((tmp_path / f"{index}.json").read_text()) == {
-            "driver_host": "127.0.0.1", "driver_port": 1234, "secret": "secret", "stage_id": 5,
-            "log": {"format": "text", "session": ""},
-        }  # fmt: skip
+    use_agent(f"json.dump(start, open({str(tmp_path)!r} + '/start.json', 'w'))")
+    provider, ended = launch("5")
+    assert ended.get(timeout=TIMEOUT_S) == ("5", None)
+    assert json.loads((tmp_path / "start.json").read_text()) == {
+        "driver_host": "127.0.0.1", "driver_port": 1234, "secret": "secret", "slot": "5",
+        "log": {"format": "text", "session": ""},
+    }  # fmt: skip
     assert provider.agent_pids() == []
 
 
-def test_one_that_fails_takes_the_others_along(use_agent: Callable[[str], None]) -> None:
-    use_agent("sys.exit(3) if index == 1 else signal.pause()")
-    provider, ended = launch(3)
-    stage, error = ended.get(timeout=TIMEOUT_S)
-    assert stage == 5
-    assert "3" in str(error)
-    assert provider.agent_pids() == []
-
-
-def test_a_stage_can_be_cancelled(use_agent: Callable[[str], None]) -> None:
-    use_agent("signal.pause()")
-    provider, ended = launch(2)
+def test_an_agent_that_fails_ends_its_own_slot_alone(use_agent: Callable[[str], None]) -> None:
+    use_agent("sys.exit(3) if start['slot'] == '1' else signal.pause()")
+    provider, ended = launch("0", "1", "2")
+    slot, error = ended.get(timeout=TIMEOUT_S)
+    assert (slot, str(error)) == ("1", "the slot agent ended with 3")
     assert len(provider.agent_pids()) == 2
-    provider.cancel(5)
-    provider.cancel(99)
-    assert isinstance(ended.get(timeout=TIMEOUT_S)[1], RuntimeError)
+    provider.cancel("0")
+    provider.cancel("unknown")
+    slot, error = ended.get(timeout=TIMEOUT_S)
+    assert (slot, str(error)) == ("0", "the slot agent ended with -9")
+    provider.cancel("2")
+    assert ended.get(timeout=TIMEOUT_S)[0] == "2"
 
 
 def test_a_cluster_starts_without_slots_and_stops() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, RowsCodec, SplitLi
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.elements import ElementTable
 from ckpt_runtime.state.states import TimeToLive
+from ckpt_runtime.state.values import user_key_maker, user_key_reader
 from tests.unit.runtime.state.conftest import Snapshots
 
 KEY = pa.schema([("k", pa.int64())])
@@ -131,3 +133,22 @@ def test_damaged_elements_are_errors() -> None:
     assert table.from_bytes(rows.encode([(1,)])) == [(1,)]
     with pytest.raises(CorruptStateError, match="no rows"):
         table.from_bytes(rows.encode([]))
+
+
+@pytest.mark.parametrize("more", [0, 200])
+def test_the_two_zeros_are_two_keys_of_a_map_across_a_restore(rocksdb: Snapshots, more: int) -> None:
+    """In one entry for the whole map, and in one for each of its keys."""
+    names = pa.schema([("f", pa.float64())])
+    make_key, read_key = user_key_maker(names), user_key_reader(names)
+    zeros = [make_key((number,)) for number in (0.0, -0.0)]
+    backend = rocksdb.backend()
+    entries = backend.map_state("m", KEY, names, ONE)
+    for number, name in enumerate([*zeros, *((float(n),) for n in range(1, more))]):
+        entries.put((1,), name, (number,))
+    backend = rocksdb.restored(rocksdb.of(backend))
+    entries = backend.map_state("m", KEY, names, ONE)
+    assert [entries.get_value((1,), name) for name in zeros] == [(0,), (1,)]
+    signs = sorted(math.copysign(1, number) for (number,) in map(read_key, entries.get((1,))) if number == 0)
+    assert signs == [-1, 1]
+    entries.remove((1,), zeros[1])
+    assert [entries.get_value((1,), name) for name in zeros] == [(0,), None]

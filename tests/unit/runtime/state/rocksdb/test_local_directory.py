@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +15,7 @@ import pytest
 
 from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.held_directory import LOCK
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
@@ -20,7 +25,8 @@ KEY = pa.schema([("k", pa.int64())])
 HOLDER = """
 import sys
 from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
-print(LocalDirectory(sys.argv[1], str).path, flush=True)
+made = LocalDirectory(sys.argv[1], str)
+print(made.path, flush=True)
 sys.stdin.read()
 """
 
@@ -51,6 +57,7 @@ def test_a_database_lies_there_until_its_backend_and_its_snapshots_are_gone(tmp_
 
 def test_what_a_killed_process_leaves_goes_with_the_next_one_and_what_is_in_use_stays(tmp_path: Path) -> None:
     (tmp_path / "ckpt-state-of-nobody").mkdir()
+    (tmp_path / "ckpt-state-of-nobody" / LOCK).touch()
     (tmp_path / "other").mkdir()
     (tmp_path / "ckpt-state-link").symlink_to(tmp_path / "other")
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
@@ -71,6 +78,36 @@ def test_what_a_killed_process_leaves_goes_with_the_next_one_and_what_is_in_use_
     another.remove()
     another.remove()
     assert {path.name for path in tmp_path.iterdir()} == {"other", "ckpt-state-link"}
+
+
+def test_directories_are_for_their_user_alone(tmp_path: Path) -> None:
+    made = LocalDirectory(str(tmp_path / "new" / "state"), refuse)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (made.path.parent, made.path)] == [0o700, 0o700]
+    made.remove()
+
+
+@pytest.mark.timeout(60)
+def test_a_lock_on_the_users_directory_holds_nobody_up(tmp_path: Path) -> None:
+    """Whoever may read a directory can lock it, and keep the lock."""
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        made = LocalDirectory(str(tmp_path), refuse)
+        made.remove()
+    finally:
+        os.close(descriptor)
+
+
+def test_processes_that_start_at_the_same_time_keep_their_directories(tmp_path: Path) -> None:
+    def one(_: int) -> bool:
+        made = LocalDirectory(str(tmp_path), refuse)
+        kept = made.path.is_dir()
+        made.remove()
+        return kept
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(400)))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_is_none_is_named(tmp_path: Path) -> None:

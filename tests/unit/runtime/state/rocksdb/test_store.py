@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
+import resource
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.rocksdb.codec import BATCH
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
+from tests.support.jobs import skip_unless_root
 
 MEMORY = StoreMemory(8 << 20, 0.5)
 
@@ -205,17 +209,85 @@ def test_calls_after_the_end_raise(tmp_path: Path) -> None:
         store.write([(b"a", b"")], [])
 
 
-@pytest.mark.parametrize("damaged", ["CURRENT", "MANIFEST", ".sst"])
-def test_files_that_are_no_whole_database_are_refused(tmp_path: Path, damaged: str) -> None:
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The files of a small database."""
     store = Store(tmp_path / "db", MEMORY)
     store.write([(b"a", b"1")], [])
     store.flush()
     store.checkpoint(tmp_path / "copy")
     store.close()
-    (victim,) = [path for path in (tmp_path / "copy").iterdir() if damaged in path.name]
-    victim.unlink()
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("CURRENT", Path.unlink),
+        (".sst", Path.unlink),
+        (".sst", lambda path: os.truncate(path, 100)),
+        ("MANIFEST", lambda path: os.truncate(path, 30)),
+    ],
+)
+def test_files_that_are_no_whole_database_are_damage(copy: Path, file: str, damage: Callable[[Path], None]) -> None:
+    [victim] = [path for path in copy.iterdir() if file in path.name]
+    damage(victim)
     with pytest.raises(CorruptStateError, match="copy"):
-        Store(tmp_path / "copy", MEMORY)
+        Store(copy, MEMORY)
+
+
+def fails_without_proof(directory: Path, reason: str) -> None:
+    with pytest.raises(OSError, match=f"RocksDB cannot open {directory}: .*IO error: .*{reason}"):
+        Store(directory, MEMORY)
+
+
+def test_a_full_disk_is_no_damage(copy: Path, tmp_path: Path) -> None:
+    skip_unless_root()
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True)
+    try:
+        shutil.copytree(copy, small / "db")
+        with (small / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space left"):
+            while True:
+                ballast.write(bytes(4096))
+        fails_without_proof(small / "db", "No space left on device")
+        (small / "ballast").unlink()
+        Store(small / "db", MEMORY).close()
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_a_lack_of_file_descriptors_is_no_damage(copy: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+    taken: list[int] = []
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.open(copy / "CURRENT", os.O_RDONLY))
+        for _ in range(3):
+            os.close(taken.pop())
+        fails_without_proof(copy, "Too many open files")
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    Store(copy, MEMORY).close()
+
+
+def test_a_database_that_somebody_has_open_is_no_damage(copy: Path) -> None:
+    opened = Store(copy, MEMORY)
+    fails_without_proof(copy, "lock hold by current process")
+    opened.close()
+
+
+def test_a_manifest_that_is_gone_from_the_local_disk_is_no_damage(copy: Path) -> None:
+    """It was there, and verified, when the directory was made."""
+    [manifest] = copy.glob("MANIFEST-*")
+    manifest.unlink()
+    fails_without_proof(copy, "No such file or directory")
 
 
 def test_nothing_imports_it_before_a_backend_needs_it() -> None:

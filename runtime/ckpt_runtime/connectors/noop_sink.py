@@ -1,0 +1,23 @@
+"""Format ``noop``: takes rows and forgets them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.specs import SinkSpec
+from ckpt_runtime.operators.operator import Operator
+
+
+class NoopSink(Operator):
+    """The operator behind format ``noop``. Keeps no state."""
+
+    requires_final_checkpoint = False
+
+    def __init__(self, spec: SinkSpec) -> None:
+        """``spec`` has no options."""
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        pass
+
+    def process_watermark(self, timestamp_ms: int) -> None:
+        pass

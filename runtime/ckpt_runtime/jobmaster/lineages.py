@@ -1,0 +1,244 @@
+"""Lineages: the jobs that started from each other's snapshots, of which one lives, and one upgrade is in progress.
+
+Two jobs of one lineage would read the same input and write the same output. So the job manager decides who may start
+one, and who may end one: whoever replaces, suspends or resumes a job holds its lineage meanwhile, and the requests of
+everybody else are refused. A holder that is gone loses the lineage when its time is over, or when somebody says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Collection
+from concurrent.futures import Executor
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
+from ckpt_runtime.jobmaster.gateway_errors import Conflict, NotReady
+from ckpt_runtime.jobmaster.gateway_values import HoldRequest, JobOverview, LineagePlace, Precondition
+from ckpt_runtime.jobmaster.known_jobs import KnownJobs
+from ckpt_runtime.jobmaster.snapshot_references import References
+from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.fenced_document import FencedDocument
+from ckpt_runtime.storage.held_upgrades import HeldUpgrade, HeldUpgrades
+
+_REMEMBERED = 1_000
+"""So many owners of upgrades that are over are known, whose late requests begin nothing."""
+
+
+class LineageLives(Conflict):
+    """A job is to be started beside one that would write the same output."""
+
+    def __init__(self, job: JobOverview, shared: str, way_out: str) -> None:
+        super().__init__(
+            f"Job {job.job_id}, which is {job.status.value}, has {shared} too, of which one job lives at a time. End "
+            f"that job first, or {way_out}"
+        )
+
+
+class LineageHeld(Conflict):
+    """Somebody else is replacing, suspending or resuming the job."""
+
+    def __init__(self, held: HeldUpgrade) -> None:
+        who = held.owner if held.requester is None else f"{held.requester} (owner {held.owner})"
+        super().__init__(
+            f"Job {held.job_id} is being upgraded by {who} since {_utc(held.since_ms)}, until {_utc(held.until_ms)} at "
+            f"most. Wait for the end of that; if it is dead, give its place to others with: ckpt lineage release "
+            f"{held.job_id}"
+        )
+
+
+class LineageNotHeld(Conflict):
+    """A request belongs to an upgrade that has lost the lineage."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(
+            f"{owner} does not hold the lineage: it has ended, is out of time, or was released by somebody"
+        )
+
+
+class NotTheLatest(Conflict):
+    """What is said of a job is no longer true: another one was started in its place."""
+
+    def __init__(self, job_id: str, latest: JobOverview, expected: str) -> None:
+        place = latest.lineage
+        number = "" if place is None else f" as incarnation {place.incarnation}"
+        super().__init__(
+            f"The latest job of the lineage of {job_id} is {latest.job_id}, which is {latest.status.value}{number}; "
+            f"the request expects {expected}"
+        )
+
+
+class JobIsBeingStopped(Conflict):
+    """An upgrade is to begin with a job that somebody else has told to stop."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Job {job_id} is being stopped by somebody else; once it is, it can be resumed")
+
+
+class Lineages:
+    """Every method belongs to the driver's event loop; checks await nothing, so that no two requests pass one."""
+
+    def __init__(self, known: KnownJobs, pool: Executor) -> None:
+        """``pool`` is for writes into the high-availability directory."""
+        self._known = known
+        self._pool = pool
+        self._held: dict[str, HeldUpgrade] = {}
+        self._store: FencedDocument[HeldUpgrades] | None = None
+        self._over: deque[str] = deque(maxlen=_REMEMBERED)
+        self.stopping: Counter[str] = Counter()
+        """How many requests to stop a job, or to cancel it with a savepoint, are in progress."""
+
+    async def take_over(self, store: FencedDocument[HeldUpgrades]) -> None:
+        """Goes on with what earlier drivers granted. Raises StorageError for a directory that cannot be read."""
+        self._held |= (await asyncio.to_thread(store.adopt)).upgrades
+        self._store = store
+
+    def held(self, lineage: str) -> HeldUpgrade | None:
+        """The upgrade of a lineage that is in progress."""
+        held = self._held.get(lineage)
+        if held is not None and held.until_ms <= wall_clock_ms():
+            del self._held[lineage]
+            return None
+        return held
+
+    def pinned(self) -> list[References]:
+        """The snapshots that upgrades in progress need: what each names, and what its latest job has left."""
+        found = []
+        for lineage in list(self._held):
+            held = self.held(lineage)
+            if held is not None:
+                paths = {held.snapshot, *self._known.latest_snapshots(lineage)}
+                state, reason = f"being upgraded by {held.owner}", "the upgrade may go on from it"
+                found.append(References(held.job_id, state, None, tuple(sorted(filter(None, paths))), reason=reason))
+        return found
+
+    # --- checks
+
+    def check(self, job: JobOverview, condition: Precondition) -> None:
+        """Whether a request may end or change a job. Raises Conflict."""
+        place = job.lineage
+        if place is None:
+            return
+        if condition.incarnation not in (None, place.incarnation):
+            raise NotTheLatest(job.job_id, job, f"incarnation {condition.incarnation}")
+        self._check_holder(place.id, condition)
+
+    def place(self, submission: JobSubmission) -> tuple[LineagePlace, frozenset[str]]:
+        """Where a new job belongs, and what nobody else may take until it is known or has failed. Raises Conflict."""
+        request, savepoint, job_id = submission.request, submission.savepoint, submission.job_id
+        condition = Precondition() if request is None else request.condition
+        forks = request is not None and request.fork
+        unique = submission.configuration.get(PipelineOptions.UNIQUE_NAME)
+        same_name = self._known.named(submission.graph.name) if unique else []
+        if condition.owner is not None:
+            lineage = self._of_owner(condition.owner)
+        elif savepoint is not None and not forks:
+            lineage = savepoint.lineage_id
+            self._known.check_recovered(savepoint.job_id)
+        else:
+            named = (job.lineage.id for job in same_name if job.lineage is not None and not forks)
+            lineage = next(named, job_id)
+        self._check_name(job_id, same_name, condition)
+        self._check_start(lineage, job_id, condition)
+        earlier = [job.lineage.incarnation for job in self._known.of_lineage(lineage) if job.lineage is not None]
+        first = 1 if lineage == job_id else 2
+        keys = {f"lineage {lineage}", *([f"name {submission.graph.name}"] if unique else [])}
+        return LineagePlace(lineage, max([first, *(number + 1 for number in earlier)])), frozenset(keys)
+
+    def _of_owner(self, owner: str) -> str:
+        for lineage in list(self._held):
+            held = self.held(lineage)
+            if held is not None and held.owner == owner:
+                return lineage
+        raise LineageNotHeld(owner)
+
+    def _check_name(self, job_id: str, same_name: list[JobOverview], condition: Precondition) -> None:
+        """Of a job that shares its name with no other one."""
+        for job in same_name:
+            if not job.status.is_globally_terminal and job.job_id != job_id:
+                shared = f"the name {job.name!r}"
+                raise LineageLives(job, shared, "give this one another pipeline.name, or not pipeline.unique-name")
+            held = None if job.lineage is None else self.held(job.lineage.id)
+            if held is not None and held.owner != condition.owner:
+                raise LineageHeld(held)
+
+    def _check_start(self, lineage: str, job_id: str, condition: Precondition) -> None:
+        self._known.check_recovered(lineage)
+        self._check_holder(lineage, condition)
+        jobs = self._known.of_lineage(lineage)
+        for job in jobs:
+            if not job.status.is_globally_terminal and job.job_id != job_id:
+                way_out = "start this one with fork, as a job with an output of its own"
+                raise LineageLives(job, f"the lineage {lineage}", way_out)
+        if jobs and condition.incarnation not in (None, jobs[0].lineage and jobs[0].lineage.incarnation):
+            raise NotTheLatest(lineage, jobs[0], f"incarnation {condition.incarnation}")
+
+    def _check_holder(self, lineage: str, condition: Precondition) -> None:
+        held = self.held(lineage)
+        if held is not None and held.owner != condition.owner:
+            raise LineageHeld(held)
+        if held is None and condition.owner is not None:
+            raise LineageNotHeld(condition.owner)
+
+    # --- holding
+
+    async def hold(self, job: JobOverview, request: HoldRequest) -> HeldUpgrade:
+        """Begins an upgrade with a job, or prolongs it. Raises Conflict, and NotReady when it may not be stored."""
+        place = job.lineage or LineagePlace(job.job_id)
+        held, now = self.held(place.id), wall_clock_ms()
+        if held is not None and held.owner != request.owner:
+            raise LineageHeld(held)
+        if request.owner in self._over:
+            raise LineageNotHeld(request.owner)
+        self._check_latest(job, place.id, (job.job_id, *request.own_jobs))
+        if held is None and self.stopping[job.job_id]:
+            raise JobIsBeingStopped(job.job_id)
+        begun = held or HeldUpgrade(request.owner, job.job_id, now, now)
+        changed = replace(
+            begun,
+            until_ms=now + request.duration_ms,
+            requester=request.requester or begun.requester,
+            snapshot=request.snapshot or begun.snapshot,
+        )
+        self._held[place.id] = changed
+        await self._write(place.id)
+        return changed
+
+    def _check_latest(self, job: JobOverview, lineage: str, allowed: Collection[str]) -> None:
+        latest = next(iter(self._known.of_lineage(lineage)), None)
+        if latest is not None and latest.job_id not in allowed:
+            raise NotTheLatest(job.job_id, latest, f"job {job.job_id}")
+
+    async def release(self, job: JobOverview, owner: str | None) -> None:
+        """Ends an upgrade; without an owner, whoever's it is. One that is not in progress is fine."""
+        lineage = (job.lineage or LineagePlace(job.job_id)).id
+        held = self.held(lineage)
+        if held is None or owner not in (None, held.owner):
+            return
+        self._over.append(held.owner)
+        del self._held[lineage]
+        await self._write(lineage)
+
+    async def _write(self, lineage: str) -> None:
+        if self._store is None:
+            return
+        call = partial(self._store.change, partial(self._with, lineage))
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        except StorageError as error:
+            raise NotReady(f"who upgrades the lineage {lineage} could not be stored: {error}") from error
+
+    def _with(self, lineage: str, stored: HeldUpgrades) -> HeldUpgrades:
+        """What is stored, with what holds now of one lineage: of two writes the later one has the latest."""
+        held, now = self._held.get(lineage), wall_clock_ms()
+        others = {key: other for key, other in stored.upgrades.items() if key != lineage and other.until_ms > now}
+        return HeldUpgrades(others if held is None else {**others, lineage: held})
+
+
+def _utc(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

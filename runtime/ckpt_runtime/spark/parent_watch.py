@@ -1,0 +1,106 @@
+"""What ties a worker to a slot agent: the worker ends when its agent does, unless it is warm and has not worked yet.
+
+A worker that has worked may hold a sink or a channel, so it ends with its agent at once. One that has not may wait a
+while without any, for another agent to adopt it. It refuses to work meanwhile: user code runs below a living barrier
+task or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+
+from ckpt_runtime.network.agent_messages import ProcessIdentity
+from ckpt_runtime.spark import processes
+from ckpt_runtime.spark.worker_processes import own_identity
+
+logger = logging.getLogger(__name__)
+
+ORPHAN_LEASE_S = 30.0
+"""How long a worker waits for its next agent: Spark takes seconds to start another slot."""
+
+
+class ParentWatch:
+    """``pipe`` is the reading end that the agent holds open; ``end`` ends this process and does not return.
+
+    ``directory`` has the process's temporary files, which its agent removes behind it.
+    """
+
+    def __init__(
+        self, pipe: int, end: Callable[[], None], lease_s: float = ORPHAN_LEASE_S, directory: str = ""
+    ) -> None:
+        self.directory = directory
+        self._agent: int | None = pipe
+        self._end = end
+        self._lease_s = lease_s
+        self._working = False
+        self._lock = threading.Lock()
+        self._woken, self._wake = os.pipe()
+
+    def start(self) -> None:
+        threading.Thread(target=self._follow, name="agent-watch", daemon=True).start()
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return own_identity()
+
+    def begin_work(self) -> None:
+        """From now on the worker ends with its agent. Ends it at once when there is none."""
+        with self._lock:
+            if self._agent is None:
+                logger.error("a worker without an agent was asked to work")
+                self._end()
+            self._working = True
+
+    def adopted_by(self, agent: ProcessIdentity) -> None:
+        """Follows another agent instead. Ends the process when that agent is gone already.
+
+        The descriptor of the former one stays open: this happens once or twice in a worker's life.
+        """
+        try:
+            held = processes.hold(agent.pid, agent.started)
+        except OSError as error:
+            logger.info("the adopting agent is gone: %s", error)
+            self._end()
+            return
+        with self._lock:
+            self._agent = held
+        # The watching thread still sleeps on the former agent.
+        os.write(self._wake, b"!")
+
+    def _follow(self) -> None:
+        while True:
+            with self._lock:
+                agent = self._agent
+            ready = self._wait(agent)
+            if not ready:
+                logger.info("no agent adopted this worker within %g s", self._lease_s)
+                self._end()
+                return
+            if self._woken in ready:
+                os.read(self._woken, 1)
+            elif not self._lives_on(agent):
+                return
+
+    def _wait(self, agent: int | None) -> list[int]:
+        """The descriptors with news; none when the lease is over."""
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        if agent is not None:
+            poll.register(agent, select.POLLIN)
+        return [descriptor for descriptor, _ in poll.poll(self._lease_s * 1000 if agent is None else None)]
+
+    def _lives_on(self, agent: int | None) -> bool:
+        """The agent is gone, or has been replaced in this very moment."""
+        with self._lock:
+            if self._agent != agent:
+                return True
+            if self._working:
+                self._end()
+                return False
+            self._agent = None
+        logger.info("the agent is gone, waiting for another one")
+        return True

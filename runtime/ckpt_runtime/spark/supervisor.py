@@ -1,0 +1,78 @@
+"""The supervisor of one worker: its parent, which ends whatever the worker's user code has started and left behind.
+
+It is forked from the template, forks the worker, and adopts every process below the worker whose own parent ends
+(``PR_SET_CHILD_SUBREAPER``): also one that has put itself into a session of its own. When the worker has ended, however
+that came, the supervisor kills all descendants, removes the worker's directory, and ends as the worker did. It does
+not depend on the template or the agent. Linux only, like the template.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from ckpt_runtime.forking import control, end_with
+from ckpt_runtime.spark import processes
+
+_PR_SET_CHILD_SUBREAPER = 36
+_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""Signals that a terminal or Spark sends to whole process groups. The supervisor has to outlive the worker."""
+
+
+def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], directory: str) -> NoReturn:
+    """Tells the worker's pid by ``begun``; never calls it if it cannot fork."""
+    code = 1
+    try:
+        processes.set_name(processes.SUPERVISOR)
+        # Before the fork: whatever the worker starts at once is adopted as well.
+        control(_PR_SET_CHILD_SUBREAPER, 1)
+        supervisor = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            end_with(supervisor)
+            become_worker()
+        begun(pid)
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        code = _wait_for(pid)
+        end_descent()
+        shutil.rmtree(directory, ignore_errors=True)
+        # By the same signal, so that whoever waits for the supervisor is told what ended the worker.
+        if code < 0:
+            _end_by_signal(-code)
+    finally:
+        os._exit(code & 0xFF)
+
+
+def end_descent() -> None:
+    """Kills all processes below this one until none is left; those whose parents end come to it meanwhile."""
+    while True:
+        for pid in processes.descendants(os.getpid()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            # Reaped one at a time, and looked again: what has just been killed may have started others before.
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _wait_for(worker: int) -> int:
+    """The exit code of the worker; reaps whatever else ends here."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == worker:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end_by_signal(number: int) -> None:
+    # The worker has left a core already, if any is wanted.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

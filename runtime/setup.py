@@ -1,0 +1,75 @@
+"""The distribution ckpt-runtime: the stream engine, its client and its command line, without Airflow."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+# What the client and the command line need. Sessions need the extra "session" too.
+INSTALL_REQUIRES = [
+    "fsspec>=2024.12.0",  # pipe_file(mode="create")
+    "httpx>=0.27",
+    "msgspec>=0.19",
+    "pyarrow>=18.0.0",
+    "pyspark>=4.3,<4.4",
+    "rich>=13.8",
+    "tenacity>=8.3",
+    "typer>=0.15",
+]
+
+EXTRAS_REQUIRE = {
+    # The engine's server and kernels, wherever sessions run: spark/runtime_guard.py checks for them.
+    "session": [
+        "fastapi>=0.115",
+        "msgspec>=0.19",
+        "numba>=0.61",
+        "numpy>=2.0",
+        "orjson>=3.10",
+        "prometheus-client>=0.21",
+        "pydantic>=2.9",
+        "python-multipart>=0.0.18",
+        "uvicorn>=0.30",
+        "xxhash>=3.4",
+        "zstandard>=0.23",
+    ],
+    # The state backend of that name.
+    "rocksdb": [
+        "rocksdict>=0.3.29",
+    ],
+    # A release of s3fs works with the very same release of fsspec only.
+    "s3": [
+        "s3fs>=2024.12.0",
+    ],
+}
+
+setup(
+    name="ckpt-runtime",
+    version="0.1.0",
+    description="Checkpointed stream processing on Spark, with a Flink-compatible REST API",
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="The airflow-provider-ckpt developers",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(include=["ckpt_runtime", "ckpt_runtime.*", "pyspark_ckpt"]),
+    py_modules=[],  # main.py is for a source tree
+    package_data={
+        "ckpt_runtime": ["py.typed"],
+        "ckpt_runtime.rest": ["*.json"],
+        "ckpt_runtime.web": ["static/*"],
+        "pyspark_ckpt": ["py.typed"],
+    },
+    install_requires=INSTALL_REQUIRES,
+    extras_require=EXTRAS_REQUIRE,
+    entry_points={"console_scripts": ["ckpt=ckpt_runtime.cli.main:entry_point"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Typing :: Typed",
+    ],
+    zip_safe=False,
+)

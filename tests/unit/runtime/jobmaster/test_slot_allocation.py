@@ -1,0 +1,50 @@
+"""Which requests are served, which wait, how many slots are launched, and which cores workers get."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt_runtime.jobmaster.slot_allocation import Allocation, Supply, allocate, choose_cores, shortage
+
+
+@pytest.mark.parametrize(
+    ("missing", "supply", "expected"),
+    [
+        pytest.param([2], Supply(2, 0, 0), Allocation((0,), (), 0), id="ready slots are granted"),
+        pytest.param([3], Supply(1, 1, 5), Allocation((), (), 1), id="only what does not start already is launched"),
+        pytest.param([3, 2], Supply(0, 0, None), Allocation((), (), 5), id="without a limit all are launched"),
+        pytest.param([20, 1], Supply(2, 0, 6), Allocation((1,), (0,), 0), id="a request without room holds nothing"),
+        pytest.param([8, 1], Supply(6, 0, 0), Allocation((1,), (0,), 0), id="a request without free slots neither"),
+        pytest.param([2, 1], Supply(1, 1, 0), Allocation((), (1,), 0), id="what starts is reserved in order"),
+        pytest.param([2, 1], Supply(1, 1, 1), Allocation((), (), 1), id="and more is launched for the next one"),
+        pytest.param([0, 1], Supply(0, 0, 0), Allocation((0,), (1,), 0), id="a job that lacks none needs none"),
+        pytest.param([], Supply(3, 1, 1), Allocation((), (), 0), id="nothing is launched for nobody"),
+    ],
+)
+def test_allocation(missing: list[int], supply: Supply, expected: Allocation) -> None:
+    assert allocate(missing, supply) == expected
+
+
+def test_a_shortage_tells_a_cluster_that_is_too_small_from_one_that_is_busy() -> None:
+    assert shortage(20, 8, 6) == "needs 20 slots, the cluster has 8"
+    assert shortage(8, 8, 6) == "needs 8 slots, 6 of the cluster's 8 are free"
+    assert shortage(1, 0, 0) == "needs 1 slot, the cluster has 0"
+
+
+class TestCores:
+    def test_workers_of_a_job_get_a_core_each_on_every_host(self) -> None:
+        workers = [("a", (0, 1)), ("b", (4, 5)), ("a", (0, 1))]
+        assert choose_cores(workers, []) == [0, 4, 1]
+
+    def test_a_core_that_another_job_has_is_left_to_it(self) -> None:
+        assert choose_cores([("a", (0, 1, 2))], [("a", 0), ("a", None), ("b", 1)]) == [1]
+
+    def test_no_worker_is_bound_on_a_host_with_more_workers_than_cores_whoever_they_belong_to(self) -> None:
+        assert choose_cores([("a", (0, 1)), ("b", (0, 1))], [("a", 1), ("a", None)]) == [None, 0]
+
+    def test_executors_of_one_host_may_have_different_cores(self) -> None:
+        assert choose_cores([("a", (0, 1)), ("a", (2, 3)), ("a", (0, 1))], []) == [None, None, None]
+        assert choose_cores([("a", (0, 1)), ("a", (2, 3))], []) == [0, 2]
+
+    def test_a_host_that_tells_no_cores_is_left_alone(self) -> None:
+        assert choose_cores([("a", ())], []) == [None]
