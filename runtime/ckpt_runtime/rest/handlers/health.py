@@ -67,9 +67,11 @@ async def health(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(gateway: Gateway) -> Response:
-    """All jobs in the text format of Prometheus."""
+    """The session and its living jobs in the text format of Prometheus. The series of a job end with it."""
     jobs = []
     for job in await gateway.list_jobs():
+        if job.status.is_globally_terminal:
+            continue
         try:
             jobs.append((job, await gateway.job_metrics(job.job_id), await _health(job.job_id, gateway)))
         except JobNotFound:

@@ -41,6 +41,10 @@ class _Snapshot(Collector):
             ("numRunningJobs", running, "jobs in state RUNNING"),
         ):
             yield GaugeMetricFamily(f"flink_jobmanager_{name}", meaning, value=value)
+        states = GaugeMetricFamily("ckpt_jobs", "jobs in a state, with ended ones that are listed", labels=("state",))
+        for status in JobStatus:
+            states.add_metric((status.value,), cluster.jobs_by_status.get(status, 0))
+        yield states
         names = dict.fromkeys(name for _, metrics, _ in self._jobs for name in metrics)
         for name in names:
             yield from self._of_jobs(name)

@@ -67,6 +67,20 @@ def test_metrics_are_what_prometheus_reads(send: Send, gateway: FakeGateway, mon
     assert not any("lastCheckpointExternalPath" in name for name, _ in values)
 
 
+@pytest.mark.parametrize("end", [JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED])
+def test_the_series_of_a_job_end_with_it_and_its_end_is_counted(
+    send: Send, gateway: FakeGateway, end: JobStatus
+) -> None:
+    gateway.add_job("1" * 32, "ended")
+    gateway.move("1" * 32, end)
+    samples = [
+        sample for family in text_string_to_metric_families(send("GET", "/metrics").text) for sample in family.samples
+    ]
+    assert {sample.labels["job_id"] for sample in samples if "job_id" in sample.labels} == {JOB}
+    [count] = [sample for sample in samples if sample.name == "ckpt_jobs" and sample.labels["state"] == end.value]
+    assert count.value == 1
+
+
 @pytest.mark.row("76.1")
 def test_an_unaligned_checkpoint_shows_what_it_persisted(send: Send, gateway: FakeGateway) -> None:
     """Flink's fields: persisted bytes count in the sizes, and one subtask that turned names the type."""
