@@ -47,9 +47,13 @@ def or_field(name: str, value: object, *fields: str) -> object:
     """The value; of another task's whole result, which is what Airflow expands over, the first of ``fields``."""
     if not isinstance(value, Mapping):
         return value
-    found = next((value[field] for field in fields if value.get(field) is not None), None)
+    given = {field: value[field] for field in fields if field in value}
+    found = next((item for item in given.values() if item not in (None, "None")), None)
     if found is None:
-        raise CkptArgumentInvalid(name, value, f"a task's result must have {' or '.join(fields)}")
+        allowed = f"a task's result must have {' or '.join(fields)}"
+        if not given:
+            raise CkptArgumentInvalid(name, value, allowed)
+        raise CkptArgumentInvalid(f"{name}[{next(iter(given))!r}]", None, allowed)
     return found
 
 

@@ -49,7 +49,8 @@ class CleanUpSavepointsOperator(CkptOperator):
     Of each lineage, which is all jobs that started from each other's snapshots, the newest savepoint that is intact is
     never deleted, so that a suspended job keeps what it starts from. That is read and proven before anything is
     deleted, and noted in the catalogue. Checkpoints are left to their jobs, and what cannot be read is left to people.
-    What a living job needs is refused by the session and stays. Repeating it is harmless.
+    What a living job, an upgrade in progress or a suspended job goes on from is refused by the session and stays.
+    Repeating it is harmless.
 
     What there is tells the session's savepoint catalogue. A worker that cannot read a savepoint itself, for want of the
     extra ``runtime`` or of access to the storage, believes a verification or a drill that the catalogue knows of. A

@@ -65,6 +65,7 @@ WATCHES = frozenset({Step.READY, Step.STOPPING, Step.CANCELLING, Step.GATE, Step
 def begin(desired: DesiredUpgrade, series: str) -> Upgrade:
     """The record before the first step; ``series`` is no other upgrade's."""
     upgrades, new_job = desired.goal is Goal.UPGRADE, _id(series, "new")
+    # By the owner suspended-JOB the job manager knows which jobs are suspended, and protects their snapshots.
     return Upgrade(
         desired=desired,
         series=series,

@@ -269,3 +269,48 @@ def test_a_suspended_job_is_resumed_with_its_program(upgraded: Upgraded) -> None
         ResumeJobOperator(task_id="t", job=job.job_id, **FAST).execute(Task().context())
     assert upgraded.holds() == []
     assert job.stopped() == assert_sequence(job.out)
+
+
+def test_a_savepoint_that_a_paused_upgrade_or_a_suspended_job_goes_on_from_is_not_cleaned_up(job: SequenceJob) -> None:
+    """A newer one of the lineage is intact, but it is a plain savepoint, from which no job is resumed."""
+    from airflow_provider_ckpt.exceptions import CkptUpgradeRolledBack
+    from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
+    from airflow_provider_ckpt.operators.suspend import ResumeJobOperator, SuspendJobOperator
+    from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, UpgradeJobOperator
+
+    cluster, directory = job.cluster, job.directory / "savepoints"
+    job.start(rate=500)
+    job.running()
+    job.has_output()
+    start = cluster.savepoint(job.job_id, directory, stop=True)
+    job.start(rate=500, savepoint=start, configuration=fast(execution__checkpointing__interval="1 h"))
+    job.running()
+    newer = cluster.savepoint(job.job_id, directory)
+
+    def clean_up() -> dict[str, Any]:
+        clean_up = CleanUpSavepointsOperator(task_id="t", directory=str(directory), keep=1, poll_interval=0.05)
+        result: dict[str, Any] = clean_up.execute(Task().context())
+        assert (result["deleted"], set(result["kept"]), set(result["refused"])) == ([], {newer}, {start})
+        return result["refused"]
+
+    upgrade = UpgradeJobOperator(
+        task_id="t", job=job.job_id, pipeline=str(PIPELINES), mode="last-state", pause_before_start=True, **FAST
+    )
+    paused = upgrade.execute(Task().context())
+    assert paused["savepoint_path"] == start
+    assert "is being upgraded by" in clean_up()[start]
+    with pytest.raises(CkptUpgradeRolledBack):
+        FinishUpgradeOperator(task_id="t", upgrade=paused, approve=False, **FAST).execute(Task().context())
+
+    job.job_id = paused["upgrade"]["restarted_job"]
+    suspended = SuspendJobOperator(task_id="t", job=job.job_id, mode="last-state", **FAST).execute(Task().context())
+    assert suspended["savepoint_path"] == start
+    release = f"ckpt program release {suspended['old_pipeline_id']} --owner suspended-{job.job_id}"
+    assert release in clean_up()[start]
+    resume = ResumeJobOperator(
+        task_id="t", job=suspended, configuration={"execution.checkpointing.interval": "250 ms"}, **FAST
+    )
+    job.job_id = resume.execute(Task().context())["job_id"]
+    cluster.savepoint(job.job_id, directory, stop=True)
+    assert_sequence(job.out, cancelled=True)
+    cluster.call(cluster.dispatcher.dispose_savepoint(start, None))

@@ -187,6 +187,14 @@ def test_an_upgrade_outlives_the_end_of_worker_and_triggerer(
     body = airflow.api.call("GET", f"{run.path}/taskInstances/{APPROVAL}/-1/hitlDetails")["body"]
     assert savepoints(job)[0] in body
     assert "matched: " in body
+    # Another DAG neither resumes nor upgrades the job meanwhile.
+    rivals = airflow.trigger_dag("system_rivals", {"job_id": old, "directory": str(job.directory)})
+    assert airflow.wait_run(rivals, 120) == "failed"
+    for task_id in ("resume", "upgrade"):
+        log = last_log(airflow, rivals, task_id)
+        assert "CkptUpgradeRefused" in log
+        assert f"Job {old} is being upgraded by airflow: {run.dag_id}/{STOP} " in log
+    assert session.jobs() == known
     answer(airflow, run, "Start the new version")
     # The new version starts once.
     if thorough:

@@ -121,7 +121,7 @@ class Dispatcher:
         self._holds = ProgramHolds(programs, self._known.running_archive)
         self._planner = Planner(configuration, pools)
         self._catalogue = SavepointCatalogue(pools.paths)
-        self._lineages = Lineages(self._known, pools.own)
+        self._lineages = Lineages(self._known, pools.own, self._holds.programs)
         self._references = SnapshotReferences(
             lambda: [*self._known.references(), *self._lineages.pinned()], pools.paths, self._known.settled
         )

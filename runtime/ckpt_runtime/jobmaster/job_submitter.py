@@ -155,7 +155,8 @@ class JobSubmitter:
             return submission
         job_id, directory = submission.job_id, checkpoint_directory(submission)
         try:
-            claims = await self._references.claim(snapshot, job_id, directory, self.cluster)
+            lineage = None if submission.lineage is None else submission.lineage.id
+            claims = await self._references.claim(snapshot, job_id, directory, self.cluster, lineage)
         except StorageError as error:
             raise _refusal(f"cannot claim {snapshot.directory}", error) from error
         return replace(submission, savepoint=snapshot.claimed(), claims=claims)

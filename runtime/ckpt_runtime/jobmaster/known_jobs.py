@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
@@ -112,6 +113,22 @@ class KnownJobs:
         latest = [self._jobs[job.job_id].checkpoint_statistics() for job in self.of_lineage(lineage)[:1]]
         taken = [last for each in latest for last in (each.latest_completed, each.latest_savepoint) if last is not None]
         return [last.external_path for last in taken if last.external_path is not None and not last.discarded]
+
+    def lineage_ended_by(self, job_id: str) -> str | None:
+        """The lineage of a job, if it has ended and is the latest one of that lineage."""
+        job = self._jobs.get(job_id)
+        place = None if job is None or not job.status.is_globally_terminal else job.overview().lineage
+        return place.id if place is not None and self.of_lineage(place.id)[0].job_id == job_id else None
+
+    def to_resume_from(self, job_id: str) -> str | None:
+        """The last snapshot up to which a job has committed its output; without one, the one that it began with."""
+        statistics = self._jobs[job_id].checkpoint_statistics()
+        completed = [last for last in (statistics.latest_completed, statistics.latest_savepoint) if last is not None]
+        committed = [last for last in completed if last.checkpoint_type is not CheckpointType.SAVEPOINT]
+        began = statistics.latest_restored
+        if committed:
+            return max(committed, key=lambda last: last.id).external_path
+        return None if began is None else began.external_path
 
     def ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
         """The job that took a snapshot, if it is known to run no more. Of another session's nothing is known."""

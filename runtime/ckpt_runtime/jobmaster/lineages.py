@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,6 +28,10 @@ from ckpt_runtime.storage.held_upgrades import HeldUpgrade, HeldUpgrades
 
 _REMEMBERED = 1_000
 """So many owners of upgrades that are over are known, whose late requests begin nothing."""
+
+
+SUSPENDED = "suspended-"
+"""Who suspends a job holds its program under this name and the job's id, until the job is resumed."""
 
 
 class LineageLives(Conflict):
@@ -83,9 +87,10 @@ class JobIsBeingStopped(Conflict):
 class Lineages:
     """Every method belongs to the driver's event loop; checks await nothing, so that no two requests pass one."""
 
-    def __init__(self, known: KnownJobs, pool: Executor) -> None:
-        """``pool`` is for writes into the high-availability directory."""
+    def __init__(self, known: KnownJobs, pool: Executor, programs_held: Callable[[], Mapping[str, str]]) -> None:
+        """``pool`` is for writes into the high-availability directory, ``programs_held`` tells who holds programs."""
         self._known = known
+        self._programs_held = programs_held
         self._pool = pool
         self._held: dict[str, HeldUpgrade] = {}
         self._store: FencedDocument[HeldUpgrades] | None = None
@@ -107,14 +112,33 @@ class Lineages:
         return held
 
     def pinned(self) -> list[References]:
-        """The snapshots that upgrades in progress need: what each names, and what its latest job has left."""
+        """The snapshots that nobody may delete: those of upgrades in progress and of suspended jobs."""
+        return [*self._of_upgrades(), *self._of_suspended_jobs()]
+
+    def _of_upgrades(self) -> list[References]:
+        """For each upgrade, the snapshot that it names and those that the latest job of its lineage has left."""
         found = []
         for lineage in list(self._held):
             held = self.held(lineage)
             if held is not None:
                 paths = {held.snapshot, *self._known.latest_snapshots(lineage)}
                 state, reason = f"being upgraded by {held.owner}", "the upgrade may go on from it"
-                found.append(References(held.job_id, state, None, tuple(sorted(filter(None, paths))), reason=reason))
+                snapshots = tuple(sorted(filter(None, paths)))
+                found.append(References(held.job_id, state, None, snapshots, reason=reason, kept_for=lineage))
+        return found
+
+    def _of_suspended_jobs(self) -> list[References]:
+        """For each suspended job, which is one whose program is held for it, the snapshot to resume it from."""
+        found = []
+        for owner, program_id in self._programs_held().items():
+            job_id = owner.removeprefix(SUSPENDED)
+            lineage = None if job_id == owner else self._known.lineage_ended_by(job_id)
+            if lineage is not None and (path := self._known.to_resume_from(job_id)) is not None:
+                reason = (
+                    "it would be resumed from it. If it is not to be resumed, release its program first: ckpt program "
+                    f"release {program_id} --owner {owner}"
+                )
+                found.append(References(job_id, "suspended", None, (path,), reason=reason, kept_for=lineage))
         return found
 
     # --- checks

@@ -37,6 +37,10 @@ class ProgramHolds:
         """Owners, and since when."""
         return self._holds.get(program_id, {})
 
+    def programs(self) -> dict[str, str]:
+        """Every owner of a hold, with a program that it holds."""
+        return {owner: program_id for program_id, owners in self._holds.items() for owner in owners}
+
     def check_unheld(self, program_id: str) -> None:
         """Raises PipelineInUse."""
         owners = self.of(program_id)

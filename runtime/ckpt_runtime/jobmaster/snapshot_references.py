@@ -35,7 +35,8 @@ class References:
 
     ``state`` is shown. ``is_known`` is false for a job of which nobody can tell what it needs. ``claims``: it is about
     to claim its snapshot, as others may be; who was first, the claim itself decides. ``reason``: why it needs the
-    snapshots.
+    snapshots. ``kept_for``: the job does not run, and its snapshots are kept for the next job of this lineage, which
+    may claim them.
     """
 
     job_id: str
@@ -45,6 +46,7 @@ class References:
     is_known: bool = True
     claims: bool = False
     reason: str = "that job would start from it after a failure"
+    kept_for: str | None = None
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -86,15 +88,17 @@ class SnapshotReferences:
         self._disposing.append(target.own)
         return target.own
 
-    async def claim(self, snapshot: CompletedCheckpoint, job_id: str, directory: str, cluster: str) -> JobClaims:
-        """Makes a snapshot the job's, whose checkpoints go below ``directory``.
+    async def claim(
+        self, snapshot: CompletedCheckpoint, job_id: str, directory: str, cluster: str, lineage: str | None = None
+    ) -> JobClaims:
+        """Makes a snapshot the job's, which is of ``lineage`` and whose checkpoints go below ``directory``.
 
         Raises :class:`SnapshotInUse`, and :class:`StorageError` for a snapshot that cannot be claimed.
         """
         path = snapshot.directory
         # With high availability another driver may go on with the job: the end of this one proves nothing.
         process = own_mark() if cluster.startswith(SESSION_PREFIX) else None
-        written = await self.check_claimable(path, job_id)
+        written = await self.check_claimable(path, job_id, lineage)
 
         def claim() -> JobClaims:
             own = CheckpointStorage(directory, job_id).location.real()
@@ -105,14 +109,18 @@ class SnapshotReferences:
         except ClaimedError as error:
             raise self._claimed_by(path, "claimed", error, cluster) from error
 
-    async def check_claimable(self, path: str, job_id: str) -> tuple[str, ...]:
+    async def check_claimable(self, path: str, job_id: str, lineage: str | None = None) -> tuple[str, ...]:
         """Whether no other living job needs the snapshot that a job is to claim. Raises as :meth:`begin_disposal`.
 
         Returns the directories in which living jobs write checkpoints.
         """
 
         def others() -> list[References]:
-            return [job for job in self._living() if job.job_id != job_id and not job.claims]
+            return [
+                job
+                for job in self._living()
+                if job.job_id != job_id and not job.claims and (lineage is None or job.kept_for != lineage)
+            ]
 
         await self._unreferenced(path, others, "claimed")
         return self.written()

@@ -12,6 +12,8 @@ from airflow_provider_ckpt.dags import ckpt_restore_drill  # noqa: F401
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
+from airflow_provider_ckpt.operators.suspend import ResumeJobOperator
+from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 
 JOB = "{{ params.job_id }}"
@@ -59,6 +61,10 @@ with DAG("system_resume", schedule=None, params=PARAMS):
         defer_after=0,
         poll_interval=0.5,
     )
+
+with DAG("system_rivals", schedule=None, params=PARAMS):
+    ResumeJobOperator(task_id="resume", job=JOB, **WAIT)
+    UpgradeJobOperator(task_id="upgrade", job=JOB, pipeline=f"{DIRECTORY}/version", **WAIT)
 
 with DAG("system_sensor", schedule=None, params=PARAMS):
     CheckpointCompletedSensor(task_id="checkpoint", job=JOB, count=2, defer_after=0, poke_interval=0.5, timeout=300)

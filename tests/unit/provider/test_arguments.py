@@ -47,13 +47,13 @@ def test_a_duration_that_nobody_can_wait_for_is_refused(value: Any) -> None:
             convert("x", value)
 
 
-@pytest.mark.parametrize("value", [None, "None"])
+@pytest.mark.parametrize("value", [None, "None", {"job_id": None}, {"job_id": "None"}])
 def test_a_missing_result_of_an_upstream_task_is_refused_as_that(value: Any) -> None:
     with pytest.raises(CkptArgumentInvalid, match="upstream task.* marked success or skipped: clear it"):
         arguments.job(value)
 
 
-@pytest.mark.parametrize("value", ["", 1.5, []])
+@pytest.mark.parametrize("value", ["", 1.5, [], {}, {"job_id": ""}])
 def test_another_unusable_job_is_not_taken_for_a_missing_result(value: Any) -> None:
     with pytest.raises(CkptArgumentInvalid) as refused:
         arguments.job(value)

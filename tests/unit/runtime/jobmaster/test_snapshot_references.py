@@ -191,10 +191,11 @@ def test_with_high_availability_the_end_of_a_process_proves_nothing(savepoint: P
 
 @pytest.mark.row("203.12")
 def test_a_claim_looks_at_living_jobs_but_not_at_those_that_claim_as_well(savepoint: Path) -> None:
-    def check(*living: References) -> tuple[str, ...]:
+    def check(*living: References, lineage: str | None = None) -> tuple[str, ...]:
         async def inside() -> tuple[str, ...]:
             with ThreadPoolExecutor(1) as pool:
-                return await SnapshotReferences(lambda: living, lambda _: pool).check_claimable(str(savepoint), "own")
+                references = SnapshotReferences(lambda: living, lambda _: pool)
+                return await references.check_claimable(str(savepoint), "own", lineage)
 
         return asyncio.run(inside())
 
@@ -206,3 +207,7 @@ def test_a_claim_looks_at_living_jobs_but_not_at_those_that_claim_as_well(savepo
     with pytest.raises(SnapshotInUse, match="it is a checkpoint of that job"):
         check(References("j", "RUNNING", savepoint.parent.as_uri()))
     assert check(References("j", "RUNNING", "file:///elsewhere")) == ("file:///elsewhere",)
+    suspended = References("j", "suspended", snapshots=here, kept_for="lineage")
+    assert check(suspended, lineage="lineage") == ()
+    with pytest.raises(SnapshotInUse, match="cannot be claimed while job j is suspended"):
+        check(suspended, lineage="another")
