@@ -49,6 +49,8 @@ class Driven:
 
         def there() -> bool:
             while self.record.step not in (*steps, Step.ENDED):
+                if self.record.step is not Step.RELEASE:
+                    self.ask(machine.claim_of(self.record))
                 action = machine.action_of(self.record)
                 assert action is not None
                 before = self.record
