@@ -123,7 +123,9 @@ def test_a_run_that_arrives_after_the_rollback_starts_nothing_although_another_d
     )
     assert assert_sequence(tmp_path / "out") > 0
 
-    # Nothing but its id was in the way of that request.
-    twin = act.Run(late.program, "ab" * 16, late.like_job, late.options, late.snapshot)
+    # Under a claim that holds, nothing but its id was in the way of that request.
+    claim = act.Claim(restarted, "another-upgrade", (), None, 60_000)
+    assert upgrade.ask(claim) == act.Accepted()
+    twin = act.Run(late.program, "ab" * 16, late.like_job, late.options, late.snapshot, claim.owner)
     assert upgrade.ask(twin) == act.Accepted()
     assert upgrade.living() == [twin.job]
