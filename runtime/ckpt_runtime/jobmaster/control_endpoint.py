@@ -1,7 +1,7 @@
 """The driver's end of the control connections: agents and workers dial in, prove the secret, and register.
 
-What comes is decoded here and nowhere behind. A peer that breaks the protocol loses its connection, and its owner hears
-which message was wrong and how; the others do not notice.
+All incoming messages are decoded here. A peer that breaks the protocol loses its connection, and the listener is
+notified which message was wrong and how; other peers are not affected.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ R = TypeVar("R", bound=Registration)
 C = TypeVar("C", bound=AgentCommand | WorkerCommand)
 
 MAX_HANDSHAKES = 256
-"""Connections that have not registered yet; one too many takes the place of the oldest."""
+"""Maximum number of connections that have not registered yet; one more replaces the oldest."""
 
 
 class Peer(Generic[R, C]):
-    """One registered connection. ``slot`` is an id, another one after an adoption; ``last_heard`` monotonic seconds."""
+    """One registered connection. ``slot`` is an id that an adoption changes; ``last_heard`` is monotonic seconds."""
 
     def __init__(self, writer: asyncio.StreamWriter, registration: R) -> None:
         self.registration = registration
@@ -53,12 +53,12 @@ class Peer(Generic[R, C]):
         self._writer = writer
 
     def send(self, command: C) -> None:
-        """Queues it; silently dropped on a closed connection, whose end the listener learns of anyway."""
+        """Queues a command. On a closed connection, whose end the listener is notified of, it is dropped silently."""
         if not self.closed:
             self._writer.write(framed(command))
 
     def close(self) -> None:
-        """The listener hears nothing more of it."""
+        """Closes the connection; the listener gets no more calls for it."""
         if not self.closed:
             self.closed = True
             self._writer.close()
@@ -76,13 +76,13 @@ AnyPeer = AgentPeer | WorkerPeer
 
 
 class PeerListener(Protocol):
-    """Who owns the peers: gets what they say and their ends, in order, on the event loop."""
+    """The owner of the peers: it gets their messages and losses, in order, on the event loop."""
 
     def peer_registered(self, peer: AnyPeer) -> None:
-        """Before its messages."""
+        """Called before any message of the peer."""
 
     def peer_message(self, peer: AnyPeer, message: AgentMessage | WorkerMessage) -> None:
-        """Raises MalformedMessageError for one that the peer cannot mean at present."""
+        """Raises MalformedMessageError for a message that is not valid in the peer's present state."""
 
     def peer_lost(self, peer: AnyPeer, reason: str, *, explained: bool) -> None:
         """``explained`` when the reason is the cause; otherwise it is just the end of a connection."""
@@ -118,13 +118,13 @@ class ControlEndpoint:
         assert task is not None
         self._connections.add(task)
         if len(self._strangers) >= MAX_HANDSHAKES:
-            # The oldest: a stranger that says nothing must not keep peers out, and one that is honest is done in
+            # The oldest: a silent unregistered connection must not keep peers out, and a valid one registers within
             # milliseconds.
             next(iter(self._strangers)).cancel()
         self._strangers[task] = None
         try:
             peer = await self._registered(reader, writer)
-            # A registered one is not to be cancelled for a newcomer.
+            # A registered connection must not be cancelled in favour of a new one.
             self._strangers.pop(task)
             if peer is not None:
                 await self._serve(peer, reader)
@@ -165,7 +165,7 @@ class ControlEndpoint:
             reason, explained = f"its message broke its handler: {summary_of(error)}", True
             log_failure(logger, logging.ERROR, f"slot {peer.slot}: a control message broke its handler", error)
         finally:
-            # Closed by its owner, who knows: it is told of ends that it did not bring about.
+            # The listener is notified only of ends that it did not cause by closing the peer itself.
             was_closed, peer.closed = peer.closed, True
             if not was_closed:
                 self._listener.peer_lost(peer, reason, explained=explained)

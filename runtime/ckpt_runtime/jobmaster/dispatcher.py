@@ -140,7 +140,7 @@ class Dispatcher:
         self._flame_graphs = FlameGraphs(slots)
         self._closing = False
         self.shutdown_requested = False
-        """Whether somebody has asked the leader for the end of the whole cluster."""
+        """Whether the leader was asked to shut down the whole cluster."""
 
     async def stop(self) -> None:
         """Suspends every job: their retained checkpoints and savepoints stay."""
@@ -156,11 +156,11 @@ class Dispatcher:
         return self._submitter.store
 
     def wait_for(self, leader: LeaderInfo) -> None:
-        """Another driver leads: callers are told where."""
+        """Another driver leads: errors to callers name it."""
         self._leader_elsewhere = leader
 
     async def take_over(self, store: HaStore) -> None:
-        """This driver leads: goes on with what earlier ones left. Raises StorageError for an unreadable directory."""
+        """This driver leads: recovers what earlier drivers left. Raises StorageError for an unreadable directory."""
         self._leader_elsewhere = None
         self._submitter.store = store
         await self._holds.take_over(store.programs)
@@ -173,7 +173,7 @@ class Dispatcher:
         self._leads = True
 
     async def lose_leadership(self) -> None:
-        """Another driver leads: nothing may be changed any more, and this session ends."""
+        """Another driver leads: this one may not change anything from now on, and its session ends."""
         self._leads = False
         self._closing = True
         self._known.stop_looking()
@@ -228,7 +228,7 @@ class Dispatcher:
     async def shutdown_cluster(self) -> None:
         self._closing = True
         self.shutdown_requested = self._leads
-        # Later, so that this very request is still answered.
+        # Delayed, so that this request is still answered.
         asyncio.get_running_loop().call_later(0.1, self._on_shutdown)
 
     # --- pipelines
@@ -272,7 +272,7 @@ class Dispatcher:
         job_id = request.job_id or uuid.uuid4().hex
         self._submissions.check_not_retired(job_id)
         known = self._submissions.known(job_id)
-        # The other job may have changed since, or be forgotten.
+        # The other job may have changed since, or may have been forgotten.
         request = self._complete(request) if known is None else completed_like(request, known)
         await self._submissions.once(job_id, with_recovery_options(request), self._submit)
         return job_id
@@ -292,7 +292,7 @@ class Dispatcher:
             return False
 
     def _complete(self, request: RunRequest) -> RunRequest:
-        """With what the job says that it is to be like, if one is named."""
+        """The request, completed from the job that ``like_job`` names, if it names one."""
         if request.like_job is None:
             return request
         other = self._job(request.like_job)
@@ -313,7 +313,7 @@ class Dispatcher:
         return self._known.get(job_id)
 
     def has_cleaned_up(self, job_id: str) -> bool:
-        """Whether all is done that follows the end of a job: files, claims and records of it have gone."""
+        """Whether the clean-up after a job's end is complete: its files, claims and records are deleted."""
         job = self._job(job_id)
         return isinstance(job, EndedJob) or job.cleaned_up
 
@@ -452,7 +452,7 @@ class Dispatcher:
         take: Callable[[JobMaster, TakenBy], Awaitable[OperationStatus]],
         ends: Precondition | None,
     ) -> str:
-        """``ends``: the job ends with it, on this condition."""
+        """``ends``: the savepoint ends the job, on this condition; None when the job continues."""
         operation = OperationKind.SAVEPOINT
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
@@ -531,7 +531,7 @@ class Dispatcher:
         return await self._catalogue.mark(path, kind, mark)
 
     def _savepoint_directory(self, directory: str | None, job: str | None) -> str:
-        """The one that was given, or that is configured: for the latest known job of that id or name, or for all."""
+        """The given directory, or the one configured for the latest known job of that id or name, or for all jobs."""
         if directory is not None:
             return directory
         known = (found for found in self._known if job in (found.overview().job_id, found.graph.name))
@@ -548,7 +548,7 @@ class Dispatcher:
 
 
 def _retained(job: JobMaster | EndedJob) -> CheckpointStats | None:
-    """The checkpoint to go on from, if it is kept when the job is cancelled."""
+    """The checkpoint to resume from, if it is retained when the job is cancelled."""
     latest = job.checkpoint_statistics().latest_completed
     kept = not job.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
     return latest if kept and latest is not None and not latest.discarded else None

@@ -100,10 +100,10 @@ class JobMaster:
     def __init__(
         self, submission: JobSubmission, slots: SlotPool, pools: DriverPools, events: EventLog | None = None
     ) -> None:
-        """``events`` None: nobody hears what happens to it."""
+        """With ``events`` None the job publishes no events."""
         announcer = JobAnnouncer(submission.job_id, None if events is None else events.publish)
         self._tasks = TaskGateway(submission.archive)
-        # Up to a gigabyte, which the gateway alone needs, and no longer than the job lives.
+        # The archive has up to a gigabyte; only the gateway needs it, and only while the job lives.
         self._submission = submission = replace(submission, archive=b"")
         self._ids = CheckpointIdCounter(submission.history.next_checkpoint_id)
         self._loop = asyncio.get_running_loop()
@@ -121,11 +121,11 @@ class JobMaster:
         self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[OperationStatus]] = {}
         self._rescaling: tuple[Mapping[str, ParallelismBounds], asyncio.Task[None]] | None = None
 
-    # --- wishes
+    # --- requests
 
     @property
     def view(self) -> JobView:
-        """What users see of it."""
+        """The job as users see it."""
         return self._shell.view
 
     @property
@@ -138,7 +138,7 @@ class JobMaster:
 
     @property
     def cleaned_up(self) -> bool:
-        """Whether all is done that follows its end: files and claims of it have gone, and what was recorded of it."""
+        """Whether the clean-up after its end is complete: its files, claims and records are deleted."""
         return self._shell.storage.cleaned_up
 
     def prepare_storage(self) -> int:
@@ -147,7 +147,7 @@ class JobMaster:
         Raises StorageError when the directory cannot be used.
         """
         first = self._shell.storage.prepare()
-        # Directories of an earlier job of this id may be there: their numbers are not given again.
+        # Directories of an earlier job of this id may exist: their checkpoint ids are not reused.
         self._ids.advance_to(first)
         return first
 
@@ -155,27 +155,27 @@ class JobMaster:
         self._shell.tell(job_on.Start())
 
     def cancel(self, *, retain: bool = False) -> None:
-        """``retain``: its checkpoints outlive it, whatever its options say. Once asked for, that stays so."""
+        """``retain``: its checkpoints outlive it, whatever its options say. That cannot be taken back."""
         if retain:
             self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.tell(job_on.CancelRequested())
 
     def clean_up_after(self, status: JobStatus, *, retain: bool = False) -> None:
-        """Of a job that ended as ``status`` under an earlier driver, which did not live to see the end of it."""
+        """Finishes the clean-up of a job that ended as ``status`` under an earlier driver, which died before."""
         if retain:
             self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.clean_up_after(status)
 
     def suspend(self, *, fenced: bool = False) -> None:
-        """This driver ends: the tasks are told to end, what is retained stays.
+        """Ends the tasks because this driver ends; retained checkpoints and savepoints stay.
 
-        ``fenced`` when another driver leads already, so that nothing may be changed any more.
+        ``fenced`` when another driver leads already, so that this one may not change anything.
         """
         self._shell.tell(LeadershipLost() if fenced else job_on.SuspendRequested())
         self.close()
 
     def close(self) -> None:
-        """This driver ends: nothing that the job still waits for is done, and who waits for an answer hears of it."""
+        """Stops the job's pending work because this driver ends; pending requests fail with NotReady."""
         self._shell.close()
         for future in self._asked:
             if not future.done():
@@ -189,7 +189,7 @@ class JobMaster:
     async def trigger_savepoint(
         self, directory: str, savepoint_format: SavepointFormat, cancel_job: bool, taken_by: TakenBy | None = None
     ) -> OperationStatus:
-        """Raises OperationFailure; the job goes on then. Without ``taken_by`` there is no entry in the catalogue."""
+        """Raises OperationFailure, after which the job continues. ``taken_by`` None makes no catalogue entry."""
         properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
         done = await self._trigger(properties, directory, cancels=cancel_job)
         try:
@@ -198,7 +198,7 @@ class JobMaster:
             )
         except StorageError as error:
             logger.warning("a later driver will not know of savepoint %s: %s", done.external_path, error)
-        # Before the job is cancelled: with it the driver may end, and the entry would be missing.
+        # Before the job is cancelled: the driver may end with the job, and the entry would be missing.
         await self._catalogue(done.external_path, taken_by)
         if cancel_job:
             self.cancel()
@@ -216,7 +216,7 @@ class JobMaster:
         raise OperationFailure(answer.message)
 
     async def _catalogue(self, location: str | None, taken_by: TakenBy | None) -> None:
-        """A savepoint without an entry is a savepoint all the same."""
+        """Adds the catalogue entry. If that fails, the savepoint is still valid."""
         if location is None or taken_by is None:
             return
         try:
@@ -229,7 +229,7 @@ class JobMaster:
     ) -> OperationStatus:
         """Completes when all tasks have finished after the savepoint. Raises OperationFailure.
 
-        The same stop again while it is in progress is that one, whoever asks.
+        An identical request while the stop is in progress joins it, regardless of its requester.
         """
         wanted = (directory, savepoint_format, drain)
         stopping = self._stopping.get(wanted)
@@ -251,7 +251,7 @@ class JobMaster:
         raise OperationFailure(answer.message + suffix)
 
     async def patch_checkpoint_config(self, patch: CheckpointOverrides | None) -> EffectiveCheckpointConfig:
-        """FLIP-571: persists, then applies, then returns what holds. None drops all overrides.
+        """FLIP-571: persists, then applies, then returns the settings in effect. None drops all overrides.
 
         Raises as ``DispatcherGateway.patch_checkpoint_config``.
         """
@@ -274,21 +274,21 @@ class JobMaster:
 
     @property
     def accepted_plan(self) -> JobPlan:
-        """What was accepted last, and the next deployment runs."""
+        """The plan that was accepted last and that the next deployment runs."""
         return self._shell.core.accepted_plan
 
     @property
     def defaults(self) -> Configuration:
-        """The cluster's options, under the job's own."""
+        """The cluster's options, which the job's own options override."""
         return self._submission.defaults
 
     @property
     def overrides(self) -> CheckpointOverrides:
-        """FLIP-571's."""
+        """The checkpoint overrides of FLIP-571."""
         return self._shell.core.overrides
 
     def taken_by(self, cluster: str, requester: str | None) -> TakenBy:
-        """What the catalogue keeps of a savepoint that this job takes now."""
+        """What the catalogue records about a savepoint that this job takes now."""
         own = self._shell.core.accepted_plan.own
         return TakenBy(self.graph.name, self._submission.program_id, own.version, cluster, requester)
 
@@ -298,12 +298,12 @@ class JobMaster:
         return RunningProgram(self._tasks.archive, submission.entry, submission.arguments, defaults)
 
     def check_no_drill(self, wish: str) -> None:
-        """Raises Conflict for a restore drill, of which nothing stays."""
+        """Raises Conflict for a restore drill, which leaves nothing behind."""
         if self._submission.is_drill:
             raise Conflict(f"job {self.job_id} is a restore drill: {wish}")
 
     def check_configurable(self) -> None:
-        """Raises Conflict when the job, or its state, allows no other configuration."""
+        """Raises Conflict when the job is a restore drill, or its state allows no configuration change."""
         self.check_no_drill("its configuration does not change")
         try:
             check_replaceable(self._shell.core.machine.state, "configuration")
@@ -313,7 +313,7 @@ class JobMaster:
     async def change_configuration(
         self, plan: JobPlan, base: JobPlan, strategy: RestartStrategy | None, *, restarts: bool
     ) -> None:
-        """Persists, then applies, then returns: a restart is under way then. See ``ConfigurationRequested``.
+        """Persists, applies, and returns when a needed restart has begun. See ``ConfigurationRequested``.
 
         Raises as ``DispatcherGateway.change_job_config``.
         """
@@ -326,7 +326,7 @@ class JobMaster:
             case ChangeOutcome.REFUSED:
                 raise ConfigurationRefused(answer.message)
             case ChangeOutcome.NOT_STORED if plan.graph.vertices != base.graph.vertices:
-                raise Conflict(answer.message)  # of a rescale
+                raise Conflict(answer.message)  # caused by the rescale
             case ChangeOutcome.NOT_STORED:
                 raise NotReady(answer.message)
         crash_point("configuration-applied")
@@ -334,13 +334,13 @@ class JobMaster:
     # --- its parallelism
 
     def resource_requirements(self) -> dict[str, ParallelismBounds]:
-        """As they were declared last, perhaps by a request in progress; else both bounds are the parallelism."""
+        """The bounds declared last, perhaps by a request in progress; without any, both are the parallelism."""
         return declared_bounds(self._shell.core.wanted_graph)
 
     async def rescale(self, bounds: Mapping[str, ParallelismBounds]) -> None:
         """Returns when the new parallelism is stored and the job is being deployed with it.
 
-        The same rescale again while it is in progress is that one, whoever asks.
+        An identical request while the rescale is in progress joins it, regardless of its requester.
         Raises as ``DispatcherGateway.update_resource_requirements``.
         """
         if self._rescaling is not None and self._rescaling[1].done():
@@ -350,7 +350,7 @@ class JobMaster:
         else:
             rescaling = self._loop.create_task(self._rescale(bounds))
             rescaling.add_done_callback(lambda done: done.cancelled() or done.exception())  # its client may have gone
-            # One in progress stays the one that is joined; another one is answered as busy.
+            # Later requests keep joining the one in progress; a different one is answered as busy.
             self._rescaling = self._rescaling or (bounds, rescaling)
         await asyncio.shield(rescaling)
 
@@ -365,7 +365,7 @@ class JobMaster:
                 raise Conflict(answer.message)
 
     async def _change(self, wish: PatchRequested | ConfigurationRequested | RescaleRequested) -> ChangeAnswered:
-        """Raises what means the same of every change: NotReady, JobTerminated, and Conflict with the job's state."""
+        """Raises the errors common to all changes: NotReady, JobTerminated, and Conflict with the job's state."""
         answer = await self._ask(wish.request_id, wish)
         assert isinstance(answer, ChangeAnswered)
         match answer.outcome:
@@ -383,7 +383,7 @@ class JobMaster:
         future.add_done_callback(self._asked.discard)
 
         def answer(output: JobOutput) -> None:
-            if not future.done():  # nobody waits any more
+            if not future.done():  # the caller may have been cancelled
                 future.set_result(output)
 
         self._shell.ask(request_id, event, answer)
@@ -397,12 +397,12 @@ class JobMaster:
 
     @property
     def configuration(self) -> Configuration:
-        """What was accepted last."""
+        """The configuration that was accepted last."""
         return self._shell.core.accepted_plan.configuration
 
     @property
     def own(self) -> OwnConfiguration:
-        """As accepted last."""
+        """The job's own configuration as accepted last."""
         return self._shell.core.accepted_plan.own
 
     @property
@@ -445,7 +445,7 @@ def create_job_core(
     ids: CheckpointIdCounter,
     on_checkpoint: Callable[[CheckpointStats], None] | None = None,
 ) -> JobCore:
-    """A new job's core, or that of one which goes on under this driver.
+    """Creates the core of a new job, or of one that this driver recovers.
 
     Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
     """

@@ -1,7 +1,7 @@
-"""Runs one job's pure core: executes its outputs and feeds the results back as events. Decides nothing.
+"""Runs one job's pure core: executes its outputs and feeds the results back as events. Makes no decisions itself.
 
 Everything that takes time or a thread goes through the host, so that the same shell runs on the driver's event loop
-and in the simulation of whole jobs. An event that comes up while outputs are being executed waits for its turn.
+and in the simulation of whole jobs. An event that arises while outputs are being executed waits for its turn.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class JobShell:
             earlier_ids,
             submission.claims,
         )
-        # What an earlier driver has begun to delete is not in any record of checkpoints any more: nobody else goes on.
+        # What an earlier driver began to delete is in no record of checkpoints: only this job can finish deleting it.
         self.storage.dispose(history.disposals)
         self.storage.discard_savepoints(history.savepoints)
         self._consequences = Consequences(host, self._deliver_consequence)
@@ -116,13 +116,13 @@ class JobShell:
     # --- events in, outputs out
 
     def tell(self, event: JobInput) -> None:
-        """Hands an event to the core, in its turn, and starts what is decided.
+        """Hands an event to the core, in order, and starts what the core decides.
 
         Raises as :meth:`JobCore.handle`.
         """
         self._inbox.append(event)
-        # Carrying out an output may raise an event (a worker that is gone cannot be cancelled): the core is not entered
-        # twice.
+        # Executing an output may raise an event (a worker that is gone cannot be cancelled): the core is not
+        # re-entered.
         if self._busy:
             return
         self._busy = True
@@ -138,20 +138,20 @@ class JobShell:
             self.view.touched()
         for output in self.core.handle(event, self._host.now()):
             self._execute(output)
-            # After it is carried out: who hears of a change looks at the job, which has to show it.
+            # Announced after execution: listeners look at the job on a change, so the job has to show it already.
             self._announcer.told(output)
         self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
-        """As :meth:`tell`, for what is answered. Nothing is answered after :meth:`close`."""
+        """As :meth:`tell`, for an event that gets an answer. No answer comes after :meth:`close`."""
         self._answers[request_id] = answer
         self.tell(event)
 
     def clean_up_after(self, status: JobStatus) -> None:
-        """Of a job that ended as ``status`` under an earlier driver: what that one did not get to.
+        """Finishes the clean-up of a job that ended as ``status`` under an earlier driver.
 
-        Where checkpoints are retained, some may be there without a pointer, since that driver had begun to let go of
-        them. Unless pointers say that all of them are known, every complete one stays.
+        Where checkpoints are retained, some may exist without a pointer because that driver had begun to release
+        them. Every complete checkpoint stays, unless the pointers show that all retained ones are known.
         """
         self._ends_as = status
         history = self._submission.history
@@ -164,7 +164,7 @@ class JobShell:
         self.tell(checkpoint_on.Shutdown(status.value))
 
     def close(self) -> None:
-        """This driver ends: nothing is waited for."""
+        """Stops the job's timers and waits because this driver ends."""
         self._closed = True
         self._slots.close()
         self._drop_timers()
@@ -202,8 +202,8 @@ class JobShell:
                 if not self._tasks.trigger(checkpoint_id, timestamp, options, tasks):
                     self.tell(checkpoint_on.TriggerFailed(checkpoint_id, "a worker to be triggered is gone"))
             case checkpoint_out.NotifyComplete(checkpoint_id, _, tasks):
-                # A checkpoint has just been stored, so storage answers: deletions that failed need not wait for their
-                # pause.
+                # A checkpoint has just been stored, so storage answers: failed deletions are retried without waiting
+                # for their pause.
                 self.storage.retry_deletions()
                 crash_point("notify-before")
                 self._tasks.complete(checkpoint_id, tasks)
@@ -235,7 +235,7 @@ class JobShell:
 
     def _schedule(self, timer: TimerId | str, at_rel_ms: int, event: JobInput) -> None:
         self._cancel_timer(timer)
-        # May be negative: the core has decided by the moment of its event, and carrying it out took time.
+        # May be negative: the core decided based on the time of its event, and executing its outputs took time.
         delay_ms = at_rel_ms - self._host.now().rel_ms
         self._timers[timer] = self._host.call_later(max(0, delay_ms), partial(self._fire, timer, event))
 
@@ -255,9 +255,9 @@ class JobShell:
     def _in_pool(
         self, call: Callable[[], JobInput], failed: Callable[[Exception], JobInput], delay_ms: float = 0.0
     ) -> None:
-        """For what is stored beside checkpoints: ``failed`` says what an error of storage, or of the pool, means.
+        """Stores what is not a checkpoint: ``failed`` maps an error of storage, or of the pool, to an event.
 
-        That another driver leads is an event of its own, which answers everything.
+        If another driver leads, the event is LeadershipLost, whatever the call was.
         """
 
         def answered(result: Result[JobInput]) -> None:
@@ -270,7 +270,7 @@ class JobShell:
                 event = core.LeadershipLost()
             except StorageError as error:
                 event = failed(error)
-            except Exception as error:  # no document, too large or no JSON; or a mistake, which must not go unanswered
+            except Exception as error:  # not a document, too large, not JSON, or a bug: it needs an answer too
                 logger.exception("job %s: storage", self._submission.job_id)
                 event = failed(error)
             self.tell(event)
@@ -293,7 +293,7 @@ class JobShell:
 
     def _deploy(self, order: core.DeployTasks) -> None:
         self.view.deploying(order)
-        # A slot that this job has heard of as lost is not among them any more.
+        # A slot whose loss was reported to this job has been removed from them.
         slots = self._slots.held
         # Slots were acquired before the state was restored, which took time: any of them may have been lost since.
         gone = any(slot.lost or slot.worker is None for slot in slots)
@@ -325,15 +325,15 @@ class JobShell:
             self.view.enter(execution, ExecutionState.CANCELING)
             by_slot.setdefault(execution.subtask, []).append(execution)
         for subtask, gone in by_slot.items():
-            # A worker that is gone will not answer: its tasks are gone with it.
+            # A worker that is gone cannot answer: its tasks ended with it.
             if not self._tasks.cancel(subtask):
                 for execution in gone:
                     self._task_canceled(execution)
 
-    # --- the owner of slots: what becomes of workers, and what they say
+    # --- the owner of slots: losses and messages of workers
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
-        """May come late: a deployment that has begun meanwhile has another worker there."""
+        """May come late: if a deployment has begun meanwhile, another worker runs in the slot."""
         index = self._tasks.index_of(slot)
         if index is not None and not self._tasks.lives(index):
             cause = FailureInfo("WorkerLostException", reason)
@@ -341,13 +341,13 @@ class JobShell:
             for execution in alive:
                 self._task_failed(execution, cause)
             if not alive and self._feeds_living(index):
-                # Of what they sent in the end some may not have arrived, and a receiver that the worker had not reached
-                # yet would wait for it for ever.
+                # Some of the last in-flight data may not have arrived, and a receiver that the worker had not connected
+                # to yet would wait for it forever.
                 self.tell(job_on.JobFailed(cause))
         self._consequences.release()
 
     def _feeds_living(self, index: int) -> bool:
-        """Whether tasks that are alive take rows of finished ones of that subtask index."""
+        """Whether living tasks receive rows from finished tasks of that subtask index."""
         tasks = self.core.machine.tasks
         alive = {execution.vertex_id for execution in tasks.alive}
         finished = {execution.vertex_id for execution in tasks.finished if execution.subtask == index}
@@ -373,7 +373,7 @@ class JobShell:
             case DeploymentFailed():
                 self._reported_failure(index, self._alive_in(index), message.failure)
             case Canceled():
-                # Some task does not end when it is asked to: only the end of its process ends it.
+                # Some task does not react to its cancellation: only the end of its process ends it.
                 if not message.ended:
                     self._host.replace_worker(slot)
                 for execution in self._alive_in(index):
@@ -419,12 +419,12 @@ class JobShell:
                 self._reported_failure(execution.subtask, [execution], message.failure)
 
     def _reported_failure(self, subtask: int, executions: list[ExecutionId], failure: TaskFailure) -> None:
-        """A worker's failure. One that no restart can help ends the job, whatever the restart strategy says."""
+        """Handles a worker's failure. An unrecoverable one ends the job, whatever the restart strategy says."""
         if failure.consequence:
             self._consequences.hold(executions, failure.cause)
             return
         self._tasks.note_failure(subtask)
-        # Before the tasks: their failures would be counted, and a restart begun that cannot help.
+        # Before the task failures: they would be counted and would begin a restart that cannot help.
         if not failure.recoverable:
             self.tell(job_on.JobFailed(failure.cause, recoverable=False))
         for execution in executions:
@@ -432,7 +432,7 @@ class JobShell:
         self._consequences.release()
 
     def _deliver_consequence(self, execution: ExecutionId, cause: FailureInfo) -> None:
-        """Unless the subtask has ended otherwise meanwhile, or another attempt has begun."""
+        """Fails the subtask, unless it has ended otherwise meanwhile or another attempt has begun."""
         if execution in self.core.machine.tasks.alive:
             self._task_failed(execution, cause)
 
@@ -468,7 +468,7 @@ class JobShell:
             self._keep_failures()
 
     def _keep_failures(self) -> None:
-        """For a later driver. One that cannot be stored is tried again with the next failure."""
+        """Stores the failures for a later driver. If that fails, it is tried again with the next failure."""
         self._failures_changed = False
         self._keeping_failures = True
         stored = self.view.failures_to_store()
@@ -477,9 +477,9 @@ class JobShell:
     def _failures_kept(self, result: Result[None]) -> None:
         try:
             result()
-        except (StorageError, ValueError) as error:  # ValueError: no document, too large or no JSON
+        except (StorageError, ValueError) as error:  # ValueError: not a document, too large or not JSON
             logger.warning("the failures of job %s cannot be stored: %s", self._submission.job_id, error)
-        # Others came while these were being written: one write at a time, so that no older list replaces a newer one.
+        # More failures came during the write: one write at a time, so that no older list replaces a newer one.
         if self._failures_changed and not self._closed:
             self._keep_failures()
             return
@@ -491,7 +491,7 @@ class JobShell:
     # --- the end
 
     def _store_result(self, order: core.StoreResult) -> None:
-        """After the failures that are on their way, which would be stored for a job that there is no more."""
+        """Waits for a pending write of failures, which would otherwise store them for a job that no longer exists."""
         if self._keeping_failures:
             self._when_kept = partial(self._store_result, order)
             return
@@ -519,7 +519,7 @@ class JobShell:
         self._tasks.close()
 
     def _shut_down(self, keeps_nothing: bool) -> None:
-        """The coordinator has nothing in flight any more."""
+        """Finishes storage: the coordinator has no operations in flight."""
         self._drop_timers()
         submission, known = self._submission, self.core
         lineages = sink_lineages(known.graph, submission.seed, known.lineage, submission.ended_jobs, known.savepoint_id)
@@ -533,7 +533,7 @@ class JobShell:
     # --- views
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
-        """What holds now."""
+        """The settings in effect now."""
         known = self.core
         return shown_settings(known.coordinator.configuration, known.configuration, known.overrides)
 
@@ -542,7 +542,7 @@ class JobShell:
         return References(self._submission.job_id, self.view.status.value, self.storage.directory, self.core.referenced)
 
     def _statistics_after(self, status: JobStatus) -> CheckpointStatsSnapshot:
-        """What will be true once the job has ended as ``status`` and its checkpoints are cleaned up."""
+        """The statistics as they will be once the job has ended as ``status`` and its checkpoints are cleaned up."""
         coordinator = self.core.coordinator
         shown = coordinator.statistics()
         latest = shown.latest_completed

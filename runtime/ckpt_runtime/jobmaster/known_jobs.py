@@ -1,6 +1,6 @@
 """The jobs that a session knows: those it runs, those that have ended, and those it could not recover.
 
-After a take-over that is what earlier drivers have left (``job_recovery``); the dispatcher adds what is submitted.
+After a take-over these are the jobs that earlier drivers left (``job_recovery``); the dispatcher adds submitted ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_ENDED_JOBS = 100
 
 
 class KnownJobs:
-    """By id, oldest first. Every method belongs to the driver's event loop."""
+    """The known jobs by id, oldest first. All methods run on the driver's event loop."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class KnownJobs:
         """Makes the master of a submission; it is not known before :meth:`add`."""
 
     def __iter__(self) -> Iterator[JobMaster | EndedJob]:
-        """Newest first, without those that could not be recovered."""
+        """Yields jobs, newest first, without those that could not be recovered."""
         return reversed(self._jobs.values())
 
     def add(self, job_id: str, job: JobMaster) -> None:
-        """One that was accepted. The oldest of too many that have ended are forgotten."""
+        """Adds and starts an accepted job. If too many jobs have ended, the oldest of them are forgotten."""
         self._jobs[job_id] = job
         job.start()
         self._forget_old_jobs()
@@ -80,17 +80,17 @@ class KnownJobs:
         return job
 
     def overviews(self) -> tuple[JobOverview, ...]:
-        """Those that could not be recovered first."""
+        """All jobs; those that could not be recovered come first."""
         unrecovered = (_unrecovered(job_id) for job_id in self._stranded if job_id not in self._jobs)
         return (*unrecovered, *(job.overview() for job in self))
 
     def running_archive(self, pipeline_id: str) -> bytes | None:
-        """What a job that has not ended has of a program."""
+        """The archive of a program from a job that has not ended, if one runs it."""
         masters = (job for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended)
         return next((job.program().archive for job in masters if job.config_info().pipeline_id == pipeline_id), None)
 
     def of_lineage(self, lineage: str) -> list[JobOverview]:
-        """Its jobs that are known, the latest first."""
+        """The known jobs of the lineage, the latest first."""
         overviews = [job.overview() for job in self]
         found = [(job.lineage.incarnation, job) for job in overviews if job.lineage and job.lineage.id == lineage]
         return [job for _, job in sorted(found, key=lambda numbered: numbered[0], reverse=True)]
@@ -100,7 +100,7 @@ class KnownJobs:
         return [job for job in (job.overview() for job in self) if job.name == name and not job.drill]
 
     def check_recovered(self, job_id: str) -> None:
-        """Raises Conflict for a job that may go on once its storage is back."""
+        """Raises Conflict for an unrecovered job, which may continue once its storage is back."""
         if job_id in self._stranded and job_id not in self._jobs:
             reason = self._stranded.reason(job_id)
             raise Conflict(
@@ -109,7 +109,7 @@ class KnownJobs:
             )
 
     def latest_snapshots(self, lineage: str) -> list[str]:
-        """What its latest job has completed last, if that is still there."""
+        """The last checkpoint and savepoint of the lineage's latest job, if they still exist."""
         latest = [self._jobs[job.job_id].checkpoint_statistics() for job in self.of_lineage(lineage)[:1]]
         taken = [last for each in latest for last in (each.latest_completed, each.latest_savepoint) if last is not None]
         return [last.external_path for last in taken if last.external_path is not None and not last.discarded]
@@ -121,7 +121,7 @@ class KnownJobs:
         return place.id if place is not None and self.of_lineage(place.id)[0].job_id == job_id else None
 
     def to_resume_from(self, job_id: str) -> str | None:
-        """The last snapshot up to which a job has committed its output; without one, the one that it began with."""
+        """The last snapshot up to which a job has committed its output; without one, the one it was restored from."""
         statistics = self._jobs[job_id].checkpoint_statistics()
         completed = [last for last in (statistics.latest_completed, statistics.latest_savepoint) if last is not None]
         committed = [last for last in completed if last.checkpoint_type is not CheckpointType.SAVEPOINT]
@@ -131,13 +131,13 @@ class KnownJobs:
         return None if began is None else began.external_path
 
     def ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
-        """The job that took a snapshot, if it is known to run no more. Of another session's nothing is known."""
+        """The job that took a snapshot, if it is known to have ended. Jobs of other sessions are not known."""
         job = None if savepoint is None else self._jobs.get(savepoint.job_id)
         return (savepoint.job_id,) if savepoint and job is not None and job.status.is_globally_terminal else ()
 
     def _forget_old_jobs(self) -> None:
         ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
-        # The dictionary is in order of submission, so that the oldest go first.
+        # The dictionary is in order of submission, so that the oldest are removed first.
         for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
             del self._jobs[job_id]
             self._submissions.forget(job_id)
@@ -145,7 +145,7 @@ class KnownJobs:
                 asyncio.get_running_loop().run_in_executor(self._pools.own, forget_result, self._store, job_id)
 
     def references(self) -> list[References]:
-        """Which snapshots this session may still need, so that nobody disposes of them."""
+        """The snapshots that this session may still need and that must not be disposed of."""
         living = [job.references() for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended]
         for job_id, request in self._submissions.in_progress():
             snapshots = () if request.savepoint_path is None else (request.savepoint_path,)
@@ -154,7 +154,7 @@ class KnownJobs:
         return [*living, *(References(job_id, "not recovered yet", is_known=False) for job_id in self._stranded)]
 
     def settled(self) -> frozenset[str]:
-        """Jobs that have ended and have nothing more to delete: what they have claimed they need no longer."""
+        """Jobs that have ended and have nothing more to delete: they no longer need the snapshots they claimed."""
         cleaning = {job.job_id for job in self._cleaning if not job.cleaned_up}
         return frozenset(
             job_id
@@ -164,11 +164,11 @@ class KnownJobs:
         )
 
     def stop_looking(self) -> None:
-        """Of the jobs that could not be recovered none is from now on."""
+        """From now on no job that could not be recovered is looked for again."""
         self._stranded.close()
 
     def suspend_all(self, *, fenced: bool) -> None:
-        """Lets go of those that run; with ``fenced`` nothing is changed any more, not even to tidy up."""
+        """Suspends all running jobs; with ``fenced`` nothing may be changed, not even for clean-up."""
         for cleaning in self._cleaning:
             cleaning.close()
         for job in self._jobs.values():
@@ -178,12 +178,12 @@ class KnownJobs:
     # --- what earlier drivers have left
 
     async def find(self, store: HaStore) -> list[FoundJob]:
-        """Raises StorageError for an unreadable directory."""
+        """Finds the jobs of earlier drivers. Raises StorageError for an unreadable directory."""
         self._store = store
         return await asyncio.to_thread(find_jobs, store, self._configuration, self._read_snapshot)
 
     def take_over(self, jobs: list[FoundJob]) -> None:
-        """Goes on with them. Those whose storage is away now are looked for again."""
+        """Takes the jobs over. Those whose storage is away now are looked for again later."""
         for found in jobs:
             self._take_over_job(found)
         self._stranded.look_for([job for job in jobs if job.may_pass])
@@ -199,7 +199,7 @@ class KnownJobs:
     def _take_over_job(self, found: FoundJob) -> None:
         try:
             self._go_on_with(found)
-        # Whatever is wrong with one stored job must not keep the others from going on.
+        # One broken stored job must not prevent the recovery of the others.
         except (ConfigurationError, KeyError, TypeError, ValueError) as error:
             logger.exception("job %s cannot be recovered", found.job_id)
             self._stranded.add(found.job_id, f"{type(error).__name__}: {error}")
@@ -222,10 +222,10 @@ class KnownJobs:
             self._submissions.remember(found.job_id, request)
 
     def _finish_clean_up(self, submission: JobSubmission, ended: EndedJob) -> None:
-        """As at the end of the job, which its driver did not live to see."""
-        # Without the session's events: it has ended, and its end was announced by the driver that saw it.
+        """Finishes the clean-up after the job's end, before whose completion its driver died."""
+        # Without the session's events: the job has ended, and an earlier driver announced its end.
         job = JobMaster(submission, self._slots, self._pools)
-        # Held on to: it is in no list of jobs, and has deletions that the end of the session must stop.
+        # Kept here: it is in no list of jobs, and the end of the session must stop its deletions.
         self._cleaning.append(job)
         kept = not ended.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
         job.clean_up_after(ended.status, retain=kept)

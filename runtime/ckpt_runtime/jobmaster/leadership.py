@@ -1,7 +1,7 @@
-"""Which driver leads: waits for the lease, renews it, and closes the fence in time when that fails.
+"""Leader election: waits for the lease, renews it, and closes the fence in time when a renewal fails.
 
-``lease_rules.py`` says for how long a leader may go on and a challenger has to wait; both use monotonic clocks only.
-Blocking calls run in a thread of their own, so that slow storage calls of jobs delay no renewal.
+``lease_rules.py`` defines how long a lease holds and how long a challenger has to wait; both use monotonic clocks only.
+Blocking calls run in a thread of their own, so that slow storage calls of jobs do not delay renewals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEASE_TIMEOUT_S = 10.0
 
 
 class ClusterEnded(RuntimeError):
-    """The leader that this driver has waited for was told to end the whole cluster."""
+    """The leader that this driver waited for was asked to end the whole cluster."""
 
 
 class LeaseSeal:
@@ -43,7 +43,7 @@ class LeaseSeal:
         return leader_proof.sealed(document, self._token, self._cluster_id, time.time() + self._good_for_s)
 
     def is_good(self, published: Any, document: dict[str, Any]) -> bool:
-        """Not one of which half the time has gone, or that a clock which was set back has left."""
+        """Whether the seal is valid: at most half its time is used, and the clock was not set back since."""
         good_until = published.get(leader_proof.GOOD_UNTIL) if isinstance(published, dict) else None
         if not isinstance(good_until, float) or not 0.5 <= (good_until - time.time()) / self._good_for_s <= 1:
             return False
@@ -64,7 +64,7 @@ class Leadership:
 
     @property
     def epoch(self) -> int:
-        """Of this driver's leadership; 0 before it leads."""
+        """The epoch of this driver's leadership; 0 before it leads."""
         return 0 if self._info is None else self._info.epoch
 
     def fence(self) -> None:
@@ -75,10 +75,10 @@ class Leadership:
         info = self._info
         if info is None or self._lost:
             raise NotLeaderError("this driver does not lead", "")
-        # Asked before storage is: a driver that stood still knows by its own clock that another one may lead.
+        # Checked before storage: a driver that was suspended sees by its own clock that another one may lead.
         if not self._own.holds(time.monotonic()):
             raise StorageError("the lease of this driver has run out and is not renewed yet", "")
-        # The claim alone is no proof: what counts is who leads by what is stored.
+        # The lease alone proves nothing: the stored leader counts.
         self._store.check(info)
 
     async def acquire(
@@ -90,8 +90,8 @@ class Leadership:
     ) -> None:
         """Waits until this driver leads; ``on_lost`` is called once when it no longer does.
 
-        ``on_waiting`` is called for each leader that is being waited for. Raises ClusterEnded when that one was told
-        to end the cluster, StorageError when the directory cannot be used from the beginning.
+        ``on_waiting`` is called for each leader that this driver waits for. Raises ClusterEnded when that leader was
+        asked to end the cluster, StorageError when the directory is unusable from the beginning.
         """
         info = self._info = await self._win(rest_url, application_id, on_waiting)
         logger.info("this driver leads (epoch %d)", info.epoch)
@@ -123,16 +123,16 @@ class Leadership:
             except NotLeaderError:
                 logger.info("another driver was faster")
             except StorageError as error:
-                # Never seen at all: the directory is wrong, rather than away for a moment.
+                # Storage has never answered: the directory is wrong, rather than away for a moment.
                 if watch.epoch is None:
                     raise
                 logger.warning("cannot see who leads: %s", error)
             await asyncio.sleep(self._lease_timeout_s / 10)
 
     async def release(self, *, ended: bool = False) -> None:
-        """Ends in order: the next driver need not wait. ``ended``: those that wait already end, too."""
+        """Releases the lease, so that the next driver need not wait. ``ended``: waiting drivers end, too."""
         if self._renewal is not None:
-            # Before the release, which a renewal behind it would take back.
+            # Cancelled before the release: a later renewal would revoke it.
             self._renewal.cancel()
         info, self._info = self._info, None
         if info is not None:
@@ -145,15 +145,15 @@ class Leadership:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> tuple[LeaderInfo | None, Lease]:
-        """The present leader, and its last sign of life."""
+        """Reads the present leader and its last lease renewal."""
         present = self._store.current()
         return (None, Lease(0, 0)) if present is None else (present, self._store.lease(present.epoch))
 
     def _patience_s(self, begun: float) -> float:
-        """How long a renewal may take.
+        """How long a renewal may take, in seconds.
 
-        A process that stood still may find that nobody took over. It is given a whole lease's time then, since a
-        machine on which it stood still is slow: its fence is closed meanwhile, and the renewal looks for a successor.
+        After a suspension of the process there may still be no successor. The renewal gets a whole lease time then,
+        since the machine is probably slow: the fence is closed meanwhile, and the renewal looks for a successor.
         """
         left = self._own.valid_until - begun
         return left if left > self._lease_timeout_s / 5 else self._lease_timeout_s
@@ -175,7 +175,7 @@ class Leadership:
                 if not self._own.holds(time.monotonic()):
                     break
             await asyncio.sleep(self._lease_timeout_s / 5)
-        # Closes the fence at once, whatever those who are told do next.
+        # Closes the fence at once, before any listener reacts.
         self._lost = True
         logger.error("this driver has lost its leadership")
         on_lost()

@@ -1,8 +1,8 @@
-"""When a leader may go on and when a challenger may begin. Pure: each is told the time by its own monotonic clock.
+"""How long a leader's lease holds, and when a challenger may claim it. Pure: each passes its own monotonic time.
 
-A leader counts itself out before a challenger may count it out: its claim is good for two thirds of the lease time from
-the beginning of its last renewal, a challenger waits for the whole of it after the last one that it saw. That holds as
-long as neither clock is half as fast again as the other; for a clock that stood still there is the fence in storage.
+A leader's lease expires for itself before a challenger may take it: it holds for two thirds of the lease time from the
+beginning of its last renewal, and a challenger waits for the whole lease time after the last renewal that it saw. This
+works while neither clock runs 1.5 times as fast as the other; for a suspended clock there is the fence in storage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class OwnLease:
         self.valid_until = 0.0
 
     def renewed(self, begun: float) -> None:
-        """Storage has taken a sign of life that was begun then, whenever it answered."""
+        """Storage accepted a renewal that began at ``begun``; the time of its answer does not matter."""
         self.valid_until = begun + self._good_for
 
     def holds(self, now: float) -> bool:
@@ -34,11 +34,11 @@ class Watch:
 
     @property
     def epoch(self) -> int | None:
-        """Of the leader seen last; None before the first look."""
+        """The epoch of the leader seen last; None before the first look."""
         return None if self._seen is None else self._seen[0]
 
     def saw(self, epoch: int, sequence: int, *, released: bool, begun: float) -> None:
-        """A look that was begun then has found this sign of life; ``epoch`` 0 stands for no leader ever."""
+        """Records the renewal found by a look that began at ``begun``; ``epoch`` 0 means there was no leader yet."""
         if self._seen != (epoch, sequence):
             self._seen, self._since = (epoch, sequence), begun
         self._vacant = epoch == 0 or released

@@ -1,8 +1,8 @@
-"""Lineages: the jobs that started from each other's snapshots, of which one lives, and one upgrade is in progress.
+"""Lineages: jobs that started from each other's snapshots, with at most one living job and one upgrade at a time.
 
-Two jobs of one lineage would read the same input and write the same output. So the job manager decides who may start
-one, and who may end one: whoever replaces, suspends or resumes a job holds its lineage meanwhile, and the requests of
-everybody else are refused. A holder that is gone loses the lineage when its time is over, or when somebody says so.
+Two jobs of one lineage would read the same input and write the same output. So the job manager decides which requests
+may start or end one: a client that replaces, suspends or resumes a job holds its lineage meanwhile, and requests of
+other clients are refused. A dead holder loses the lineage when its time is over, or when a user releases it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ckpt_runtime.storage.fenced_document import FencedDocument
 from ckpt_runtime.storage.held_upgrades import HeldUpgrade, HeldUpgrades
 
 _REMEMBERED = 1_000
-"""So many owners of upgrades that are over are known, whose late requests begin nothing."""
+"""Maximum number of remembered owners of ended upgrades; their late requests begin nothing."""
 
 
 SUSPENDED = "suspended-"
-"""Who suspends a job holds its program under this name and the job's id, until the job is resumed."""
+"""A suspended job's program is held under this prefix plus the job's id until the job is resumed."""
 
 
 class LineageLives(Conflict):
-    """A job is to be started beside one that would write the same output."""
+    """A job would be started beside a living one that writes the same output."""
 
     def __init__(self, job: JobOverview, shared: str, way_out: str) -> None:
         super().__init__(
@@ -45,7 +45,7 @@ class LineageLives(Conflict):
 
 
 class LineageHeld(Conflict):
-    """Somebody else is replacing, suspending or resuming the job."""
+    """Another owner is replacing, suspending or resuming the job."""
 
     def __init__(self, held: HeldUpgrade) -> None:
         who = held.owner if held.requester is None else f"{held.requester} (owner {held.owner})"
@@ -66,7 +66,7 @@ class LineageNotHeld(Conflict):
 
 
 class NotTheLatest(Conflict):
-    """What is said of a job is no longer true: another one was started in its place."""
+    """The request's precondition is outdated: another job was started in the place of this one."""
 
     def __init__(self, job_id: str, latest: JobOverview, expected: str) -> None:
         place = latest.lineage
@@ -78,17 +78,17 @@ class NotTheLatest(Conflict):
 
 
 class JobIsBeingStopped(Conflict):
-    """An upgrade is to begin with a job that somebody else has told to stop."""
+    """An upgrade cannot begin with a job that another request is stopping."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"Job {job_id} is being stopped by somebody else; once it is, it can be resumed")
 
 
 class Lineages:
-    """Every method belongs to the driver's event loop; checks await nothing, so that no two requests pass one."""
+    """All methods run on the driver's event loop; checks await nothing, so that no two requests pass the same one."""
 
     def __init__(self, known: KnownJobs, pool: Executor, programs_held: Callable[[], Mapping[str, str]]) -> None:
-        """``pool`` is for writes into the high-availability directory, ``programs_held`` tells who holds programs."""
+        """``pool`` is for writes to the high-availability directory, ``programs_held`` maps owners to programs."""
         self._known = known
         self._programs_held = programs_held
         self._pool = pool
@@ -99,7 +99,7 @@ class Lineages:
         """How many requests to stop a job, or to cancel it with a savepoint, are in progress."""
 
     async def take_over(self, store: FencedDocument[HeldUpgrades]) -> None:
-        """Goes on with what earlier drivers granted. Raises StorageError for a directory that cannot be read."""
+        """Adopts the upgrades that earlier drivers granted. Raises StorageError for an unreadable directory."""
         self._held |= (await asyncio.to_thread(store.adopt)).upgrades
         self._store = store
 
@@ -112,11 +112,11 @@ class Lineages:
         return held
 
     def pinned(self) -> list[References]:
-        """The snapshots that nobody may delete: those of upgrades in progress and of suspended jobs."""
+        """The snapshots that must not be deleted: those of upgrades in progress and of suspended jobs."""
         return [*self._of_upgrades(), *self._of_suspended_jobs()]
 
     def _of_upgrades(self) -> list[References]:
-        """For each upgrade, the snapshot that it names and those that the latest job of its lineage has left."""
+        """For each upgrade, the snapshot that it names and the last ones of its lineage's latest job."""
         found = []
         for lineage in list(self._held):
             held = self.held(lineage)
@@ -128,7 +128,7 @@ class Lineages:
         return found
 
     def _of_suspended_jobs(self) -> list[References]:
-        """For each suspended job, which is one whose program is held for it, the snapshot to resume it from."""
+        """For each suspended job, whose program is held for it, the snapshot to resume it from."""
         found = []
         for owner, program_id in self._programs_held().items():
             job_id = owner.removeprefix(SUSPENDED)
@@ -144,7 +144,7 @@ class Lineages:
     # --- checks
 
     def check(self, job: JobOverview, condition: Precondition) -> None:
-        """Whether a request may end or change a job. Raises Conflict."""
+        """Checks that a request may end or change a job. Raises Conflict."""
         place = job.lineage
         if place is None:
             return
@@ -153,7 +153,7 @@ class Lineages:
         self._check_holder(place.id, condition)
 
     def place(self, submission: JobSubmission) -> tuple[LineagePlace, frozenset[str]]:
-        """Where a new job belongs, and what nobody else may take until it is known or has failed. Raises Conflict."""
+        """A new job's place, and the keys reserved for it until it is known or has failed. Raises Conflict."""
         request, savepoint, job_id = submission.request, submission.savepoint, submission.job_id
         condition = Precondition() if request is None else request.condition
         forks = request is not None and request.fork
@@ -182,7 +182,7 @@ class Lineages:
         raise LineageNotHeld(owner)
 
     def _check_name(self, job_id: str, same_name: list[JobOverview], condition: Precondition) -> None:
-        """Of a job that shares its name with no other one."""
+        """Checks the name of a job that requires a unique one."""
         for job in same_name:
             if not job.status.is_globally_terminal and job.job_id != job_id:
                 shared = f"the name {job.name!r}"
@@ -212,7 +212,7 @@ class Lineages:
     # --- holding
 
     async def hold(self, job: JobOverview, request: HoldRequest) -> HeldUpgrade:
-        """Begins an upgrade with a job, or prolongs it. Raises Conflict, and NotReady when it may not be stored."""
+        """Begins or prolongs an upgrade of a job. Raises Conflict, and NotReady when it may not be stored."""
         place = job.lineage or LineagePlace(job.job_id)
         held, now = self.held(place.id), wall_clock_ms()
         if held is not None and held.owner != request.owner:
@@ -239,7 +239,7 @@ class Lineages:
             raise NotTheLatest(job.job_id, latest, f"job {job.job_id}")
 
     async def release(self, job: JobOverview, owner: str | None) -> None:
-        """Ends an upgrade; without an owner, whoever's it is. One that is not in progress is fine."""
+        """Ends an upgrade; without ``owner``, that of any owner. Does nothing when none is in progress."""
         lineage = (job.lineage or LineagePlace(job.job_id)).id
         held = self.held(lineage)
         if held is None or owner not in (None, held.owner):
@@ -258,7 +258,7 @@ class Lineages:
             raise NotReady(f"who upgrades the lineage {lineage} could not be stored: {error}") from error
 
     def _with(self, lineage: str, stored: HeldUpgrades) -> HeldUpgrades:
-        """What is stored, with what holds now of one lineage: of two writes the later one has the latest."""
+        """The stored upgrades with the present one of a lineage: of two writes the later one has the latest."""
         held, now = self._held.get(lineage), wall_clock_ms()
         others = {key: other for key, other in stored.upgrades.items() if key != lineage and other.until_ms > now}
         return HeldUpgrades(others if held is None else {**others, lineage: held})

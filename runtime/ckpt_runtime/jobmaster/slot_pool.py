@@ -1,10 +1,10 @@
 """The slots of a session: their agents, their workers, and which job holds which slot.
 
 A slot has one active worker and one warm spare. When the active worker dies, the spare takes over at once and another
-spare is started. Each slot is a stage of its own in Spark, so that the loss of an agent costs that slot alone: the job
-that held it asks for another one, which is launched. Warm workers that never worked outlive their agent for a while:
-the agent of another slot on the same machine adopts them instead of starting cold ones. Everything runs on the event
-loop.
+spare is started. Each slot is a Spark stage of its own, so that the loss of an agent costs only that slot: the job
+that held it asks for a replacement, which is launched. Warm workers that were never used outlive their agent for a
+while: the agent of another slot on the same machine adopts them instead of starting cold ones. Everything runs on the
+event loop.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ logger = logging.getLogger(__name__)
 MAX_PAUSE_S = 10.0
 _RELEASED_WORKER_S = LAST_WRITES_S + 10.0
 MAX_FAILURES = 3
-"""A process in which subtasks have failed so often gets no further attempt: user code may have left the cause in it."""
+"""After this many subtask failures a process is replaced: user code may have left the cause of the failures in it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A job's request for slots, until ``answer`` has them. ``reason`` says why it waits."""
+    """A job's pending request for slots; ``answer`` receives them. ``reason`` says why it waits."""
 
     owner: SlotOwner
     count: int
@@ -72,7 +72,7 @@ class _Request:
     refused: bool = False
 
     def kept(self) -> list[Slot]:
-        """Of the slots that its owner had: any of them may have been lost, or given back by the owner."""
+        """The slots that the owner had and still holds: it may have lost or released any of them meanwhile."""
         return [slot for slot in self.held if not slot.lost and slot.owner is self.owner][: self.count]
 
     def wait(self, reason: str, *, refused: bool = False) -> None:
@@ -95,15 +95,15 @@ class SlotPool:
         self._control_port = 0
         self._slots: dict[str, Slot] = {}
         self._launching: dict[str, float] = {}
-        """Since when slots are launched whose agents have not registered yet."""
+        """The launch time of each slot whose agent has not registered yet."""
         self._ending: set[str] = set()
-        """Slots that are given up, until their provider says that they are over."""
+        """Slots that were given up and whose end the provider has not reported yet."""
         self._orphans: dict[str, Worker] = {}
         self._requests: list[_Request] = []
         self._next_slot = 0
         self._next_worker = 0
         self._failed_launches = 0
-        """Slots in a row that ended before they had a worker."""
+        """How many slots in a row ended before they had a worker."""
         self._launch_due = 0.0
         self._loop = asyncio.get_running_loop()
         self._arrangement: asyncio.Handle | None = None
@@ -124,7 +124,7 @@ class SlotPool:
         if self._watch is not None:
             self._watch.cancel()
         self._losses.close()
-        for slot_id in list(self._launching):  # it may be long before there is an agent that could be told
+        for slot_id in list(self._launching):  # their agents, which could be shut down, may take long to come
             self._provider.cancel(slot_id)
         for slot in self._slots.values():
             slot.agent.send(ShutdownAgent())
@@ -144,12 +144,12 @@ class SlotPool:
 
     @property
     def total(self) -> int:
-        """Slots that there are, or could be by what is known now."""
+        """The number of slots that exist, or that could exist given the capacity known now."""
         return max(len(self._slots), self._provider.capacity or 0)
 
     @property
     def available(self) -> int:
-        """Those of :attr:`total` that no job holds."""
+        """The number of slots in :attr:`total` that no job holds."""
         return self.total - sum(slot.owner is not None for slot in self._slots.values())
 
     def all(self) -> tuple[Slot, ...]:
@@ -157,9 +157,9 @@ class SlotPool:
         return tuple(self._slots.values())
 
     def bind(self, slots: Sequence[Slot]) -> list[int | None]:
-        """Chooses a core for the worker of each slot of a job, None for one that is not to be bound.
+        """Chooses a core for the worker of each slot of a job, None for a worker that is not to be bound.
 
-        It belongs to that worker alone until the slot is bound again or given back.
+        The core belongs to that worker alone until the slot is bound again or released.
         """
         own = set(slots)
         others = [(slot.host, slot.core) for slot in self._slots.values() if slot.owner is not None and slot not in own]
@@ -184,13 +184,13 @@ class SlotPool:
         return await self._questions.ask(slot.worker.peer, question, answer, timeout_s)
 
     async def acquire(self, owner: SlotOwner, count: int, held: list[Slot], least: int | None = None) -> list[Slot]:
-        """``count`` living slots with a ready worker each, those in ``held`` first.
+        """Returns ``count`` living slots with a ready worker each, those in ``held`` first.
 
-        They come all at once: a request that waits holds no slot beside ``held``. With ``least`` the owner can do with
-        fewer: it gets as many as the session can have, that many at least.
+        All slots are granted at once: a request that waits holds no slot beside ``held``. With ``least`` the owner
+        accepts fewer: it gets as many as the session can have, but at least ``least``.
 
-        Raises SlotsUnavailableError when no slot can be launched or the request times out. Whatever is raised, what
-        was taken is given back, and what was held stays the owner's, who may also give it back meanwhile.
+        Raises SlotsUnavailableError when no slot can be launched or the request times out. On any error newly taken
+        slots are released, and the owner keeps the held ones. It may release held slots while the request waits.
         """
         if least is not None and self._provider.capacity is not None:
             if least > self.total:
@@ -198,7 +198,7 @@ class SlotPool:
             count = max(least, min(count, sum(not slot.lost for slot in held) + self.available))
         request = _Request(owner, count, held, self._loop.create_future())
         for slot in request.kept():
-            # Between deployments, when nothing runs in it.
+            # The call comes between deployments, when nothing runs in the worker.
             if slot.worker is not None and slot.worker.failures >= MAX_FAILURES:
                 self.replace_worker(slot)
         self._requests.append(request)
@@ -208,7 +208,7 @@ class SlotPool:
                 return await request.answer
         except BaseException as error:
             for slot in request.taken:
-                # The owner may have given it back meanwhile, and another job have it.
+                # The owner may have released it meanwhile, and another job may hold it.
                 if slot.owner is owner:
                     self.release(slot)
             if isinstance(error, TimeoutError):
@@ -225,7 +225,7 @@ class SlotPool:
     # --- serving requests
 
     def _notify(self) -> None:
-        """Something has changed for requests that wait. They are served soon, once for all changes until then."""
+        """Something has changed for waiting requests. They are served soon, once for all changes until then."""
         if self._arrangement is None and not self._closing:
             self._arrangement = self._loop.call_soon(self._arrange)
 
@@ -234,11 +234,11 @@ class SlotPool:
             self._loop.call_soon_threadsafe(self._notify)
 
     def _arrange(self) -> None:
-        """Serves requests, launches slots for others, and says why the rest waits."""
+        """Grants the requests that can be served, launches slots for others, and says why the rest waits."""
         if self._arrangement is not None:
             self._arrangement.cancel()
             self._arrangement = None
-        # A job that has slots comes first: nobody else can use them while it waits. Otherwise first come, first served.
+        # A job that holds slots comes first: they are blocked while it waits. Otherwise first come, first served.
         waiting = [request for request in self._requests if not request.answer.done()]
         requests = sorted(waiting, key=lambda request: not request.held)
         free = [slot for slot in self._slots.values() if slot.owner is None]
@@ -266,20 +266,20 @@ class SlotPool:
         launching, room = len(self._launching), None
         if self._provider.capacity is not None:
             room = max(0, self._provider.capacity - len(self._slots))
-            launching = min(launching, room)  # executors may have gone since: what has no room does not start
+            launching = min(launching, room)  # executors may have gone since: a slot without room does not start
             room -= launching
         return Supply(ready, free - ready + launching, room)
 
     def _launch(self, count: int) -> None:
         if self._launching and self._failed_launches:
-            return  # those that are on their way will show whether there can be any
+            return  # the pending launches will show whether slots can be started at all
         pause = self._launch_due - self._clock()
         if pause > 0:
             self._loop.call_later(pause, self._notify)
             return
         logger.info("launching %d slots", count)
         for _ in range(count):
-            # An id is never given again: the agent of a slot that was given up may register much later.
+            # An id is never reused: the agent of a slot that was given up may register much later.
             slot_id, self._next_slot = str(self._next_slot), self._next_slot + 1
             self._launching[slot_id] = self._clock()
             try:
@@ -290,7 +290,7 @@ class SlotPool:
                 return
 
     def _launch_failed(self, reason: str) -> None:
-        """Requests that wait for slots to start fail, unless other slots are on their way."""
+        """Fails the requests that wait for slots to start, unless other slots are being launched."""
         if self._launching:
             return
         for request in list(self._requests):
@@ -319,14 +319,14 @@ class SlotPool:
         self._notify()
 
     def _no_worker_came(self) -> None:
-        """Slots that end at once would otherwise be launched in a circle."""
+        """Delays the next launch: slots that end at once would otherwise be launched in an endless loop."""
         self._failed_launches += 1
         self._launch_due = self._clock() + _pause_before(self._failed_launches)
 
     def release(self, slot: Slot) -> None:
-        """Gives a slot back. Its worker ran a job's code, so the next job gets a fresh process.
+        """Releases a slot. Its worker ran a job's code, so the next job gets a fresh process.
 
-        The worker ends by itself, behind its last requests to the storage; it is killed only if it does not.
+        The worker ends by itself after its last requests to the storage; it is killed only if it does not.
         """
         slot.owner = slot.core = None
         slot.idle_since = self._clock()
@@ -362,7 +362,7 @@ class SlotPool:
 
     def _agent_registered(self, agent: AgentPeer) -> None:
         slot = Slot(agent, idle_since=self._clock())
-        if slot.slot_id not in self._launching:  # it was given up before its agent came, or has another agent
+        if slot.slot_id not in self._launching:  # it was given up before its agent registered, or has another agent
             agent.send(ShutdownAgent())
             agent.close()
             return
@@ -393,7 +393,7 @@ class SlotPool:
                 if not (isinstance(message, WorkerHeartbeat) or (sender is not None and sender.used)):
                     what = type(message).__name__
                     raise MalformedMessageError(f"the message {what} came from a worker that was given no work")
-                # A spare, and one that has just been replaced, have nothing to say to the owner.
+                # Messages of a spare, or of a worker that has just been replaced, do not reach the owner.
                 if slot.owner is not None and sender is slot.worker:
                     slot.owner.worker_message(slot, message)
 
@@ -411,14 +411,14 @@ class SlotPool:
         if slot.worker is not None and slot.worker.peer is peer:
             self._active_worker_lost(slot, slot.worker, reason, explained=explained)
             return
-        if explained:  # its process lives
+        if explained:  # its process still runs
             slot.agent.send(KillWorker(worker_id))
         self._worker_ended(slot, worker_id, reason)
 
     def _active_worker_lost(self, slot: Slot, worker: Worker, reason: str, *, explained: bool) -> None:
-        """Its process has ended, as a rule: the agent will say how. It is killed only if the agent says nothing.
+        """Usually its process has ended and the agent will report how. It is killed only if the agent reports nothing.
 
-        Killed at once, it could not be told from one that the kernel has killed.
+        If it were killed at once, its exit would look like that of a process killed by the kernel.
         """
         owner = slot.owner
 
@@ -429,14 +429,14 @@ class SlotPool:
 
         self._promote_spare(slot)
         if not explained:
-            # Opened before the notice is told, or it would go out at once and without its cause.
+            # Opened before the notice is passed on, or the owner would get it at once and without its cause.
             self._losses.open(worker.worker_id, self._times.loss_grace_s)
         self._losses.tell(worker.worker_id, tell, reason)
         self._start_workers(slot)
         self._notify()
 
     def _agent_lost(self, slot: Slot, reason: str, *, explained: bool) -> None:
-        """Spark says why when it ends the slot's task; the owner hears of it then, or a little later."""
+        """The owner is notified once Spark, ending the slot's task, gives the cause, or after the grace period."""
         if not explained:
             self._losses.open(slot.slot_id, self._times.loss_grace_s)
         self._slot_ended(slot, f"its slot agent was lost: {reason}")
@@ -444,7 +444,7 @@ class SlotPool:
     # --- workers
 
     def _promote_spare(self, slot: Slot) -> Worker | None:
-        """Returns the former active worker, whose connection is closed."""
+        """Makes the spare the active worker. Returns the former active worker, whose connection is closed."""
         worker, slot.worker = slot.worker, slot.spare
         slot.spare = None
         slot.spare_due = self._clock() + self._times.spare_pause_s
@@ -468,7 +468,7 @@ class SlotPool:
         return [slot for slot in self._slots.values() if slot.host == host]
 
     def _start_workers(self, slot: Slot) -> None:
-        """One process at a time, and spares last, so that no spare competes with a worker that a job waits for."""
+        """Starts one process at a time, spares last, so that no spare competes with a worker that a job waits for."""
         if slot.lost or slot.starting or (slot.worker is not None and slot.spare is not None):
             return
         if slot.worker is not None and any(
@@ -476,9 +476,9 @@ class SlotPool:
         ):
             return
         machine = slot.agent.registration.process.machine
-        # Pids mean the same process only where machine is equal; elsewhere the agent could not hold it.
+        # Pids name the same process only where machine is equal; elsewhere the agent could not adopt the worker.
         orphan = next((worker for worker in self._orphans.values() if worker.machine == machine), None)
-        # No spare is adopted while a slot is on its way, whose worker a job waits for.
+        # No orphan becomes a spare while a slot is being launched: a job waits for that slot's worker.
         if orphan is not None and (slot.worker is None or not self._launching):
             self._adopt(slot, orphan)
             return
@@ -496,10 +496,10 @@ class SlotPool:
             slot.agent.send(spawn)
 
     def _adopt(self, slot: Slot, worker: Worker) -> None:
-        """The agent holds the worker, the worker follows the agent; its answer makes it the slot's."""
+        """Makes the agent adopt the worker and the worker follow the agent; its answer assigns it to the slot."""
         del self._orphans[worker.worker_id]
         logger.info("slot %s adopts worker %s", slot.slot_id, worker.worker_id)
-        worker.peer.slot = slot.slot_id  # from now on what it says, and its end, concern this slot
+        worker.peer.slot = slot.slot_id  # from now on its messages and its end concern this slot
         slot.adopting = worker
         slot.starting[worker.worker_id] = StartingWorker(self._clock())
         agent, registration = slot.agent.registration.process, worker.peer.registration
@@ -507,19 +507,19 @@ class SlotPool:
         worker.peer.send(FollowAgent(agent))
 
     def _keep_orphan(self, worker: Worker) -> None:
-        """Keeps a worker without a slot for the agents to come. It ends by itself when none comes in time."""
+        """Keeps a worker without a slot for future agents. It ends by itself when no agent adopts it in time."""
         if worker.machine and not self._closing:
             self._orphans[worker.worker_id] = worker
         else:
             worker.peer.close()
 
     def _worker_exited(self, slot: Slot, worker_id: str, code: int | None) -> None:
-        """The agent says that a process has ended, or that it could not be adopted."""
+        """Handles the agent's report that a process has ended, or that it could not be adopted."""
         if slot.starting.pop(worker_id, None) is not None:
-            # A machine without memory fails each start: the next one waits, longer each time.
+            # On a machine without free memory every start fails: the pause before the next start grows each time.
             slot.failed_starts += 1
         reason = describe_exit(code)
-        # Its connection ended first, as a rule: then everything is done but to say why.
+        # Usually its connection ended first: then only the reason is still to be passed on.
         if not self._losses.explain(worker_id, reason):
             self._worker_ended(slot, worker_id, reason)
 
@@ -548,10 +548,10 @@ class SlotPool:
         self._ending.add(slot.slot_id)
         if slot.owner is None and slot.worker is None:
             self._no_worker_came()
-        # Taken before the slot forgets them: an orphan must be found by its id alone from now on.
+        # Read before the slot forgets its workers: from now on an orphan is found only by its id.
         workers = slot.workers
         slot.worker = slot.spare = slot.adopting = None
-        # One that is still starting is as warm as a spare by the time the next slot is there.
+        # A worker that is still starting will be as warm as a spare by the time the next slot exists.
         kept = list(slot.starting) if keep_workers else []
         for worker in workers:
             if keep_workers and not worker.used:
@@ -569,20 +569,20 @@ class SlotPool:
     # --- the silent and the idle
 
     async def _watch_heartbeats(self) -> None:
-        """Finds the silent (a stopped process keeps its sockets open), and slots that nobody needs."""
+        """Finds silent peers (a stopped process keeps its sockets open), and slots that no job needs."""
         while True:
             began = self._clock()
             await asyncio.sleep(self._times.heartbeat_interval_s)
             if self._clock() - began > 2 * self._times.heartbeat_interval_s:
-                # This process has stood still, or is late: what its peers have sent meanwhile is read first.
+                # This process was suspended, or is late: it first reads what its peers have sent meanwhile.
                 await asyncio.sleep(self._times.heartbeat_interval_s)
             self.check()
 
     def check(self) -> None:
-        """One round of the above."""
+        """Runs one round of the heartbeat and idleness checks."""
         now = self._clock()
         for slot in list(self._slots.values()):
-            # An adopted worker uses a little processor time all the time, which is no progress.
+            # An adopted worker constantly uses a little processor time, which does not count as progress.
             slot.agent.send(Ping(() if slot.adopting is not None else tuple(slot.starting)))
             self._check_heartbeats(slot, now)
         self._give_up_launches(now)
@@ -607,17 +607,17 @@ class SlotPool:
                     "worker %s is killed: it has not registered, and has made no progress for %.0f s", worker_id, idle_s
                 )
                 slot.agent.send(KillWorker(worker_id))
-                start.progressed_at = now  # The agent reports its end, which starts the next one.
+                start.progressed_at = now  # The agent reports the worker's end, which starts the next worker.
 
     def _note_progress(self, slot: Slot, progress: dict[str, int]) -> None:
-        """Any change counts: the figure falls when the worker is forked, from its template's to its own."""
+        """Counts any change as progress: the figure falls from the template's to the worker's own at the fork."""
         for worker_id, figure in progress.items():
             start = slot.starting.get(worker_id)
             if start is not None and figure != start.progress:
                 start.progress, start.progressed_at = figure, self._clock()
 
     def _give_up_launches(self, now: float) -> None:
-        """Spark may have lost the task, or the agent hangs: another one is launched in its place if need be."""
+        """Gives up slots whose task Spark may have lost or whose agent hangs; others are launched if needed."""
         for slot_id, since in list(self._launching.items()):
             if now - since > self._times.request_timeout_s:
                 logger.warning("slot %s is given up: no agent within %g s", slot_id, self._times.request_timeout_s)
@@ -627,9 +627,9 @@ class SlotPool:
                 self._notify()
 
     def _end_idle_slots(self, now: float) -> None:
-        """While a job waits for slots there are no idle ones: it gets what there is when the last worker is ready.
+        """Ends idle slots. While a job waits, no slot is idle: the job gets all slots when the last worker is ready.
 
-        Nor do they count as idle from their start when the request times out: the job's next attempt needs them.
+        If the request times out, idleness counts only from then on: the job's next attempt needs the slots.
         """
         for slot in list(self._slots.values()):
             if self._requests:
@@ -640,5 +640,5 @@ class SlotPool:
 
 
 def _pause_before(attempts: int) -> float:
-    """Seconds before the next try of something that failed ``attempts`` times in a row: none, then more and more."""
+    """Seconds to wait after ``attempts`` failures in a row: 0 without failures, then a growing pause."""
     return 0.0 if attempts == 0 else min(MAX_PAUSE_S, 0.1 * 2 ** (attempts - 1))

@@ -1,7 +1,7 @@
-"""Carries out what a job core asks of storage: each effect is a call in a pool, its answer an event of the core.
+"""Executes a job core's storage effects: each effect is a call in a pool, and its answer is an event of the core.
 
-What a storage error means for the protocol is decided here once: certainly failed, unknown, or that another driver
-leads. The last is never a failure, since a failure deletes files: this driver gives the job up.
+This module alone decides what a storage error means for the protocol: certainly failed, unknown, or that another
+driver leads. The last is never a failure, since a failure deletes files: this driver gives the job up.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ _RETRY_MAX_MS = 30_000.0
 
 
 class _StorageCall:
-    """A call for one checkpoint, and what its failure means: that of the call, and that it did not come back in time.
+    """A call for one checkpoint, with the meaning of its failure or timeout.
 
-    ``failed`` answers what has certainly not been done, ``unknown`` what may have been.
+    ``failed`` makes the answer when the call certainly had no effect, ``unknown`` when it may have had one.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class _StorageCall:
         self._unknown = unknown
 
     def run(self, call: Callable[[], JobInput]) -> JobInput:
-        """In a pool thread. Whatever goes wrong is an answer, for which the coordinator waits.
+        """Runs in a pool thread. Every error becomes an answer, because the coordinator waits for one.
 
-        Raises nothing but NotLeaderError: what counts is in the hands of the new leader then, and no file may be
+        Raises nothing but NotLeaderError: then the new leader owns the state that counts, and no file may be
         touched.
         """
         try:
@@ -109,8 +109,8 @@ class _StorageCall:
 class StorageEffects:
     """Storage of one job's checkpoints. ``tell`` takes the answers; ``retained`` gives what the coordinator retains.
 
-    ``earlier_ids``: checkpoints of earlier drivers have these. Those below its start, which counts for an empty range
-    too, are of an earlier job of the same id and are left alone.
+    ``earlier_ids`` are the ids of checkpoints of earlier drivers. Checkpoints below its start, which counts for an
+    empty range too, belong to an earlier job of the same id and are left alone.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class StorageEffects:
 
     @property
     def cleaned_up(self) -> bool:
-        """Whether all is done that follows the end of the job."""
+        """Whether the clean-up after the job's end is complete."""
         return self._cleaned_up
 
     @property
@@ -154,7 +154,7 @@ class StorageEffects:
     def prepare(self) -> int:
         """Makes the job's checkpoint directory, in a pool thread. Raises StorageError when it cannot be used.
 
-        Returns the first id that no checkpoint directory has: what an earlier job of this id left is not this one's.
+        Returns the first id above those of all checkpoint directories, which an earlier job of this id left.
         """
         self._storage.initialize()
         self._directory_known = True
@@ -164,9 +164,9 @@ class StorageEffects:
         return first
 
     def sweep(self, ids: range, keep: Set[int]) -> None:
-        """Of a job that has ended: deletes checkpoints that nothing points at, which an earlier driver had no time for.
+        """Deletes checkpoints of an ended job that have no pointer and that an earlier driver did not delete in time.
 
-        ``ids`` must hold only ids of this job which nobody uses any more. Nothing older goes at the end then.
+        ``ids`` must hold only unused ids of this job. After this, the final clean-up deletes nothing older.
         """
         self._ended_before = True
 
@@ -179,13 +179,13 @@ class StorageEffects:
         self._deletions.submit(f"delete what an earlier driver left in {self._storage.location.url}", delete)
 
     def dispose(self, disposals: Mapping[int, SnapshotDisposal]) -> None:
-        """Goes on with what an earlier driver was deleting outside the job's directory."""
+        """Continues the deletions that an earlier driver had begun outside the job's directory."""
         for checkpoint_id, disposal in disposals.items():
             what = f"delete checkpoint {checkpoint_id} in {disposal.directory.url}"
             self._deletions.submit(what, partial(self._dispose, checkpoint_id, disposal))
 
     def discard_savepoints(self, directories: Mapping[int, str]) -> None:
-        """Deletes what is left of savepoints that an earlier driver was taking; one with metadata is complete."""
+        """Deletes unfinished savepoints of an earlier driver; a savepoint with metadata is complete and stays."""
 
         def delete(checkpoint_id: int, directory: str) -> None:
             if not is_savepoint_of(resolve(directory), self._job_id):
@@ -207,10 +207,10 @@ class StorageEffects:
     ) -> None:
         """Closes after the coordinator has shut down.
 
-        ``clean_up`` only for a job that never runs again: another driver may be writing a suspended one's checkpoints.
-        Deletions that have failed so far go on until they are done; then goes what the sinks have hidden at ``outputs``
-        and no snapshot covers, then the job's directory, with everything of the job in it if it ``keeps_nothing``, and
-        last what is recorded of the job.
+        ``clean_up`` only for a job that never runs again: another driver may be writing a suspended job's checkpoints.
+        Deletions that have failed so far are retried until they succeed. Then the files that the sinks have hidden at
+        ``outputs`` and that no snapshot covers are deleted, then the job's directory, with everything of the job in it
+        if it ``keeps_nothing``, and last the records of the job.
         """
         self._closed = True
         if not clean_up:
@@ -220,7 +220,7 @@ class StorageEffects:
         self._go_through(self._last_steps(keeps_nothing, outputs, savepoint_id))
 
     def _go_through(self, steps: Iterator[tuple[str, Callable[[], None]]]) -> None:
-        """One after the other, each when everything before it is done."""
+        """Runs the steps one after the other, each when everything before it is done."""
 
         def go_on() -> None:
             for step in steps:
@@ -234,13 +234,13 @@ class StorageEffects:
         self, keeps_nothing: bool, outputs: tuple[SinkOutput, ...], savepoint_id: int
     ) -> Iterator[tuple[str, Callable[[], None]]]:
         def delete_hidden_files() -> None:
-            """What a retained checkpoint covers is not known while its storage is away."""
+            """Checks storage first: while it is away, it is unknown what a retained checkpoint covers."""
             check_directory(self._storage.location if self._directory_known else self._storage.location.parent)
             clean_up_sinks(outputs, self._storage, savepoint_id)
 
         yield f"clean up what the sinks of job {self._job_id} have hidden", delete_hidden_files
         first_id = self._earlier_ids.start
-        # What an earlier driver has let go of may be retained as well.
+        # Checkpoints that an earlier driver has released may be retained as well.
         first_kept = first_id if self._ended_before else min(self._kept, default=first_id)
         clean_up = JobCleanUp(self._storage, first_id, keeps_nothing, self._directory_known, first_kept)
         yield f"clean up {self._storage.location.url}", clean_up
@@ -250,16 +250,16 @@ class StorageEffects:
         self._cleaned_up = True
 
     def close(self) -> None:
-        """Drops deletions; storage answers that still come are ignored."""
+        """Drops pending deletions; later answers of storage are ignored."""
         self._closed = True
         self._deletions.close()
 
     def retry_deletions(self) -> None:
-        """Storage has just answered."""
+        """Retries failed deletions now, because storage has just answered."""
         self._deletions.retry()
 
     def execute(self, effect: object) -> None:
-        """Starts one. Each call comes with the answer for the case that it was not begun, or does not come back."""
+        """Starts one effect. Each call has an answer for the case that it is not begun or does not return."""
         match effect:
             case out.InitializeLocation(checkpoint_id, properties, directory):
                 call = _StorageCall(checkpoint_id, on.LocationFailed, on.LocationFailed)
@@ -290,11 +290,11 @@ class StorageEffects:
                 self._delete(effect)
 
     def _pool_of(self, properties: CheckpointProperties, directory: str | None) -> Pool | str:
-        """A savepoint lies where a user wants it: storage that never answers there must not stop checkpoints."""
+        """The user chooses where a savepoint lies: storage that hangs there must not stop checkpoints."""
         return (directory or "") if properties.is_savepoint else Pool.OWN
 
     def _delete(self, effect: object) -> None:
-        """The coordinator goes on after the first attempt; the deletions see to the rest."""
+        """Starts a deletion. The coordinator continues after the first attempt; the deletions handle retries."""
         submit = self._deletions.submit
         match effect:
             case out.DiscardCheckpoint(checkpoint):
@@ -308,7 +308,7 @@ class StorageEffects:
                 directory = effect.directory
                 for file in effect.state.files():
                     if is_shared(file):
-                        continue  # the registry knows when nobody needs it any more
+                        continue  # the registry knows when the file is no longer needed
                     submit(f"delete {file.path} in {directory}", partial(delete_file_of, directory, file.path))
             case out.DeleteSharedFiles(paths):
                 claimed = [] if self._claims is None else [path for path in paths if self._is_claimed(path)]
@@ -321,10 +321,10 @@ class StorageEffects:
                 raise TypeError(f"{effect!r} is not for storage")
 
     def _is_claimed(self, path: str) -> bool:
-        """Whether others may need the file: it was not written for a checkpoint of this job."""
+        """Whether other jobs may need the file: it was not written for a checkpoint of this job."""
         try:
             file = resolve(path)
-        except StorageError:  # which its deletion will say again
+        except StorageError:  # its deletion will raise the same error
             return False
         written_for = shared_file_checkpoint(file.name)
         earlier = written_for is not None and written_for < self._earlier_ids.start
@@ -346,7 +346,7 @@ class StorageEffects:
         if call.checkpoint_id in self._late:
             # Asking again would only make another thread hang.
             hangs = StorageTimeoutError("an earlier call hangs", "storage")
-            # As an answer of the pool would come: never from within the call that asks for it.
+            # Deferred like an answer of the pool, which never comes from within the call that asks for it.
             self._host.call_later(0, partial(self._failed, call, hangs))
             return
         self._host.in_pool(pool, partial(call.run, run), partial(self._answered, call))
@@ -359,9 +359,9 @@ class StorageEffects:
         except NotLeaderError as error:
             logger.error("job %s: this driver lets go of it: %s", self._job_id, error)
             self._tell(LeadershipLost())
-        except StorageError as error:  # the pool's own; a call answers whatever storage says
+        except StorageError as error:  # the pool's own: a call turns errors of storage into answers
             if isinstance(error, StorageTimeoutError):
-                # Before the answer: what the hanging call makes after this has nobody who would delete it.
+                # Set before the answer: afterwards nothing would delete what the hanging call still creates.
                 call.abandoned.set()
                 self._late[call.checkpoint_id] = call
             self._failed(call, error)
@@ -376,7 +376,7 @@ class StorageEffects:
         self._tell(call.failure(error))
 
     def _look_for_leftovers(self, states: list[SubtaskState], below: int | None, attempt: int) -> None:
-        """Looks until storage answers; checkpoints go on meanwhile."""
+        """Retries until storage answers; checkpointing continues meanwhile."""
         if self._closed:
             return
 
@@ -394,11 +394,11 @@ class StorageEffects:
 
         self._host.in_pool(Pool.DELETIONS, partial(self._find_leftovers, states, below), answered)
 
-    # Pool threads, from here on; errors are answers (see _StorageCall).
+    # The methods below run in pool threads; their errors become answers (see _StorageCall).
 
     def _initialize(self, effect: out.InitializeLocation, call: _StorageCall) -> JobInput:
-        # Before the directory: a later driver must not give this number again, and would find the files of this one in
-        # it.
+        # Before the directory is made: if a later driver reused this id, it would find files of this checkpoint in
+        # its directory.
         self._record.reserve(effect.checkpoint_id)
         crash_point("checkpoint-reserved")
         shared = ""
@@ -413,7 +413,7 @@ class StorageEffects:
             location = self._storage.initialize_checkpoint(effect.checkpoint_id)
             self._directory_known = True
             shared = self._storage.shared.url
-        if call.abandoned.is_set():  # the checkpoint has failed meanwhile: nobody would delete its directory
+        if call.abandoned.is_set():  # the checkpoint has failed: nothing else would delete its directory
             with suppress(StorageError):
                 delete_empty_directory(location)
         crash_point("checkpoint-located")
@@ -425,14 +425,14 @@ class StorageEffects:
         write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
         crash_point("metadata-after")
         if checkpoint.properties.is_savepoint:
-            with suppress(StorageError):  # a later driver finds that it is complete
+            with suppress(StorageError):  # a later driver will see that it is complete
                 self._record.settle_savepoint(checkpoint.id)
         return on.MetadataWritten(checkpoint.id)
 
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> JobInput:
-        """That writing it again is refused does not tell what became of the first attempt, which may be on its way.
+        """A refused second write does not show whether the first one succeeds: it may still be in progress.
 
-        Only a local disk has nothing on its way: there, no directory means no metadata, unless the disk is away.
+        Only a local disk has no writes in progress: there, no directory means no metadata, unless the disk is away.
         """
         directory = resolve(checkpoint.directory)
         try:
@@ -453,14 +453,14 @@ class StorageEffects:
         return on.StoreAdded(checkpoint.id)
 
     def _resolve_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
-        """That adding it again fails does not tell what became of the first attempt."""
-        # First, since a pointer that is there would be refused as one of somebody else's.
+        """If adding the pointer again fails, that does not show whether the first attempt succeeded."""
+        # Checked first: adding an existing pointer would be refused as if another driver had written it.
         if self._record.contains(checkpoint.id):
             return on.StoreAdded(checkpoint.id)
         return self._add_pointer(checkpoint, owned)
 
     def _remove_pointer(self, checkpoint_id: int, discards: str | None) -> JobInput:
-        """What lies outside the job's own directory is noted first: nobody else would find it after a crash."""
+        """Records first what lies outside the job's own directory: after a crash it could not be found otherwise."""
         if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
             with suppress(NotFoundError, CorruptFileError, InvalidLocationError):
                 self._disposals[checkpoint_id] = disposal_of(discards, claimed=True)
@@ -475,7 +475,7 @@ class StorageEffects:
             self._record.settle_savepoint(checkpoint_id)
 
     def _find_leftovers(self, states: list[SubtaskState], below: int | None) -> JobInput:
-        """Raises StorageError when it has to be tried again."""
+        """Finds leftover files. Raises StorageError when it has to be tried again."""
         try:
             if below is not None:
                 ids = range(self._earlier_ids.start, below)
@@ -489,9 +489,9 @@ class StorageEffects:
             return on.LeftoversFound(())
 
     def _discard(self, checkpoint: CompletedCheckpoint) -> Callable[[], None]:
-        """Deletes a completed checkpoint; one outside the job's own directory by what its metadata refers to.
+        """Deletes a completed checkpoint; outside the job's own directory, the files that its metadata refers to.
 
-        One whose metadata could not be used then is not deleted: that is said by reading it again.
+        If its metadata was unusable when the pointer was removed, nothing is deleted: reading it again raises.
         """
         if resolve(checkpoint.directory) == self._storage.checkpoint(checkpoint.id):
             return lambda: delete_checkpoint(self._storage, checkpoint.id)
@@ -499,7 +499,7 @@ class StorageEffects:
         return lambda: self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory, claimed=True))
 
     def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
-        """May come again when it was done and not recorded: with its claim the directory of an ended job goes."""
+        """May run again when it succeeded but was not recorded: an ended job's directory goes with its claim."""
         place = place_of_snapshot(disposal.directory)
         if place == disposal.directory or is_directory(place):
             disposal.execute()
@@ -511,5 +511,5 @@ class StorageEffects:
 
 
 def backoff_ms(attempt: int) -> float:
-    """The pause before a storage call is tried again; none before the first attempt, which is number 0."""
+    """The pause in milliseconds before a storage call is retried; 0 before the first attempt, which is number 0."""
     return 0.0 if attempt <= 0 else min(_RETRY_MAX_MS, RETRY_BASE_MS * 2 ** min(attempt - 1, 30))
