@@ -1,9 +1,9 @@
 """Threads for blocking calls of one kind, each call with a deadline that begins when it is submitted.
 
-A call that waits in the queue until its deadline is refused. A thread in a system call cannot be killed: a call that
-has begun and passes its deadline fails for its caller and is left to itself; a new thread takes the place of its own,
-until ``max_hanging`` calls hang. From then on calls are refused at once, until one of those comes back. A pool never
-has more than ``threads + max_hanging`` threads, and storage that never answers stops the calls of its own pool alone.
+A call that waits in the queue until its deadline is refused. A thread in a system call cannot be killed: a running
+call that passes its deadline fails for its caller and is left to itself; a new thread replaces its thread, until
+``max_hanging`` calls hang. From then on calls are refused at once, until a hanging call returns. A pool never has
+more than ``threads + max_hanging`` threads, and storage that never answers blocks only the calls of its own pool.
 
 The threads are daemons: a call that hangs does not keep the driver from ending.
 """
@@ -26,7 +26,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _IDLE_S = 60.0
-"""How long a thread without work lives. File systems keep their connections per thread, so it is not let go at once."""
+"""How long an idle thread lives. File systems keep their connections per thread, so it does not end at once."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -40,12 +40,12 @@ class _Call:
 
 
 class BoundedPool(Executor):
-    """``name`` says in errors what the calls are, as "storage calls for paths that users name"."""
+    """``name`` describes the calls in errors, for example "storage calls for paths that users name"."""
 
     def __init__(
         self, name: str, threads: int, *, deadline_s: float, max_hanging: int, max_waiting: int | None = None
     ) -> None:
-        """A deadline counts from the submission of a call. Beyond ``max_waiting`` calls that wait, more are refused."""
+        """A deadline counts from a call's submission. If ``max_waiting`` calls wait, further calls are refused."""
         self._name = name
         self._limit = threads
         self._deadline_s = deadline_s
@@ -67,14 +67,14 @@ class BoundedPool(Executor):
 
     @property
     def hanging(self) -> int:
-        """Calls that have passed their deadline and have not come back."""
+        """The number of calls that have passed their deadline and have not returned."""
         return self._hanging
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Starts a call as soon as a thread is free. Never raises: a refusal is the future's error.
 
-        That is :class:`PoolExhaustedError` when the call was not begun (in time), :class:`StorageTimeoutError` when it
-        has not come back in time: then it is unknown what becomes of it.
+        The error is :class:`PoolExhaustedError` when the call was not begun (in time), :class:`StorageTimeoutError`
+        when it has not returned in time: then its outcome is unknown.
         """
         call = _Call(lambda: fn(*args, **kwargs))
         with self._changed:
@@ -87,12 +87,12 @@ class BoundedPool(Executor):
         if refusal is None:
             _DEADLINES.add(time.monotonic() + self._deadline_s, self, call)
         else:
-            # Outside of the lock: who waits for the future may be called here, and submit again.
+            # Outside the lock: a callback of the future may run here and submit again.
             call.future.set_exception(PoolExhaustedError(refusal, self._name))
         return call.future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
-        """Begins no more calls and cancels those that wait; never waits for those that run."""
+        """Begins no more calls and cancels waiting ones; never waits for running calls."""
         with self._changed:
             self._closed = True
             waiting = list(self._waiting)
@@ -118,13 +118,13 @@ class BoundedPool(Executor):
         return self._limit + min(self._hanging, self._max_hanging)
 
     def _see_to_threads(self) -> str | None:
-        """A call was put into the queue. Returns why nobody can take it."""
+        """Provides a thread for a queued call. Returns the reason when no thread can take it."""
         if self._idle < len(self._waiting) and self._threads < self._thread_limit:
             name = f"{self._name}-{next(self._numbers)}"
             try:
                 threading.Thread(target=self._work, name=name, daemon=True).start()
             except RuntimeError as error:  # the system gives no more threads
-                # Those that hang will not take it; one that works will, later.
+                # Hanging threads will not take the call; a working thread will take it later.
                 if self._threads <= self._hanging:
                     return f"no thread for {self._name}: {error}"
             else:
@@ -142,13 +142,13 @@ class BoundedPool(Executor):
                 failure = error
             if self._came_back(call):
                 _settle(call.future, result, failure)
-            # What a call has brought must not live on in an idle thread.
+            # An idle thread must not keep the result of a call alive.
             del call, result, failure
 
     def _next(self) -> _Call | None:
         """The next call; None when this thread ends."""
         with self._changed:
-            # Threads that took the places of hanging calls end when these have come back.
+            # Threads that replaced hanging ones end when the hanging calls have returned.
             if self._threads <= self._thread_limit:
                 self._idle += 1
                 self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE_S)
@@ -156,14 +156,14 @@ class BoundedPool(Executor):
                 while self._waiting:
                     call = next(iter(self._waiting))
                     del self._waiting[call]
-                    # Under the lock: its deadline finds it either waiting or running.
+                    # Under the lock, so that its deadline finds it either waiting or running.
                     if call.future.set_running_or_notify_cancel():
                         return call
             self._threads -= 1
             return None
 
     def _came_back(self, call: _Call) -> bool:
-        """Whether somebody still waits for it."""
+        """Notes that the call has returned. Returns whether its caller still waits for it."""
         with self._changed:
             call.finished = True
             if call.late:
@@ -173,7 +173,7 @@ class BoundedPool(Executor):
     def _deadline_passed(self, call: _Call) -> None:
         message, unserved = "", list[_Call]()
         with self._changed:
-            # It came back before its deadline, or while the deadline's thread waited for the lock.
+            # It returned before its deadline, or while the deadline's thread waited for the lock.
             if call.finished:
                 return
             if call in self._waiting:
@@ -193,7 +193,7 @@ class BoundedPool(Executor):
                 failure = StorageTimeoutError(message, self._name)
                 if self._waiting:
                     self._see_to_threads()
-                if self._hanging >= self._threads:  # nobody is left to take them
+                if self._hanging >= self._threads:  # no thread is left to take them
                     unserved = list(self._waiting)
                     self._waiting.clear()
         _settle(call.future, None, failure)
@@ -212,7 +212,7 @@ def _settle(future: Future[Any], result: Any, failure: BaseException | None) -> 
 
 
 class _Deadlines:
-    """One thread for the deadlines of all pools of this process. Keeps nothing alive of a call that has come back."""
+    """One thread for the deadlines of all pools of this process. It keeps no returned call alive."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -221,9 +221,9 @@ class _Deadlines:
         self._started = False
 
     def add(self, at: float, pool: BoundedPool, call: _Call) -> None:
-        """Tells ``pool`` at a moment of the monotonic clock."""
+        """Notifies ``pool`` at the monotonic time ``at``."""
         with self._changed:
-            # The number keeps equal moments from comparing pools.
+            # The number prevents a comparison of pools when two times are equal.
             heapq.heappush(self._heap, (at, next(self._numbers), pool, weakref.ref(call)))
             if not self._started:
                 self._started = True

@@ -17,7 +17,7 @@ _BACKEND_NAMES = {
 
 
 def submitted_settings(configuration: Configuration) -> CheckpointConfiguration:
-    """What the job's options say. Raises InvalidOptionError or CheckpointConfigurationError."""
+    """The settings from the job's options. Raises InvalidOptionError or CheckpointConfigurationError."""
     return CheckpointConfiguration(
         **{setting.field: configuration.get(setting.option) for setting in CHECKPOINT_SETTINGS}
     )
@@ -26,7 +26,7 @@ def submitted_settings(configuration: Configuration) -> CheckpointConfiguration:
 def shown_settings(
     settings: CheckpointConfiguration, configuration: Configuration, overrides: CheckpointOverrides
 ) -> EffectiveCheckpointConfig:
-    """What ``GET /jobs/:jobid/checkpoints/config`` shows."""
+    """The settings that ``GET /jobs/:jobid/checkpoints/config`` shows."""
     return EffectiveCheckpointConfig(
         settings,
         exactly_once=configuration.get(CheckpointingOptions.MODE) is CheckpointingMode.EXACTLY_ONCE,
@@ -37,6 +37,6 @@ def shown_settings(
 
 
 def overridden_options(overrides: CheckpointOverrides) -> dict[str, str | None]:
-    """What FLIP-571 has put in the place of options, by their keys, as a user would write it."""
+    """The options that FLIP-571 overrides: their keys and new values, spelled as a user would write them."""
     options = {setting.field: setting.option for setting in CHECKPOINT_SETTINGS}
     return {options[field].key: options[field].format(value) for field, value in overrides.given.items()}

@@ -37,7 +37,7 @@ class ClusterSettings:
 
     @property
     def high_availability(self) -> tuple[str, str] | None:
-        """Directory and cluster id; None without."""
+        """Directory and cluster id; None without high availability."""
         get = self.configuration.get
         if get(HighAvailabilityOptions.TYPE) is HighAvailabilityType.NONE:
             return None
@@ -45,7 +45,7 @@ class ClusterSettings:
 
 
 class Cluster:
-    """A session without its REST server. All methods belong to one event loop."""
+    """A session without its REST server. All methods run on one event loop."""
 
     dispatcher: Dispatcher
     slots: SlotPool
@@ -76,11 +76,11 @@ class Cluster:
         keep_templates()
 
     async def lead(self, rest_url: str, application_id: str, token: str | None = None) -> None:
-        """With high availability: waits until this driver leads, and goes on with all jobs. Otherwise does nothing.
+        """With high availability, waits until this driver leads and recovers all jobs; otherwise does nothing.
 
-        When the leader that it waits for was told to end the cluster, this driver is to be shut down, too.
+        If the leader that it waits for was asked to end the cluster, this driver shuts down, too.
 
-        ``token`` is what clients of ``rest_url`` have: it proves to them that the address is the leader's.
+        ``token`` is known to clients of ``rest_url``: it proves to them that the address is the leader's.
         Raises StorageError when the directory cannot be used.
         """
         place = self._settings.high_availability

@@ -1,4 +1,4 @@
-"""What REST asks of a running job's configuration (FLIP-530), and why that is refused: values and named errors."""
+"""Requests of REST to change a running job's configuration (FLIP-530), their answers, and the errors of refusals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ckpt_runtime.jobmaster.gateway_errors import Conflict, GatewayError
 
 
 class ConfigurationRefused(GatewayError):
-    """A job cannot run with this configuration, or never change to it; a line for each thing that is wrong."""
+    """A job cannot run with this configuration or cannot change to it; the message has one line per problem."""
 
 
 class OptionsNotAllowed(GatewayError):
-    """Options would change that are not on the cluster's allow-list. Nothing has changed."""
+    """The request changes options that are not on the cluster's allow-list. Nothing has changed."""
 
     def __init__(self, keys: Sequence[str], allow_list: Sequence[str]) -> None:
         allowed = ", ".join(allow_list) or "none"
@@ -24,7 +24,7 @@ class OptionsNotAllowed(GatewayError):
 
 
 class VersionConflict(Conflict):
-    """A change was made of another version than the present one."""
+    """A change is based on another version than the present one."""
 
     def __init__(self, job_id: str, version: int | None, present: int) -> None:
         made_of = "another configuration" if version is None or version == present else f"version {version}"
@@ -37,7 +37,7 @@ class VersionConflict(Conflict):
 class ConfigurationRequest:
     """``options`` are the whole configuration; with ``partial`` those to change, where None removes one.
 
-    ``version`` is the one that it was made of, None for whichever is present. ``by`` says who asks.
+    ``version`` is the one that it is based on, None for the present one. ``by`` names the requester.
     """
 
     options: Mapping[str, str | None]
@@ -49,7 +49,7 @@ class ConfigurationRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChangedOption:
-    """``before`` and ``after`` are as shown, None for not given. ``hidden_by``: the override (FLIP-571) over it."""
+    """``before`` and ``after`` are as displayed, None if not given. ``hidden_by`` names the override (FLIP-571)."""
 
     key: str
     before: str | None
@@ -60,7 +60,7 @@ class ChangedOption:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationAnswer:
-    """``version`` is the present one, also when nothing has changed; of a dry run the one that there would be."""
+    """``version`` is the present one, also without a change; for a dry run it is the one that would result."""
 
     version: int
     changes: tuple[ChangedOption, ...] = ()

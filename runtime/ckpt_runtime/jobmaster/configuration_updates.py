@@ -1,7 +1,7 @@
-"""A running job's configuration changed by request (FLIP-530): compared, judged, planned again, handed to its core.
+"""Configuration changes of running jobs (FLIP-530): compared, judged, planned again and given to the job's core.
 
-Nothing is stored or in force before the core says so. What it judges by may have changed while the pipeline was
-planned: then the core refuses it.
+Nothing is stored or in effect before the core accepts it. If the job's plan has changed while the pipeline was being
+planned, the core refuses the change.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _HIDES = {setting.option.key: (setting.field, setting.patched_as) for setting in
 
 
 class ConfigurationUpdates:
-    """Of all jobs. ``allow_list`` has the keys of options that may change, or ``*``."""
+    """The updates of all jobs. ``allow_list`` has the keys of options that may change, or ``*``."""
 
     def __init__(self, planner: Planner, allow_list: Sequence[str]) -> None:
         self._planner = planner
@@ -65,7 +65,7 @@ class ConfigurationUpdates:
         self._in_progress: dict[str, tuple[ConfigurationRequest, asyncio.Task[ConfigurationAnswer]]] = {}
 
     async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigurationAnswer:
-        """It goes on when its client has gone, and who sends the same again meanwhile waits for it.
+        """Changes a job's configuration, even if the client disconnects; an identical request meanwhile joins it.
 
         Raises as ``DispatcherGateway.change_job_config``.
         """
@@ -78,14 +78,14 @@ class ConfigurationUpdates:
         return await asyncio.shield(task)
 
     def _done(self, job_id: str, task: asyncio.Task[ConfigurationAnswer]) -> None:
-        # A later request may have taken its place.
+        # A later request may have replaced it.
         if self._in_progress.get(job_id, (None, None))[1] is task:
             del self._in_progress[job_id]
         if not task.cancelled():
             task.exception()  # its client may have gone
 
     async def _change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigurationAnswer:
-        # Remembered by identity: planning takes seconds, and the core refuses what was made of another plan.
+        # Compared by identity later: planning takes seconds, and the core refuses a change based on another plan.
         base = job.accepted_plan
         present = base.own
         wanted = wanted_configuration(present.given, request)
@@ -95,7 +95,7 @@ class ConfigurationUpdates:
             raise VersionConflict(job.job_id, request.version, present.version)
         job.check_configurable()
         crash_point("configuration-received")
-        # What is left out may be what the pipeline sets itself: that is known once it is planned.
+        # The pipeline itself may set an option that the request leaves out: that is known only after planning.
         given_now = [change for change in differences(present.given, wanted) if change.after is not None]
         judge(given_now, self._allow_list)
         planned, own = await self._planner.plan_again(job.program(), _as_planned(wanted, base.graph))
@@ -128,7 +128,7 @@ def judge(changes: Sequence[OptionChange], allow_list: Sequence[str]) -> None:
 
 
 def wanted_configuration(present: Configuration, request: ConfigurationRequest) -> Configuration:
-    """The whole configuration that is asked for, every option of it fine alone and beside the others.
+    """The whole requested configuration, after checking each option alone and together with the others.
 
     Raises ConfigurationRefused.
     """
@@ -159,7 +159,7 @@ def _as_planned(given: Configuration, graph: JobGraph) -> Configuration:
 
 
 def _graph(planned: JobGraph, present: JobGraph, *, keeps_parallelism: bool) -> JobGraph:
-    """What the job is to run: the operators that it runs. Raises ConfigurationRefused for others."""
+    """The graph for the job to run, with the same operators as now. Raises ConfigurationRefused for others."""
     if planned.plan_fingerprint != present.plan_fingerprint:
         raise ConfigurationRefused(
             "with this configuration the pipeline makes another plan than the one that the job runs; submit it again "
@@ -178,7 +178,7 @@ def _graph(planned: JobGraph, present: JobGraph, *, keeps_parallelism: bool) -> 
 
 
 def _plan(job: JobMaster, base: JobPlan, graph: JobGraph, given: Configuration, note: ChangeNote) -> JobPlan:
-    """With and without overrides its settings have to be possible."""
+    """The new plan, whose settings have to be valid with and without overrides."""
     configuration = Configuration.merge(job.defaults, given)
     try:
         settings = submitted_settings(configuration)
@@ -191,7 +191,7 @@ def _plan(job: JobMaster, base: JobPlan, graph: JobGraph, given: Configuration, 
 
 
 def changed_options(changes: Sequence[OptionChange], overrides: CheckpointOverrides) -> tuple[ChangedOption, ...]:
-    """What the answer says of each: what it takes, and whether an override hides it."""
+    """The changes for the answer: each says whether it needs a restart, and which override hides it."""
 
     def hidden_by(key: str) -> str | None:
         field, name = _HIDES.get(key, ("", None))

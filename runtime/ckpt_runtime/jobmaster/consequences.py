@@ -1,7 +1,7 @@
-"""Failures that another failure has probably caused: of subtasks that lost the channel to another worker.
+"""Holds back failures that another failure probably caused: those of subtasks that lost the channel to another worker.
 
-Neighbours notice the end of a worker before the driver knows about it. Their failures wait until then, for a while at
-most, so that the first failure of an attempt is its cause.
+Neighbours notice the end of a worker before the driver knows about it. Their failures are held back until then, for a
+limited time, so that the first failure of an attempt is its cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ckpt_runtime.jobmaster.slots import LOSS_GRACE_S
 from ckpt_runtime.scheduler.job_events import FailureInfo
 
 GRACE_MS = (LOSS_GRACE_S + 1.0) * 1000
-"""Longer than the notice of the loss itself may take."""
+"""Longer than the notice of the loss itself may take; in milliseconds."""
 
 
 class Consequences:
@@ -32,15 +32,15 @@ class Consequences:
             self._timer = self._host.call_later(GRACE_MS, self.release)
 
     def release(self) -> None:
-        """The cause is known, or nobody knows one."""
-        # Taken and forgotten before the first is delivered: delivering may hold others.
+        """Delivers the held failures: the cause is known, or the time for it is over."""
+        # Taken and cleared before the first is delivered: a delivery may hold others.
         held = list(self._held)
         self.forget()
         for execution, cause in held:
             self._deliver(execution, cause)
 
     def forget(self) -> None:
-        """Nobody is interested any more."""
+        """Drops the held failures."""
         self._held.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,7 +1,7 @@
 """Turns a job graph, its slots and the restored state into one deployment per worker. Pure.
 
 With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. The driver's event loop runs this, so it takes time
-in proportion to the number of subtasks; channels are left to the workers.
+in proportion to the number of subtasks; the workers set up the channels.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def plan_deployments(
 
 
 def _reached_slots(graph: JobGraph, vertex: JobVertex) -> int:
-    """A subtask of the vertex sends to the slots below this one. What it forwards stays in its own slot."""
+    """A subtask of the vertex sends to slots with a lower index than this; forwarded rows stay in its own slot."""
     edges = [edge for edge in graph.outputs(vertex.id) if edge.partitioning is not Partitioning.FORWARD]
     return max((graph.vertex(edge.target).parallelism for edge in edges), default=0)
 

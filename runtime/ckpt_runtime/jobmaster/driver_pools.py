@@ -1,4 +1,4 @@
-"""The driver's pools of threads, kept apart so that nobody's slow storage or slow plan stops anybody else's work."""
+"""The driver's thread pools, kept apart so that slow storage or a slow plan of one job blocks no other work."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ckpt_runtime.jobmaster.bounded_pool import BoundedPool
 from ckpt_runtime.storage.filesystem import address_of
 
 _DELETION_PATIENCE = 10
-"""A deletion may be one of a whole directory: its deadline is as many times that of other calls."""
+"""A deletion may cover a whole directory: its deadline is this many times that of other calls."""
 
 _PLANNING_GRACE_S = 30.0
-"""What a plan takes beside its process, which has a time limit of its own."""
+"""Extra time for a plan beside its process, which has a time limit of its own."""
 
 
 _MAX_ADDRESSES = 16
-"""Addresses with a pool of their own at a time. Those beyond share one."""
+"""Maximum number of addresses with a pool of their own at a time. Further addresses share one pool."""
 
 
 class AddressPools:
-    """For a URL that a user names, the pool of its address: one that never answers stops calls to no other.
+    """For a URL that a user names, the pool of its address: an address that hangs blocks calls to no other one.
 
-    Any thread may ask.
+    Thread-safe.
     """
 
     def __init__(self, deadline_s: float, made: WeakSet[BoundedPool]) -> None:
-        """``made`` gets each pool: its owner shuts them down."""
+        """Adds each pool to ``made``, whose owner shuts them down."""
         self._deadline_s = deadline_s
         self._made = made
         self._lock = Lock()
@@ -57,7 +57,7 @@ class AddressPools:
 
 @dataclass(frozen=True, slots=True)
 class DriverPools:
-    """``own`` is for the directory of high availability, and in a job's set for the job's own checkpoints.
+    """``own`` is for the high-availability directory, and in a job's set for the job's own checkpoints.
 
     ``deletions`` deletes snapshots. ``paths`` gives the pool for a URL that a user names: savepoints to take, to start
     from and to dispose of, and directories that are used for the first time. ``planning`` waits for the processes that
@@ -74,7 +74,7 @@ class DriverPools:
 
     @classmethod
     def create(cls, configuration: Configuration) -> DriverPools:
-        """The session's."""
+        """Creates the session's pools."""
         deadline_s = configuration.get(JobManagerOptions.STORAGE_TIMEOUT) / 1000
         planning_s = configuration.get(JobManagerOptions.PLANNING_TIMEOUT) / 1000 + _PLANNING_GRACE_S
         made: WeakSet[BoundedPool] = WeakSet()
@@ -88,7 +88,7 @@ class DriverPools:
         )
 
     def of_job(self, job_id: str) -> DriverPools:
-        """A job's: its storage can be away without any other job's noticing. Its threads end when they are idle."""
+        """Creates a job's pools: if its storage is away, no other job is affected. Their idle threads end."""
         deadline_s = self.storage_deadline_s
         if deadline_s is None:
             return self
@@ -98,7 +98,7 @@ class DriverPools:
         return replace(self, own=own, deletions=deletions)
 
     def shutdown(self) -> None:
-        """Begins nothing more, also for jobs, and waits for nothing."""
+        """Shuts all pools down, also those of jobs, without waiting for running calls."""
         for pool in (self.own, self.deletions, self.planning, *self.made):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,7 +1,7 @@
 """A job that this driver does not run: one that ended under an earlier driver, or one that could not be recovered.
 
-Its stored form is a JSON document, made at the job's end and read by later drivers. It answers what REST asks of any
-job; figures of single subtasks and the history of checkpoints ended with the driver that ran it.
+Its stored form is a JSON document, made at the job's end and read by later drivers. It answers the requests that REST
+makes for any job; figures of single subtasks and the checkpoint history ended with the driver that ran it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TASKS = {JobStatus.FINISHED: ExecutionState.FINISHED, JobStatus.FAILED: Executi
 
 
 class _Result(Struct):
-    """What :func:`result_document` gives. Drivers of earlier versions did not store what has a default."""
+    """The document of :func:`result_document`. Earlier versions did not store the fields that have a default."""
 
     job_id: str
     status: JobStatus
@@ -64,7 +64,7 @@ class _Result(Struct):
 
 
 class EndedJob:
-    """Read only."""
+    """An ended job; read only."""
 
     def __init__(self, document: object) -> None:
         """Raises :class:`DocumentError` for a document of another shape."""
@@ -125,7 +125,7 @@ class EndedJob:
 
     @property
     def own(self) -> OwnConfiguration:
-        """As it was at the end."""
+        """The job's own configuration at its end."""
         return OwnConfiguration(self.configuration, self._version, self._notes)
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
@@ -137,7 +137,7 @@ class EndedJob:
         )
 
     def metrics(self) -> dict[str, str]:
-        """Those that do not change once a job has ended."""
+        """The metrics that do not change once a job has ended."""
         return {
             "numRestarts": str(self._restarts),
             "numberOfCompletedCheckpoints": str(self._counts.completed),
@@ -172,7 +172,7 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
     restarts: int,
     lineage: LineagePlace,
 ) -> dict[str, Any]:
-    """The stored form. Checkpoints that are still in progress fail with the job's end."""
+    """Makes the stored form. Checkpoints that are still in progress fail with the job's end."""
     counts = checkpoints.counts
     failed = counts.failed + counts.in_progress
     return {

@@ -1,7 +1,7 @@
-"""What has happened in a session, for streams of events: a ring of the newest ones, numbered from 1. Pure.
+"""The events of a session, for event streams: a ring of the newest ones, numbered from 1. Pure.
 
-Whoever reads keeps a position of its own, so that a reader that is slow costs nothing and holds nobody back: what the
-ring has dropped meanwhile it has missed, and is told so. All methods belong to the driver's loop.
+Each reader keeps its own position, so that a slow reader costs nothing and delays no other one. If the ring has dropped
+events that a reader has not read yet, it gets EventsMissedError. All methods run on the driver's loop.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 DEFAULT_CAPACITY = 4_096
 BATCH = 256
-"""Events that a reader is given at a time."""
+"""Maximum number of events that a reader gets at a time."""
 
 
 class EventType(StrEnum):
-    """What can happen, as streams spell it."""
+    """The types of events, as streams spell them."""
 
     JOB_STATUS = "job-status"
     DEPLOYMENT = "deployment"
@@ -38,7 +38,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionEvent:
-    """``data`` are JSON values. ``job_id`` is None for what belongs to no job."""
+    """``data`` has JSON values. ``job_id`` is None for an event that belongs to no job."""
 
     number: int
     type: EventType
@@ -47,11 +47,11 @@ class SessionEvent:
 
 
 class EventsMissedError(Exception):
-    """Events that a reader should have had are not kept any more, or are another session's."""
+    """Events that a reader should have received were dropped, or belong to another session."""
 
 
 class EventLog:
-    """Of one driver; ``session_id`` tells it from every other one."""
+    """The events of one driver; ``session_id`` distinguishes it from every other driver."""
 
     def __init__(self, session_id: str, capacity: int = DEFAULT_CAPACITY) -> None:
         if capacity < 1:
@@ -73,7 +73,7 @@ class EventLog:
             wake()
 
     def after(self, number: int) -> list[SessionEvent]:
-        """The events behind that one, as many as fit into a batch. Raises EventsMissedError."""
+        """The events after number ``number``, at most one batch. Raises EventsMissedError."""
         first = number + len(self._ring) - self._newest
         if not 0 <= first <= len(self._ring):
             raise EventsMissedError(f"event {number + 1} is not kept any more")
@@ -84,28 +84,28 @@ class EventLog:
         return f"{self.session_id}-{number}"
 
     def number_of(self, event_id: str) -> int:
-        """The number in an id that a client has seen last. Raises EventsMissedError for one of another session."""
+        """The number in the last id that a client saw. Raises EventsMissedError for an id of another session."""
         session, _, number = event_id.rpartition("-")
         if session != self.session_id or not number.isascii() or not number.isdigit() or len(number) > 18:
             raise EventsMissedError("that was another session")
         return int(number)
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """``wake`` is called after each event, until what is returned is called. It must be quick and never raise."""
+        """Calls ``wake`` after each event until the returned function is called. It must be quick and never raise."""
         self._wakes.add(wake)
         return lambda: self._wakes.discard(wake)
 
     @property
     def listeners(self) -> int:
-        """How many listen."""
+        """The number of listeners."""
         return len(self._wakes)
 
 
 class EventReader:
-    """One reader's place in the log. ``jobs`` are those it wants to hear of, None for everything."""
+    """One reader's position in the log. ``jobs`` are those whose events it gets, None for all events."""
 
     def __init__(self, log: EventLog, jobs: frozenset[str] | None, last_event_id: str | None = None) -> None:
-        """Behind ``last_event_id``, or behind the newest. Raises EventsMissedError."""
+        """Starts after ``last_event_id``, or after the newest event. Raises EventsMissedError."""
         self._log = log
         self._jobs = jobs
         self._position = log.newest if last_event_id is None else log.number_of(last_event_id)
@@ -113,7 +113,7 @@ class EventReader:
 
     @property
     def last_event_id(self) -> str:
-        """Of the last event that was taken or passed over."""
+        """The id of the last event that was taken or skipped."""
         return self._log.event_id(self._position)
 
     def take(self) -> list[SessionEvent]:

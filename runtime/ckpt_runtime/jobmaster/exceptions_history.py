@@ -1,4 +1,4 @@
-"""The failures of a job, newest first, with the failures that came along with each. Their stored form too.
+"""The failures of a job, newest first, each with its concurrent failures; also their stored form.
 
 Bounded in number and in size, whatever a worker sends: a history that cannot be stored would keep a job from ending.
 """
@@ -17,9 +17,9 @@ from ckpt_runtime.scheduler.job_events import FailureInfo
 MAX_CONCURRENT = 16
 MAX_STORED = 16
 MAX_STORED_CHARS = 1 << 20
-"""Of all texts together; the oldest failures go first, then those that came along with the newest."""
+"""Limit of all texts together; the oldest failures are dropped first, then those concurrent with the newest."""
 _MAX_TRACE_CHARS = MAX_TRACE_CHARS + 2 * MAX_MESSAGE_CHARS
-"""A worker's trace has its first line, which repeats the message, in addition."""
+"""In addition to its frames, a worker's trace has a first line that repeats the message."""
 
 
 class FailureLog:
@@ -30,7 +30,7 @@ class FailureLog:
         self._total = len(self._entries)
 
     def add(self, entry: ExceptionEntry, *, concurrent: bool) -> None:
-        """A failure that comes while the job already deals with one belongs to that one."""
+        """Adds a failure; one that comes while the job already handles another is attached to that one."""
         entry = replace(entry, failure=_bounded(entry.failure))
         if concurrent and self._entries:
             first = self._entries[0]
@@ -57,7 +57,7 @@ class FailureLog:
 
 
 def cause_of(failure: FailureInfo) -> FailureCause:
-    """What users see of the job machine's failure; one without a trace shows what a trace begins with."""
+    """The job machine's failure as users see it; without a trace, the first line of a trace stands in."""
     trace = failure.stack_trace or f"{failure.exception}: {failure.message}"
     return _bounded(FailureCause(failure.exception, failure.message, trace))
 

@@ -1,4 +1,4 @@
-"""What the job master knows of its subtasks' present attempt: states, times, metrics, for decisions and for REST."""
+"""The present attempt of a job's subtasks: states, times and metrics, for the job master's decisions and for REST."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MOVES = ("rows_in", "rows_out", "slices")
 
 
 def wall_clock_ms() -> int:
-    """Reads milliseconds since the epoch, for people and statistics; never for deadlines."""
+    """Reads milliseconds since the epoch, for display and statistics; never for deadlines."""
     return time.time_ns() // 1_000_000
 
 
@@ -56,8 +56,8 @@ def wall_clock_ms() -> int:
 class _Measurement:
     """Keeps the last two heartbeats' figures of one subtask: their difference is the present load.
 
-    All durations are by the worker's clock: a heartbeat that comes late does not change a rate. ``still_ms`` is for how
-    long no row has moved, and ``stalled_ms`` for how long none has although work waited at every heartbeat.
+    All durations are by the worker's clock: a late heartbeat does not change a rate. ``still_ms`` is for how long no
+    row has moved, and ``stalled_ms`` for how long no row has moved although work waited at every heartbeat.
     """
 
     at_ms: int = NOT_YET
@@ -85,7 +85,7 @@ class _Measurement:
 
 @dataclass(slots=True)
 class Execution:
-    """Is one attempt of one subtask."""
+    """One attempt of one subtask."""
 
     id: ExecutionId
     endpoint: str = ""
@@ -211,5 +211,5 @@ _PRECEDENCE = (
 
 
 def _aggregate(states: list[ExecutionState]) -> ExecutionState:
-    """Tells the state of a vertex: the first of these states that any of its subtasks is in."""
+    """The state of a vertex: the first state in order of precedence that any of its subtasks is in."""
     return next(state for state in _PRECEDENCE if state in states)

@@ -1,4 +1,4 @@
-"""Samples of the stacks of a vertex's subtasks, taken by their workers when somebody asks for a flame graph."""
+"""Stack samples of a vertex's subtasks, taken by their workers when a client requests a flame graph."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class StackSamples:
 
 
 class FlameGraphs:
-    """Those who ask for the same vertex meanwhile share its samples. On the event loop."""
+    """Takes samples; concurrent requests for the same vertex share them. Runs on the event loop."""
 
     def __init__(self, slots: SlotPool) -> None:
         self._slots = slots
         self._sampling: dict[tuple[str, str], asyncio.Task[StackSamples]] = {}
 
     async def of(self, job_id: str, vertex: VertexDetails) -> StackSamples:
-        """Looks for some seconds. Raises NotReady when no worker answers."""
+        """Samples for some seconds. Raises NotReady when no worker answers."""
         running = {subtask.slot_agent_id for subtask in vertex.subtasks if subtask.state is ExecutionState.RUNNING}
         if not running:
             return StackSamples(None)
@@ -40,7 +40,7 @@ class FlameGraphs:
         if key not in self._sampling:
             task = self._sampling[key] = asyncio.create_task(self._sample(*key, sorted(running)))
             task.add_done_callback(lambda _: self._sampling.pop(key))
-        # Who gives up does not end it for the others.
+        # A client that gives up does not cancel the sampling for the others.
         return await asyncio.shield(self._sampling[key])
 
     async def _sample(self, job_id: str, vertex_id: str, slots: list[str]) -> StackSamples:

@@ -1,8 +1,8 @@
-"""What the REST layer asks of the dispatcher, as one protocol.
+"""The interface between the REST layer and the dispatcher, as one protocol.
 
-The dispatcher implements :class:`DispatcherGateway`; REST handlers know nothing else of the job manager. What passes is
-in ``gateway_values``, with its units, and in the modules of what is asked for; the errors are in ``gateway_errors``.
-Nothing in this room below the dispatcher imports this module.
+The dispatcher implements :class:`DispatcherGateway`; REST handlers know nothing else of the job manager. The values are
+in ``gateway_values``, with their units, and in the modules of the requests; the errors are in ``gateway_errors``.
+No module in this room below the dispatcher imports this one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DispatcherGateway(Protocol):
     async def cluster_overview(self) -> ClusterOverview: ...
 
     async def slot_agents(self) -> tuple[SlotOverview, ...]:
-        """Lists those that have been started, oldest first."""
+        """Lists the slot agents that have been started, oldest first."""
         ...
 
     async def dashboard_config(self) -> DashboardConfig: ...
@@ -63,28 +63,28 @@ class DispatcherGateway(Protocol):
         ...
 
     async def thread_dump(self, slot_id: str | None) -> tuple[ThreadInfo, ...]:
-        """What the threads of a slot's worker do; of the driver for None.
+        """Dumps the threads of a slot's worker; those of the driver for None.
 
         Raises :class:`NotFound` for an unknown slot, :class:`NotReady` when the worker does not answer.
         """
         ...
 
     async def recent_log(self, slot_id: str | None) -> str:
-        """The last lines of the log of a slot's worker; of the driver for None. Raises as :meth:`thread_dump`."""
+        """Returns the last log lines of a slot's worker; of the driver for None. Raises as :meth:`thread_dump`."""
         ...
 
     async def event_log(self) -> EventLog:
-        """What happens in this session, from the moment on that it leads."""
+        """The events of this session since it became the leader."""
         ...
 
     async def shutdown_cluster(self) -> None:
-        """Start an orderly end of the session; returns at once. Running jobs are suspended, their state kept."""
+        """Start an orderly shutdown of the session; returns at once. Jobs are suspended and their state is kept."""
         ...
 
     async def store_pipeline(self, filename: str, content: AsyncIterator[bytes]) -> StoredPipeline:
         """Keep an uploaded ``.py`` or ``.zip``. The stored name is the server's; ``filename`` is shown only.
 
-        Raises :class:`InvalidRequest` when the content is no such archive.
+        Raises :class:`InvalidRequest` when the content is not such an archive.
         """
         ...
 
@@ -95,21 +95,21 @@ class DispatcherGateway(Protocol):
         ...
 
     async def hold_pipeline(self, pipeline_id: str, owner: str) -> StoredPipeline:
-        """Keep it, also for the next driver, until its owner releases it; again is fine.
+        """Keep a pipeline, also for the next driver, until its owner releases it; repeating the call is fine.
 
-        One that is not here any more is brought back from a job that runs it. Raises :class:`PipelineNotFound`.
+        A deleted pipeline is restored from a job that runs it. Raises :class:`PipelineNotFound`.
         """
         ...
 
     async def release_pipeline(self, pipeline_id: str, owner: str) -> None:
-        """One that the owner does not hold, or that is not known, is fine."""
+        """End a hold. Does nothing for a pipeline that is unknown or that the owner does not hold."""
         ...
 
     async def plan_pipeline(self, request: RunRequest) -> PlanPreview:
-        """Says what :meth:`run_pipeline` would run, and how the snapshot fits; starts nothing.
+        """Shows what :meth:`run_pipeline` would run, and how the snapshot fits; starts nothing.
 
         Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, and :class:`SubmissionFailed` for a pipeline or a
-        snapshot that nothing can be said of.
+        snapshot that cannot be evaluated.
         """
         ...
 
@@ -117,19 +117,19 @@ class DispatcherGateway(Protocol):
         """Returns the job id once the plan is checked and stored.
 
         Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, :class:`SubmissionFailed`,
-        :class:`JobAlreadyExists`, and :class:`NotReady` when storage fails: nothing is left then.
+        :class:`JobAlreadyExists`, and :class:`NotReady` when storage fails: then nothing is left behind.
         """
         ...
 
     async def retire_job_id(self, job_id: str) -> None:
-        """From now on no job is started with this id, by a request that is still on its way either; again is fine.
+        """Prevent any later start of a job with this id, also by a delayed request; repeating the call is fine.
 
         Raises ``Conflict`` while a job of this id has not ended.
         """
         ...
 
     async def retired_job_ids(self) -> Mapping[str, int]:
-        """The retired ids, with since when in milliseconds since the epoch."""
+        """Maps the retired ids to the times of retirement, in milliseconds since the epoch."""
         ...
 
     async def list_jobs(self) -> tuple[JobOverview, ...]:
@@ -145,9 +145,9 @@ class DispatcherGateway(Protocol):
     async def job_config(self, job_id: str) -> JobConfigInfo: ...
 
     async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigurationAnswer:
-        """FLIP-530: check, persist, then apply, then return; a restart that it needs is under way then.
+        """FLIP-530: check, persist, apply, then return; a needed restart has begun by then.
 
-        What means the same as the present configuration changes nothing, at any version. Raises
+        A request equivalent to the present configuration changes nothing, at any version. Raises
         :class:`ConfigurationRefused`, :class:`OptionsNotAllowed`, :class:`VersionConflict`, :class:`UpdateInProgress`,
         :class:`JobTerminated`, :class:`SubmissionFailed` for a pipeline that cannot be planned with it, and
         :class:`Conflict` when the job's state does not allow it.
@@ -163,7 +163,7 @@ class DispatcherGateway(Protocol):
         ...
 
     async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:
-        """In which code the subtasks of a vertex spend their time, by looking for some seconds.
+        """Samples for some seconds in which code the subtasks of a vertex spend their time.
 
         Raises :class:`VertexNotFound`, and :class:`NotReady` when no worker answers.
         """
@@ -180,24 +180,24 @@ class DispatcherGateway(Protocol):
     async def cancel_job(
         self, job_id: str, *, retain: bool = False, condition: Precondition = ANY_JOB
     ) -> CheckpointStats | None:
-        """Start cancelling. Nothing to do on a CANCELED job; :class:`JobTerminated` on a FINISHED or FAILED one.
+        """Start cancelling. Does nothing for a CANCELED job; raises :class:`JobTerminated` if FINISHED or FAILED.
 
-        With ``retain`` its checkpoints outlive it, whatever its options say. Returns the latest that does; one that
-        is being completed may still come after it.
+        With ``retain`` its checkpoints outlive it, whatever its options say. Returns the latest retained one; a
+        checkpoint that is being completed may still follow it.
         """
         ...
 
     async def hold_lineage(self, job_id: str, request: HoldRequest) -> HeldUpgrade:
-        """Begin an upgrade of the job's lineage, or prolong it; the same again is fine.
+        """Begin an upgrade of the job's lineage, or prolong it; repeating the call is fine.
 
         Until its end every request that ends or starts a job of the lineage is refused unless it carries the owner.
-        Raises :class:`Conflict` when somebody else holds the lineage, when a job was started in the place of this one,
-        and when somebody is stopping it.
+        Raises :class:`Conflict` when another owner holds the lineage, when a job was started in the place of this one,
+        and when another request is stopping it.
         """
         ...
 
     async def release_lineage(self, job_id: str, owner: str | None) -> None:
-        """End the upgrade of an owner, or without one whoever's it is; none is fine."""
+        """End the upgrade of an owner, or of any owner if None. Does nothing when none is in progress."""
         ...
 
     async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot: ...
@@ -205,7 +205,7 @@ class DispatcherGateway(Protocol):
     async def checkpoint_config(self, job_id: str) -> EffectiveCheckpointConfig: ...
 
     async def patch_checkpoint_config(self, job_id: str, overrides: CheckpointOverrides) -> EffectiveCheckpointConfig:
-        """FLIP-571: persist, then apply, then return what holds now. What is not given stays as it is.
+        """FLIP-571: persist, apply, then return the settings in effect. Settings that are not given stay.
 
         Raises :class:`UpdateInProgress`, :class:`JobTerminated`, and :class:`InvalidRequest` for values that only
         clash with the job's other settings.
@@ -217,7 +217,7 @@ class DispatcherGateway(Protocol):
         ...
 
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
-        """By vertex id."""
+        """The parallelism bounds by vertex id."""
         ...
 
     async def update_resource_requirements(
@@ -226,7 +226,7 @@ class DispatcherGateway(Protocol):
         """Rescale a job: get the slots, take a checkpoint, persist, then apply, then return.
 
         Raises :class:`RequirementsRefused`, :class:`RescaleInProgress`, :class:`JobTerminated`, and :class:`Conflict`
-        with the reason when the job goes on as it was.
+        with the reason when the job continues unchanged.
         """
         ...
 
@@ -250,7 +250,7 @@ class DispatcherGateway(Protocol):
         requester: str | None = None,
         condition: Precondition = ANY_JOB,
     ) -> str:
-        """As :meth:`trigger_checkpoint`. Problems with the directory show in the operation. ``requester``: who asks."""
+        """As :meth:`trigger_checkpoint`. Directory errors show in the operation. ``requester`` names the client."""
         ...
 
     async def stop_with_savepoint(
@@ -267,7 +267,7 @@ class DispatcherGateway(Protocol):
         ...
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
-        """As :meth:`trigger_checkpoint`, for a path and no job."""
+        """As :meth:`trigger_checkpoint`, for a path instead of a job."""
         ...
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
@@ -275,21 +275,21 @@ class DispatcherGateway(Protocol):
         ...
 
     async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
-        """The savepoints below a directory, the latest first; of a ``job`` by its id or name.
+        """Lists the savepoints below a directory, the latest first; only those of ``job``, an id or name, if given.
 
-        Without a directory it is the configured one. Raises :class:`InvalidRequest`, as do the next two, and
-        :class:`Conflict` for what is damaged.
+        Without a directory the configured one is used. Raises :class:`InvalidRequest`, as do the next two, and
+        :class:`Conflict` for damaged savepoints.
         """
         ...
 
     async def known_savepoints(self, job: str | None) -> KnownSavepoints:
-        """The savepoints below every directory that the session or one of its jobs has for them, or was given."""
+        """Lists the savepoints below every directory that the session or its jobs have configured or were given."""
         ...
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
-        """The latest of these that is good. Raises :class:`NotFound` when there is none."""
+        """Returns the latest good savepoint of that list. Raises :class:`NotFound` when there is none."""
         ...
 
     async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
-        """Notes what came of a verification or a drill."""
+        """Records the outcome of a verification or a drill."""
         ...

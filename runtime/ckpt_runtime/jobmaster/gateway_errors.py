@@ -1,4 +1,4 @@
-"""What a call of the gateway may raise on purpose: each is an answer of the REST API, its message is for the client."""
+"""The errors that a gateway call may raise on purpose: each is a REST answer, and its message is for the client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CheckpointNotFound(NotFound):
 
 
 class OperationNotFound(NotFound):
-    """No operation has this trigger id, or it was forgotten after its time."""
+    """No operation has this trigger id, or the operation has expired."""
 
     def __init__(self, kind: OperationKind, trigger_id: str, job_id: str | None = None) -> None:
         suffix = "" if job_id is None else f" for job {job_id}"
@@ -61,7 +61,7 @@ class InvalidRequest(GatewayError):
 
 
 class RequirementsRefused(GatewayError):
-    """A job cannot run with these bounds of its vertices' parallelism; a line for each thing that is wrong."""
+    """A job cannot run with these parallelism bounds of its vertices; the message has one line per problem."""
 
 
 class SubmissionFailed(GatewayError):
@@ -73,7 +73,7 @@ class Conflict(GatewayError):
 
 
 class PipelineInUse(Conflict):
-    """An uploaded pipeline that somebody holds is not deleted."""
+    """An uploaded pipeline is not deleted while an owner holds it."""
 
     def __init__(self, pipeline_id: str, owners: Sequence[str]) -> None:
         super().__init__(f"Pipeline {pipeline_id} is held by {', '.join(owners)}; release it first")
@@ -87,7 +87,7 @@ class UpdateInProgress(Conflict):
 
 
 class RescaleInProgress(Conflict):
-    """One rescale of a job after the other."""
+    """Another rescale of the job is in progress; only one may run at a time."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"Another rescale of job {job_id} is in progress")
@@ -102,14 +102,14 @@ class JobTerminated(Conflict):
 
 
 class SnapshotInUse(Conflict):
-    """A snapshot that is to be disposed of, or claimed, is one that a living job refers to."""
+    """A snapshot to be disposed of, or claimed, is in use by a living job."""
 
     def __init__(self, path: str, job_id: str, state: str, reason: str, wish: str = "disposed of") -> None:
         super().__init__(f"{path} cannot be {wish} while job {job_id} is {state}: {reason}")
 
 
 class SnapshotNotFound(Conflict):
-    """What is to be disposed of is a directory of something else."""
+    """The directory to be disposed of is not a snapshot."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} cannot be disposed of: it holds no checkpoint or savepoint, there is no _metadata")

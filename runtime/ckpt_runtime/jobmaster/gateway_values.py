@@ -1,4 +1,4 @@
-"""What passes between REST and the dispatcher: immutable values, without I/O, clock or web framework.
+"""The values passed between REST and the dispatcher: immutable, without I/O, clock or web framework.
 
 Times are milliseconds since the epoch with -1 for "not yet"; durations are milliseconds; sizes are bytes; job, vertex
 and trigger ids are 32 lower-case hex digits, already checked by the caller.
@@ -62,7 +62,7 @@ class OperationKind(StrEnum):
 class ClusterOverview:
     """``jobs_by_status`` counts living and kept jobs; states without jobs may be left out.
 
-    Slots that Spark's present executors could run count as well: there are none before the first job.
+    Slots that Spark's present executors could run also count: before the first job no slot exists yet.
     """
 
     slots_total: int
@@ -87,7 +87,7 @@ class SlotOverview:
 class DashboardConfig:
     """``refresh_interval_ms`` is how often the pages poll; ``timezone_offset_ms`` is the driver's.
 
-    ``version`` is that of the Flink whose REST API is served: tools compare it to learn what they may call.
+    ``version`` is the Flink version whose REST API is served: tools compare it to learn which calls they may use.
     """
 
     refresh_interval_ms: int
@@ -101,7 +101,7 @@ class DashboardConfig:
 class StoredPipeline:
     """An uploaded pipeline. ``id`` is chosen by the server; ``name`` is the client's file name, for display only.
 
-    ``holds`` maps those who need it to since when, in milliseconds since the epoch.
+    ``holds`` maps the owners of holds to their start times, in milliseconds since the epoch.
     """
 
     id: str
@@ -113,7 +113,7 @@ class StoredPipeline:
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What has to be true of a job, or nothing is done: who holds its lineage, and which incarnation it is."""
+    """A condition without which a request does nothing: the holder of the job's lineage, and its incarnation."""
 
     owner: str | None = None
     incarnation: int | None = None
@@ -124,7 +124,7 @@ ANY_JOB = Precondition()
 
 @dataclass(frozen=True, slots=True)
 class HoldRequest:
-    """Have a lineage held by ``owner`` for so long from now; the same owner again prolongs that.
+    """A request to hold a lineage for ``owner`` for ``duration_ms`` from now; the same owner prolongs its hold.
 
     ``own_jobs`` are the ids of the jobs that the upgrade itself may have started.
     """
@@ -138,14 +138,14 @@ class HoldRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """Start a job of an uploaded pipeline.
+    """A request to start a job of an uploaded pipeline.
 
     ``entry_point`` is ``"module:function"`` or None for the archive's only one. ``job_id`` given by the client makes
     the call idempotent: the same request again returns the same job, a different one is :class:`JobAlreadyExists`.
-    ``like_job`` gives what the request itself does not: the entry point, arguments, parallelism and options of a job
-    that runs or has ended.
+    ``like_job`` names a running or ended job whose entry point, arguments, parallelism and options fill in those that
+    the request leaves out.
     ``drill``: the job is thrown away, and nothing outside it may be touched. ``fork``: the job writes elsewhere than
-    the one whose snapshot it starts from, and founds a lineage of its own. ``condition`` is of the lineage it joins.
+    the one whose snapshot it starts from, and founds its own lineage. ``condition`` applies to the lineage it joins.
     """
 
     pipeline_id: str
@@ -164,16 +164,16 @@ class RunRequest:
 
     @property
     def option_keys(self) -> frozenset[str]:
-        """The options that came with it."""
+        """The keys of the options that the request sets."""
         parallelism = () if self.parallelism is None else (PipelineOptions.PARALLELISM.key,)
         return frozenset((*self.configuration, *parallelism))
 
 
 @dataclass(frozen=True, slots=True)
 class LineagePlace:
-    """Where a job stands among those that started from each other's snapshots.
+    """A job's place in its lineage, the jobs that started from each other's snapshots.
 
-    ``id`` is that of the first of them; ``incarnation`` rises with each job that this cluster starts of the lineage.
+    ``id`` is the id of the first job; ``incarnation`` rises with each job that this cluster starts in the lineage.
     """
 
     id: str
@@ -203,8 +203,8 @@ class JobOverview:
 class SubtaskDetails:
     """One subtask. ``state_timestamps_ms`` says when each state was entered; ``endpoint`` is ``host:port``.
 
-    ``measures`` are those since its present attempt started, None before their first report. ``still_ms`` is for how
-    long no row has moved in it, and ``stalled_ms`` for how long none has although work waited all the time.
+    ``measures`` count from the start of its present attempt, None before the first report. ``still_ms`` is for how
+    long no row has moved in it, and ``stalled_ms`` for how long no row has moved although work waited all the time.
     """
 
     index: int
@@ -239,7 +239,7 @@ class JobDetails:
     """``overview`` plus when each state was entered last, the vertices in topological order and the plan.
 
     ``status_reason`` says why a job that waits for slots does not get them.
-    ``upgrade`` is the one of its lineage that is in progress.
+    ``upgrade`` is the upgrade of its lineage that is in progress, if any.
     """
 
     overview: JobOverview
@@ -253,11 +253,11 @@ class JobDetails:
 
 @dataclass(frozen=True, slots=True)
 class JobConfigInfo:
-    """``configuration`` holds what was given at submission or changed later, never the cluster's (FLIP-530).
+    """``configuration`` has options given at submission or changed later, never the cluster's (FLIP-530).
 
-    ``pipeline_id`` is what it runs. ``version`` was accepted last.
+    ``pipeline_id`` is the pipeline that the job runs. ``version`` was accepted last.
     The tasks run with ``running_version``, which is an older one until their restart.
-    ``effective`` are all options of the job with what holds by that version, wherever it comes from.
+    ``effective`` has all options of the job with their values in effect by that version, from any source.
     """
 
     job_id: str
@@ -274,7 +274,7 @@ class JobConfigInfo:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveCheckpointConfig:
-    """What holds now: submitted configuration, then overrides (FLIP-571), whose fields ``overrides`` names."""
+    """The settings in effect: submitted configuration, then overrides (FLIP-571), whose fields ``overrides`` names."""
 
     settings: CheckpointConfiguration
     exactly_once: bool
@@ -318,7 +318,7 @@ class ExceptionHistory:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """``status`` is None until the job has ended; ``failure`` only when it failed."""
+    """``status`` is None until the job has ended; ``failure`` is set only when it failed."""
 
     job_id: str
     name: str
@@ -349,7 +349,7 @@ class VertexPressure:
 
 @dataclass(frozen=True, slots=True)
 class SavepointList:
-    """What the catalogue has below ``directory``, the latest first."""
+    """The catalogued savepoints below ``directory``, the latest first."""
 
     directory: str
     savepoints: tuple[CataloguedSavepoint, ...]
@@ -357,9 +357,9 @@ class SavepointList:
 
 @dataclass(frozen=True, slots=True)
 class KnownSavepoints:
-    """What the catalogue has below every directory that the session knows, the latest first.
+    """The catalogued savepoints below every directory that the session knows, the latest first.
 
-    ``unread`` says of directories that cannot be listed now why not.
+    ``unread`` maps directories that cannot be listed now to the reason.
     """
 
     directories: tuple[str, ...]

@@ -13,14 +13,14 @@ from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails, Su
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 RECENT_RESTART_MS = 300_000
-"""So long after a restart a job is watched."""
+"""How long after a restart a job counts as DEGRADED."""
 HIGH_BACKPRESSURE = 0.5
 _MOST_NAMED = 3
 _NO_FAILURES = (CheckpointFailureReason.CHECKPOINT_SUBSUMED, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
 
 
 class HealthVerdict(StrEnum):
-    """DEGRADED: look at it soon. UNHEALTHY: it makes no progress that a failure would leave it."""
+    """DEGRADED: look at it soon. UNHEALTHY: it makes no progress that would survive a failure."""
 
     HEALTHY = "HEALTHY"
     DEGRADED = "DEGRADED"
@@ -29,10 +29,10 @@ class HealthVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobHealth:
-    """``reasons`` are empty for HEALTHY alone.
+    """``reasons`` is empty only for HEALTHY.
 
-    ``success_rate`` is that of the ``ended`` checkpoints in the history, savepoints not among them; None without any.
-    ``checkpoint_age_ms`` is the time since the end of the last completed one, None without. ``backpressure`` is the
+    ``success_rate`` is that of the ``ended`` checkpoints in the history, without savepoints; None if there are none.
+    ``checkpoint_age_ms`` is the time since the end of the last completed one, None if none. ``backpressure`` is the
     greatest share of time, 0 to 1, that a subtask of ``backpressured_vertex`` could not send.
     """
 
@@ -56,7 +56,7 @@ def job_health(
     stall_timeout_ms: int,
     now_ms: int,
 ) -> JobHealth:
-    """``pressures`` are by vertex id. ``now_ms`` is of the wall clock that the other timestamps are of."""
+    """``pressures`` are by vertex id. ``now_ms`` is from the same wall clock as the other timestamps."""
     status = details.overview.status
     outcomes = _outcomes(statistics)
     latest = statistics.latest_completed
@@ -97,13 +97,13 @@ def job_health(
 
 
 def job_warnings(details: JobDetails, settings: CheckpointConfiguration) -> tuple[str, ...]:
-    """What is to be told of a job that has not ended, with the settings that hold now."""
+    """The warnings about a job that has not ended, with the settings in effect now."""
     ended = details.overview.status.is_globally_terminal
     return () if ended else details.graph.warnings(settings.interval_ms)
 
 
 def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
-    """Newest first. What was given up for a newer one, or with its deployment, tells nothing."""
+    """Outcomes, newest first. A checkpoint given up for a newer one, or with its deployment, does not count."""
     return [
         stats.status is CheckpointStatsStatus.COMPLETED
         for stats in statistics.history
@@ -114,7 +114,7 @@ def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
 
 
 def _of_stalls(details: JobDetails, timeout_ms: int) -> Iterator[tuple[HealthVerdict, str]]:
-    """Subtasks in which no row moves although work waits. Those that cannot send are named only if no other one is."""
+    """Finds subtasks in which no row moves although work waits. Those that cannot send are named only if all are so."""
     running = [
         (vertex, subtask)
         for vertex in details.vertices
@@ -149,7 +149,7 @@ def _of_checkpoints(
         yield HealthVerdict.DEGRADED, f"{outcomes.count(False)} of the last {len(outcomes)} checkpoints have failed"
     if settings.interval_ms is None:
         return
-    # One may be skipped or take all of its time; a job that has just started has that long for its first.
+    # One may be skipped or take its whole timeout; a job that has just started has that long for its first.
     late_ms = 2 * settings.interval_ms + settings.timeout_ms
     waited_ms = running_ms if age_ms is None else min(age_ms, running_ms)
     if waited_ms > late_ms:

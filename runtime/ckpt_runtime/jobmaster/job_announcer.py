@@ -1,7 +1,7 @@
-"""What streams of events tell of one job. The job's shell shows it every output and, after each event, its core.
+"""Publishes one job's events. The job's shell passes it every output and, after each event, its core.
 
-It is the one place where a job's events are published, and checkpoints that fail are logged. It only looks, and never
-decides or raises.
+Only this module publishes a job's events and logs its failed checkpoints. It only observes, and never decides or
+raises.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SAVEPOINT = {
 
 
 class JobAnnouncer:
-    """Of one job under one driver. ``publish`` None: nobody is told."""
+    """The announcer of one job under one driver. With ``publish`` None it publishes nothing."""
 
     def __init__(self, job_id: str, publish: Publish | None = None) -> None:
         self._job_id = job_id
@@ -55,7 +55,7 @@ class JobAnnouncer:
     # --- what the core decides
 
     def told(self, output: JobOutput) -> None:
-        """Carried out already, so that REST shows it."""
+        """Publishes an output that is already executed, so that REST shows its effect."""
         match output:
             case StatusChanged():
                 self._tell(EventType.JOB_STATUS, status=output.status.value, cause=_cause(output.cause))
@@ -68,12 +68,12 @@ class JobAnnouncer:
     # --- what has changed in the core
 
     def begin(self, core: JobCore) -> None:
-        """What it shows now is known."""
+        """Takes the core's present values as already announced."""
         self._state = core.machine.state
         self._plan, self._overrides = core.accepted_plan, core.overrides
 
     def looked(self, core: JobCore) -> None:
-        """It has taken an event."""
+        """Publishes what has changed in the core after an event."""
         state, self._state = self._state, core.machine.state
         if state is JobState.DEPLOYING and self._state is JobState.RUNNING:
             self._tell(EventType.TASKS_RUNNING, attempt=core.machine.attempt)
@@ -97,7 +97,7 @@ class JobAnnouncer:
     # --- checkpoints
 
     def checkpoint(self, stats: CheckpointStats) -> None:
-        """One was triggered or has ended; the listener of the job's statistics."""
+        """Publishes a checkpoint that was triggered or has ended; called by the job's statistics."""
         data: dict[str, Any] = {"id": stats.id, "checkpoint_type": stats.checkpoint_type.value}
         data["trigger_timestamp"] = stats.trigger_timestamp
         if stats.status is CheckpointStatsStatus.COMPLETED:
@@ -123,7 +123,7 @@ class JobAnnouncer:
 def operation_ended(
     publish: Publish, kind: OperationKind, job_id: str | None, trigger_id: str, status: OperationStatus
 ) -> None:
-    """A triggered operation can be polled for its outcome."""
+    """Publishes that a triggered operation has ended and can be polled for its outcome."""
     data: dict[str, Any] = {"jobid": job_id, "timestamp": wall_clock_ms(), "operation": kind.value}
     data |= {"request-id": trigger_id, "status": "COMPLETED" if status.failure is None else "FAILED"}
     if status.failure is not None:

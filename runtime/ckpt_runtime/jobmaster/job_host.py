@@ -1,6 +1,6 @@
-"""What a job's shell may not have of its own: time, timers, threads and slots.
+"""The host of a job's shell, which provides its time, timers, threads and slots.
 
-The driver has :class:`LoopHost`. The simulation of whole jobs has one whose time and order of steps come from a seed.
+The driver uses :class:`LoopHost`. The simulation of whole jobs uses a host whose time and step order come from a seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ckpt_runtime.jobmaster.slots import Slot, SlotOwner
 
 T = TypeVar("T")
 Result = Callable[[], T]
-"""Gives what a call has returned, or raises what it has raised."""
+"""Returns what a call returned, or raises what it raised."""
 
 
 class Pool(Enum):
@@ -34,28 +34,28 @@ class Pool(Enum):
 
 
 class Cancellable(Protocol):
-    """A timer, or a request that nobody waits for any more."""
+    """A timer or a request that can be cancelled."""
 
     def cancel(self) -> object: ...
 
 
 class JobHost(Protocol):
-    """All callbacks come one at a time, and never inside of the call that asks for them."""
+    """All callbacks come one at a time, and never from within the call that asks for them."""
 
     def now(self) -> Instant: ...
 
     def token(self) -> str:
-        """Text for a name that nobody else has."""
+        """Returns a text that makes a name unique."""
 
     def next_deployment(self) -> int:
-        """A number that no deployment of this driver has: late frames and messages are recognised by it."""
+        """Returns a number unused by this driver's deployments: it identifies late frames and messages."""
 
     def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable: ...
 
     def in_pool(self, pool: Pool | str, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
         """Calls in a thread, then ``answer``. The result raises StorageError when the call was not begun or hangs.
 
-        A text is a URL that a user has named: the pool is that of its address.
+        If ``pool`` is a text, it is a URL that a user named: the pool is that of its address.
         """
 
     def acquire_slots(
@@ -66,7 +66,7 @@ class JobHost(Protocol):
         answer: Callable[[Result[list[Slot]]], None],
         least: int | None = None,
     ) -> Cancellable:
-        """As ``SlotPool.acquire``. Nothing is answered after a cancellation."""
+        """As ``SlotPool.acquire``. No answer comes after a cancellation."""
 
     def release_slot(self, slot: Slot) -> None: ...
 
@@ -80,7 +80,7 @@ _deployments = itertools.count(1)
 
 
 class LoopHost:
-    """On the driver's event loop, with the pools of one job."""
+    """The host on the driver's event loop, with the pools of one job."""
 
     def __init__(self, slots: SlotPool, pools: DriverPools) -> None:
         self._loop = asyncio.get_running_loop()
@@ -115,7 +115,7 @@ class LoopHost:
         least: int | None = None,
     ) -> Cancellable:
         task = self._loop.create_task(self._slots.acquire(owner, count, held, least))
-        self._tasks.add(task)  # the loop itself keeps none
+        self._tasks.add(task)  # the loop itself keeps no strong reference
         task.add_done_callback(self._tasks.discard)
         return _SlotRequest(task, self._slots, owner, held, answer)
 
@@ -130,7 +130,7 @@ class LoopHost:
 
 
 class _SlotRequest:
-    """One request for slots. What comes in spite of its cancellation, being on its way already, is given back."""
+    """One request for slots. Slots that arrive despite its cancellation are released."""
 
     def __init__(
         self,

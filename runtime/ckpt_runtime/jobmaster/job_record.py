@@ -1,8 +1,8 @@
-"""What a job master has to make durable, and where it goes: the high-availability directory, or nowhere.
+"""The durable state of a job master, kept in the high-availability directory or, without one, nowhere.
 
-Every call blocks and belongs into a pool thread; each raises StorageError (AmbiguousWriteError when the outcome is
+Every call blocks and belongs in a pool thread; each raises StorageError (AmbiguousWriteError when the outcome is
 unknown) and NotLeaderError once another driver leads. Then the change may have been made, but its caller must not act
-on it: the new leader has what counts.
+on it: the new leader owns the state that counts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ckpt_runtime.storage.leader_store import NotLeaderError
 logger = logging.getLogger(__name__)
 
 OverridesChange = Callable[[str | None], str | None]
-"""From the stored text of FLIP-571's overrides to the new one; None is no override.
+"""Maps the stored text of FLIP-571's overrides to the new text; None means no override.
 
 Idempotent: applying it to its own result changes nothing.
 """
 
 
 class JobRecord:
-    """One job's durable side. This one is that of a job which no later driver recovers: it writes nothing."""
+    """One job's durable state. This base class is for a job that no later driver recovers: it writes nothing."""
 
     def __init__(self) -> None:
         self._overrides: str | None = None
@@ -46,35 +46,35 @@ class JobRecord:
         return None
 
     def check(self) -> None:
-        """Raises NotLeaderError when this driver may change nothing of the job any more."""
+        """Raises NotLeaderError when this driver may no longer change anything of the job."""
 
     def reserve(self, checkpoint_id: int) -> None:
-        """No later driver gives this id again. Before anything of the checkpoint exists."""
+        """Reserves an id that no later driver reuses. Called before any part of the checkpoint exists."""
 
     def begin_attempt(self, attempt: int) -> None:
-        """No later driver gives this number to a deployment again: its sinks tell by it what others left behind."""
+        """Reserves an attempt number that no later driver reuses: sinks recognise leftovers of other attempts by it."""
 
     def keep_savepoint(self, checkpoint_id: int) -> None:
-        """A savepoint of this number is the user's: later drivers leave what sinks have hidden for it."""
+        """Records a savepoint owned by the user: later drivers keep the files that sinks have hidden for it."""
 
     def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
-        """Adds the pointer that makes a checkpoint restorable. The very same one again is fine."""
+        """Adds the pointer that makes a checkpoint restorable. Adding the same one again is fine."""
 
     def contains(self, checkpoint_id: int) -> bool:
-        """Whether there is a pointer."""
+        """Whether the checkpoint has a pointer."""
         return True
 
     def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
-        """Removes a pointer; one that is absent is fine. A later driver finds ``disposal`` until it is settled."""
+        """Removes a pointer, if present. A later driver finds ``disposal`` until it is settled."""
 
     def settle(self, checkpoint_id: int) -> None:
-        """The disposal that was left at the removal is done; none is fine."""
+        """Records that the disposal stored at the removal is done, if there is one."""
 
     def expect_savepoint(self, checkpoint_id: int, directory: str) -> None:
-        """A later driver deletes this directory unless the savepoint is complete. Before it is made."""
+        """Makes later drivers delete this directory if the savepoint is incomplete. Called before it is created."""
 
     def settle_savepoint(self, checkpoint_id: int) -> None:
-        """The savepoint is complete, or its directory is gone; none expected is fine."""
+        """Records that the savepoint is complete or its directory is gone. Does nothing if none was expected."""
 
     def change_overrides(self, change: OverridesChange) -> str | None:
         """Fetches, modifies and writes under one lock; returns what is stored now. ``change`` may raise."""
@@ -82,14 +82,14 @@ class JobRecord:
         return self._overrides
 
     def settle_overrides(self) -> str | None:
-        """Writes what is stored again and returns it: no earlier write can take effect after that."""
+        """Rewrites the stored overrides and returns them: after that no earlier write can take effect."""
         return self._overrides
 
     def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
-        """Every later driver runs this graph with this configuration: both, or what was stored before."""
+        """Stores the graph and configuration that later drivers run: either both change, or neither."""
 
     def settle_plan(self, graph: JobGraph, own: OwnConfiguration) -> bool:
-        """As :meth:`settle_overrides`; whether both are what is stored."""
+        """As :meth:`settle_overrides`; returns whether both are stored."""
         return True
 
     def keep_failures(self, failures: Sequence[Mapping[str, Any]]) -> None:
@@ -99,14 +99,14 @@ class JobRecord:
         """Stores the result of the job: no driver runs it again. Storing it again is fine."""
 
     def forget(self) -> None:
-        """The last step: everything but the result goes."""
+        """The last step: deletes everything but the result."""
 
 
 class DurableRecord(JobRecord):
-    """A job in the high-availability directory. The fence is asked before each write, and again after it."""
+    """A job in the high-availability directory. The fence is checked before each write, and again after it."""
 
     def __init__(self, store: HaStore, job_id: str) -> None:
-        """Touches nothing."""
+        """Does not access storage."""
         self._store = store
         self._job_id = job_id
         self._pointers = store.pointers(job_id)
@@ -201,7 +201,7 @@ class DurableRecord(JobRecord):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Asks the fence when a write, or a look at one, is over: a driver may have been paused in the midst of it."""
+        """Checks the fence after a write, or after reading one: the driver may have been paused during it."""
         yield
         try:
             self._store.fence()
@@ -213,7 +213,7 @@ class DurableRecord(JobRecord):
 
 
 def with_plan(job: StoredJob, graph: JobGraph, own: OwnConfiguration) -> StoredJob:
-    """What the system keeps beside the job's options stays. A removed one must be in no copy that a driver reads."""
+    """The job with a new plan. Internal options stay; a removed option must be in no copy that a driver reads."""
     internal = {key: value for key, value in job.configuration.items() if key.startswith(INTERNAL_PREFIX)}
     return replace(
         job,
@@ -226,9 +226,10 @@ def with_plan(job: StoredJob, graph: JobGraph, own: OwnConfiguration) -> StoredJ
 
 
 def cluster_options(job: StoredJob) -> dict[str, str]:
-    """What the cluster's options were when the job was submitted.
+    """The cluster's options at the time of the job's submission.
 
-    Earlier versions stored them under the job's own. What these hide is not known: it is not what the cluster said.
+    Earlier versions stored them merged with the job's own. Keys that the job sets are left out: the cluster's value
+    for them is unknown.
     """
     stored = job.properties.get("defaults")
     if stored is not None:

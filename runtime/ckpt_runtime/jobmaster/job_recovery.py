@@ -1,6 +1,6 @@
-"""Reads what earlier drivers left in the high-availability directory, and closes it for them. Starts nothing.
+"""Reads what earlier drivers left in the high-availability directory, and fences them off. Starts nothing.
 
-What cannot be read is never skipped: an older checkpoint, or none, in place of an unreadable one would silently repeat
+Unreadable data is never skipped: an older checkpoint, or none, in place of an unreadable one would silently repeat
 or lose rows. Such a job is left as it is, and is shown with the reason.
 """
 
@@ -43,7 +43,7 @@ _PERMANENT = (NotFoundError, *_LASTING)
 class RecoveryError(RuntimeError):
     """A job cannot be recovered now; its message says what is wrong with which file.
 
-    ``may_pass``: nothing is proven damaged, so that looking again may help.
+    ``may_pass``: no file is proven damaged, so that a retry may help.
     """
 
     def __init__(self, message: str, *, may_pass: bool) -> None:
@@ -55,9 +55,9 @@ class RecoveryError(RuntimeError):
 class FoundJob:
     """A job of an earlier driver.
 
-    ``result`` when it has ended; ``submission`` when there is anything left to run or to clean up; ``failure`` when it
-    should have a submission, but what is needed for it cannot be read; ``may_pass`` when that may be because storage is
-    away, and :func:`find_job` may find it later.
+    ``result`` is set when it has ended; ``submission`` when it is still to be run or cleaned up; ``failure`` when it
+    should have a submission, but a file needed for it cannot be read; ``may_pass`` when the cause may be that storage
+    is away, so that :func:`find_job` may find it later.
     """
 
     job_id: str
@@ -68,16 +68,16 @@ class FoundJob:
 
 
 def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | None = None) -> list[FoundJob]:
-    """All jobs, those that ended first, oldest first as far as it is known. Blocks.
+    """Finds all jobs: ended ones come first, the oldest first as far as known. Blocks.
 
     ``read`` is :func:`read_snapshot`, or a form of it with a deadline: the snapshots of one job may lie on storage that
-    never answers, which must not keep the others from going on.
+    never answers, which must not prevent the recovery of other jobs.
     Raises StorageError when the directory itself cannot be read.
     """
     retired = _retry(store.retired.read)
     left = _retry(store.jobs.list_ids)
     for job_id in left:
-        with suppress(CorruptFileError):  # what cannot be read, an earlier driver cannot change either
+        with suppress(CorruptFileError):  # an earlier driver cannot change an unreadable file either
             _retry(partial(store.results.adopt, job_id))
     found = [_ended(store, job_id) for job_id in _retry(store.results.list_ids)]
     found.sort(key=lambda job: _end_time(job.result))
@@ -90,20 +90,20 @@ def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | Non
             result = ended[job_id].result if job_id in ended else None
             job = ended[job_id] = find_job(store, job_id, cluster, result, read or read_snapshot)
     for job in found:
-        if job.job_id not in clean and ended[job.job_id] is job:  # nothing but the note is left
+        if job.job_id not in clean and ended[job.job_id] is job:  # only the note of the pending clean-up is left
             DurableRecord(store, job.job_id).forget()
     return list(ended.values())
 
 
 def _drop(store: HaStore, job_id: str) -> None:
-    """A job that an earlier driver has stored too late: nobody has been told of it, and its id is retired since."""
+    """Drops a job that was stored after its id was retired: its submission was never acknowledged."""
     logger.warning("job %s is not run: its id was retired before it was stored", job_id)
     with suppress(StorageError):  # the next driver tries again
         store.jobs.remove(job_id)
 
 
 def _ended(store: HaStore, job_id: str) -> FoundJob:
-    """A result. One that cannot be read still says that the job has ended."""
+    """Reads a result. Even an unreadable one proves that the job has ended."""
     try:
         return FoundJob(job_id, result=_retry(lambda: store.results.get(job_id)))
     except CorruptFileError as error:
@@ -119,7 +119,7 @@ def _end_time(result: Mapping[str, Any] | None) -> int:
 def find_job(
     store: HaStore, job_id: str, cluster: Configuration, result: Mapping[str, Any] | None, read: SnapshotReader
 ) -> FoundJob:
-    """One job that is still stored, and its ``result`` if it has ended. Blocks; raises nothing."""
+    """Finds one job that is still stored, with its ``result`` if it has ended. Blocks; raises nothing."""
     may_pass = False
     try:
         return FoundJob(job_id, _recover(store, job_id, cluster, read, has_ended=result is not None), result)
@@ -138,7 +138,7 @@ def find_job(
 def _recover(
     store: HaStore, job_id: str, cluster: Configuration, read: SnapshotReader, *, has_ended: bool
 ) -> JobSubmission:
-    """Adopts first and reads then: what is read, no earlier driver can change any more."""
+    """Adopts first, then reads: after the adoption no earlier driver can change the data."""
     stored = _retry(lambda: store.jobs.adopt(job_id))
     crash_point("recovery-plan-adopted")
     counters = _retry(store.counters(job_id).adopt)
@@ -159,7 +159,7 @@ def _recover(
     )
     archive = _retry(lambda: store.jobs.read_archive(stored))
     path = None if properties.request is None else properties.request.savepoint_path
-    has_own = bool(checkpoints) or has_ended  # what it was to start from counts until then
+    has_own = bool(checkpoints) or has_ended  # until then it starts from its submission's snapshot
     return submission_of(
         stored,
         properties,
@@ -177,18 +177,18 @@ def _retained(checkpoint: CompletedCheckpoint, owned: bool) -> RetainedCheckpoin
 
 
 def _disposals(store: HaStore, job_id: str) -> dict[int, SnapshotDisposal]:
-    """What cannot be deleted safely is left where it is."""
+    """The pending disposals. Files that cannot be deleted safely stay."""
     found = {}
     for checkpoint_id, document in _retry(store.pointers(job_id).disposals).items():
         try:
             found[checkpoint_id] = SnapshotDisposal.from_json(document)
-        except ValueError as error:  # of its shape, or of its places
+        except ValueError as error:  # a malformed document, or invalid places
             logger.warning("job %s: will not delete checkpoint %d: %r", job_id, checkpoint_id, error)
     return found
 
 
 def _failures(store: HaStore, job_id: str) -> tuple[ExceptionEntry, ...]:
-    """For people to see only: a job runs on without it."""
+    """The exception history, which is for display only: a job runs on without it."""
     try:
         return checked(store.failures(job_id).read().get("entries", ()), tuple[ExceptionEntry, ...])
     except (StorageError, DocumentError) as error:
@@ -197,7 +197,7 @@ def _failures(store: HaStore, job_id: str) -> tuple[ExceptionEntry, ...]:
 
 
 def read_snapshot(url: str) -> CompletedCheckpoint:
-    """Raises RecoveryError naming the snapshot."""
+    """Reads a snapshot's metadata. Raises RecoveryError naming the snapshot."""
     try:
         return _retry(lambda: open_snapshot(url)).metadata
     except StorageError as error:
@@ -205,7 +205,7 @@ def read_snapshot(url: str) -> CompletedCheckpoint:
 
 
 def _retry(read: Callable[[], T]) -> T:
-    """Storage may be away for a moment; what is missing or damaged stays so."""
+    """Retries, since storage may be away for a moment; missing or damaged files are not retried."""
     attempts = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, StorageError) and not isinstance(error, _PERMANENT)),
         stop=stop_after_attempt(_ATTEMPTS),

@@ -1,4 +1,4 @@
-"""The slots of one job: those that it runs in, and those reserved for its next deployment meanwhile."""
+"""The slots of one job: those that it runs in, and those reserved for its next deployment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpt_runtime.scheduler.job_events import FailureInfo, SlotsAcquired, SlotsF
 
 
 class JobSlots:
-    """``owner`` hears of what becomes of them; ``tell`` takes the answers to orders."""
+    """``owner`` is notified of losses and messages; ``tell`` takes the answers to orders."""
 
     def __init__(self, host: JobHost, owner: SlotOwner, tell: Callable[[JobInput], None]) -> None:
         self.held: list[Slot] = []
@@ -27,9 +27,9 @@ class JobSlots:
         self._reserving: Cancellable | None = None
 
     def acquire(self, attempt: int, count: int) -> None:
-        """For a deployment that begins. What it does not need any more is given back."""
+        """Acquires the slots for a new deployment. Slots that it does not need are released."""
         self._stop_acquiring()
-        # The reserved ones as well: a restart behind a rescale that was stored is what they were gathered for.
+        # The reserved ones as well: they were reserved for the restart after a stored rescale.
         held = [*self.held, *self._reserved]
         self._acquiring = self._host.acquire_slots(self._owner, count, held, partial(self._acquired, attempt))
 
@@ -38,7 +38,7 @@ class JobSlots:
         try:
             slots = result()
         except SlotsUnavailableError as error:
-            # All or nothing: half of its slots would keep another job from starting.
+            # All or nothing: keeping a part of the slots would block the start of another job.
             self._release(self.held)
             self.held = []
             self._tell(SlotsFailed(attempt, FailureInfo("NoResourceAvailableException", str(error))))
@@ -49,7 +49,7 @@ class JobSlots:
         self._tell(SlotsAcquired(attempt))
 
     def reserve(self, order: core.ReserveSlots) -> None:
-        """Beside those that the job runs in."""
+        """Reserves slots beside those that the job runs in."""
         self._reserved_for = order.request_id
         answer = partial(self._reserve_answered, order.request_id)
         self._reserving = self._host.acquire_slots(self._owner, order.count, self.held, answer, order.least)
@@ -61,7 +61,7 @@ class JobSlots:
         except SlotsUnavailableError as error:
             self._tell(core.SlotsNotReserved(request_id, str(error)))
             return
-        # `held` by now: slots may have been lost while the answer was on its way.
+        # The present `held`: slots may have been lost before the answer arrived.
         self._reserved = [slot for slot in slots if slot not in self.held]
         self._tell(core.SlotsReserved(request_id, len(slots)))
 
@@ -77,7 +77,7 @@ class JobSlots:
             self._tell(core.SlotsNotReserved(self._reserved_for, reason))
 
     def close(self) -> None:
-        """Nothing is waited for any more; what is held stays so."""
+        """Cancels pending requests; held slots stay held."""
         self._stop_acquiring()
         self._stop_reserving()
 

@@ -1,4 +1,4 @@
-"""From a request to run a pipeline to its job: planned, checked, its claims taken, stored. Starts nothing."""
+"""Turns a request to run a pipeline into a job: plans, checks, claims its snapshot, and stores it. Starts nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from ckpt_runtime.storage.snapshot_metadata import snapshot_directory
 
 
 class JobSubmitter:
-    """``store`` is None without high availability, and until this driver leads."""
+    """Submits jobs. ``store`` is None without high availability, and until this driver leads."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class JobSubmitter:
         references: SnapshotReferences,
         lineages: Lineages,
     ) -> None:
-        """``volatile_directory`` is where checkpoints go that no other driver has to find."""
+        """``volatile_directory`` takes the checkpoints that no other driver has to find."""
         self.store: HaStore | None = None
         self._known = known
         self._programs = programs
@@ -76,10 +76,10 @@ class JobSubmitter:
         self._session = uuid.uuid4().hex
 
     async def submit(self, job_id: str, request: RunRequest) -> JobMaster:
-        """The job, stored and not started. Raises as ``DispatcherGateway.run_pipeline``; nothing is left then.
+        """Returns the stored job, not started. Raises as ``DispatcherGateway.run_pipeline`` and leaves nothing behind.
 
-        The job has to be known as soon as this returns: the next one of its lineage, or of its name where that is to be
-        one job's own, is checked as soon as the loop is free.
+        The caller must make the job known as soon as this returns: the next job of its lineage, or of its name where
+        names are unique, is checked as soon as the loop is free.
         """
         program = self._programs.get(request.pipeline_id)
         check_drill(request)
@@ -118,12 +118,12 @@ class JobSubmitter:
         if request.drill:
             return await self._accepted(submission, store)
         while True:
-            # Checked again behind each wait, and taken before the next one.
+            # The place is checked again after each wait, and its keys are reserved before the next wait.
             place, keys = self._lineages.place(submission)
             before = [done for taken, done in self._starting if taken & keys]
             if not before:
                 break
-            # Whether the first of several is a job in the end is known when its storage has answered.
+            # Whether an earlier submission results in a job is known only when its storage has answered.
             await asyncio.wait(before)
         turn = keys, asyncio.get_running_loop().create_future()
         self._starting.append(turn)
@@ -135,7 +135,7 @@ class JobSubmitter:
 
     async def _accepted(self, submission: JobSubmission, store: HaStore | None) -> JobMaster:
         try:
-            # Whoever submits names the directory: whether storage answers there is not known yet.
+            # The client names the directory: whether storage answers there is not known yet.
             directory = checkpoint_directory(submission)
             await asyncio.get_running_loop().run_in_executor(self._pools.paths(directory), resolve, directory)
             submission = await self._claimed(submission)
@@ -149,7 +149,7 @@ class JobSubmitter:
         return job
 
     async def _claimed(self, submission: JobSubmission) -> JobSubmission:
-        """With CLAIM the snapshot is the job's before anything is stored or started."""
+        """With CLAIM, claims the snapshot for the job before anything is stored or started."""
         snapshot = submission.savepoint
         if snapshot is None or submission.claim_mode is not RecoveryClaimMode.CLAIM:
             return submission
@@ -162,7 +162,7 @@ class JobSubmitter:
         return replace(submission, savepoint=snapshot.claimed(), claims=claims)
 
     async def _prepared(self, submission: JobSubmission) -> tuple[JobMaster, int]:
-        """The job, and the first id of its checkpoints. What it has claimed is free again when that fails."""
+        """Returns the job and its first checkpoint id. On an error its claims are released."""
         in_pool = asyncio.get_running_loop().run_in_executor
         try:
             job = self._known.create(submission)
@@ -175,7 +175,7 @@ class JobSubmitter:
 
     @property
     def cluster(self) -> str:
-        """As claims name it."""
+        """The cluster's name in claims."""
         return f"{SESSION_PREFIX}{self._session}" if self.store is None else self.store.root.url
 
     async def _store_job(self, store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
@@ -189,7 +189,7 @@ class JobSubmitter:
             raise NotReady(f"the job could not be stored: {error}") from error
 
     def _default_checkpoint_directory(self) -> str:
-        """Where a successor finds them too, if there is to be one."""
+        """The default directory, in which a later driver finds checkpoints too if high availability is on."""
         return self._volatile_directory if self.store is None else self.store.snapshots.url
 
     async def read_savepoint(self, request: RunRequest) -> CompletedCheckpoint | None:
@@ -207,10 +207,10 @@ class JobSubmitter:
 
 
 def _refusal(what: str, error: StorageError) -> GatewayError:
-    """When storage is to blame, whoever submits may do so again."""
+    """NotReady when storage failed, so that the client may retry; else SubmissionFailed."""
     return (NotReady if storage_failed(error) else SubmissionFailed)(f"{what}: {error}")
 
 
 def _open(path: str) -> CompletedCheckpoint:
-    """By its own place: claims are found there, whatever links lead to it."""
+    """Opens the snapshot by its real path, where its claims are found, whatever links lead to it."""
     return open_in_place(snapshot_directory(resolve(path)).real()).metadata

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class JobView:
-    """Of one job under one driver. A job has ended when that is stored, not before."""
+    """The view of one job under one driver. A job counts as ended only once its end is stored."""
 
     def __init__(self, submission: JobSubmission) -> None:
         self._submission = submission
@@ -56,10 +56,10 @@ class JobView:
         self.waits_for_slots = ""
         """Why the job has not got its slots yet."""
 
-    # --- what the shell tells
+    # --- updates from the shell
 
     def touched(self) -> None:
-        """Something has happened to the job; checkpoints do not count."""
+        """Records the time of an event of the job; checkpoints do not count."""
         self._last_modification = wall_clock_ms()
 
     def status_changed(self, change: StatusChanged) -> None:
@@ -68,20 +68,20 @@ class JobView:
         self._timestamps[change.status] = change.timestamp
 
     def deploying(self, order: DeployTasks) -> None:
-        """A new attempt of every subtask."""
+        """Begins a new attempt of every subtask."""
         self.graph = order.graph
         self.executions.reset(order.attempt, order.graph)
         self._restarts += order.attempt > self._submission.history.next_attempt
 
     def deployed(self, slots: list[Slot]) -> None:
-        """Each slot has its part."""
+        """Records the slots to which the subtasks were deployed."""
         for (_, subtask), known in self.executions.executions.items():
             slot = slots[subtask]
             known.slot, known.endpoint = slot.slot_id, slot.endpoint
         self.executions.enter_all(ExecutionState.DEPLOYING)
 
     def enter(self, execution: ExecutionId, state: ExecutionState) -> None:
-        """Unless another attempt has begun."""
+        """Records a subtask's state, unless another attempt has begun."""
         known = self.executions.executions.get(execution.key)
         if known is not None and known.id == execution:
             known.enter(state)
@@ -113,7 +113,7 @@ class JobView:
     # --- what is stored
 
     def failures_to_store(self) -> list[dict[str, Any]]:
-        """For a later driver."""
+        """The failures to store for a later driver."""
         return self._failures.to_stored()
 
     def result_to_store(
@@ -158,13 +158,13 @@ class JobView:
 
     def details(self) -> JobDetails:
         vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
-        # A job that runs may wait for slots as well, for a rescale.
+        # A running job may wait for slots as well, for a rescale; that is not shown.
         waits = self.status in (JobStatus.CREATED, JobStatus.RESTARTING)
         reason = self.waits_for_slots if waits else ""
         return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph, status_reason=reason or None)
 
     def config_info(self, plan: JobPlan, running_version: int, overrides: Mapping[str, str | None]) -> JobConfigInfo:
-        """``plan`` was accepted last; ``overrides`` are values by key that hold instead for now."""
+        """``plan`` was accepted last; ``overrides`` maps keys to the values in effect instead for now."""
         own, request = plan.own, self._submission.request
         submitted = frozenset[str]() if request is None else request.option_keys
         return JobConfigInfo(
@@ -181,7 +181,7 @@ class JobView:
         )
 
     def metrics(self, statistics: CheckpointStatsSnapshot) -> dict[str, str]:
-        """Flink's names of job metrics."""
+        """Job metrics by Flink's names."""
         running_since = self._timestamps.get(JobStatus.RUNNING, NOT_YET)
         uptime = wall_clock_ms() - running_since if self.status is JobStatus.RUNNING else 0
         latest = statistics.latest_completed

@@ -36,10 +36,10 @@ class _Operation:
 
 
 class OperationStore:
-    """Operations by kind, job and trigger id. Starting a known one again starts nothing."""
+    """Operations by kind, job and trigger id. Starting a known operation again does nothing."""
 
     def __init__(self, on_end: OnEnd | None = None) -> None:
-        """``on_end`` is told of each operation once it has ended."""
+        """``on_end`` is called for each operation once it has ended."""
         self._on_end = on_end
         self._operations: dict[_Key, _Operation] = {}
 
@@ -80,7 +80,7 @@ class OperationStore:
         return _outcome(operation.task)
 
     async def stop(self) -> None:
-        """Ends what still runs."""
+        """Cancels the operations that still run."""
         tasks = [operation.task for operation in self._operations.values()]
         for task in tasks:
             task.cancel()
@@ -93,7 +93,7 @@ class OperationStore:
             for key, operation in self._operations.items()
             if operation.ended_at is not None and now - operation.ended_at > STORE_DURATION_S
         ]
-        # Those that run are never dropped, whatever their number: somebody has been promised an answer.
+        # Running operations are never dropped, whatever their number: a client waits for the answer.
         surplus = len(self._operations) - len(expired) - MAX_OPERATIONS
         if surplus > 0:
             ended = [key for key, operation in self._operations.items() if operation.ended_at is not None]

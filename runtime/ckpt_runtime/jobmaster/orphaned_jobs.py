@@ -1,4 +1,4 @@
-"""Jobs of earlier drivers that cannot be recovered now, and the look-out for those whose storage may come back."""
+"""Jobs of earlier drivers that cannot be recovered now, and retries for those whose storage may come back."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FACTOR = 1.5
 
 
 class OrphanedJobs:
-    """Why each job is left alone. A job that may be found later is looked for until it is, or is proven damaged."""
+    """The reason for each unrecovered job. A recovery that may succeed is retried until it does or damage is proven."""
 
     def __init__(self, look: Callable[[FoundJob], FoundJob], recovered: Callable[[FoundJob], None]) -> None:
-        """``look`` blocks, and is called in a thread; ``recovered`` gets what it has found in the event loop."""
+        """``look`` blocks, and is called in a thread; ``recovered`` gets each found job on the event loop."""
         self._look = look
         self._recovered = recovered
         self._reasons: dict[str, str] = {}
@@ -35,21 +35,21 @@ class OrphanedJobs:
         return len(self._reasons)
 
     def reason(self, job_id: str) -> str:
-        """What is wrong with which file, for people."""
+        """What is wrong with which file, as a text for users."""
         return self._reasons[job_id]
 
     def add(self, job_id: str, reason: str) -> None:
-        """One that stays so until a person acts and another driver leads."""
+        """Adds a job that stays unrecovered until a user acts and another driver leads."""
         self._reasons[job_id] = reason
 
     def look_for(self, jobs: list[FoundJob]) -> None:
-        """Begins to look for these again and again."""
+        """Starts retrying the recovery of these jobs."""
         waiting = {job.job_id: job for job in jobs}
         if waiting:
             self._looking = asyncio.create_task(self._look_out(waiting))
 
     def close(self) -> None:
-        """Nothing is recovered any more."""
+        """Stops the retries."""
         if self._looking is not None:
             self._looking.cancel()
 

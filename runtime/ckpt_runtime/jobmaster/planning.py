@@ -1,4 +1,4 @@
-"""From an uploaded pipeline to its job graph: runs the entry point in a process of its own, never in the driver."""
+"""Turns an uploaded pipeline into a job graph: runs the entry point in a process of its own, never in the driver."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunningProgram:
-    """What a job runs: the zip of the pipeline's files, how it is called, and the cluster's options beneath its own."""
+    """A job's program: the zip of the pipeline's files, its entry and arguments, and the cluster's default options."""
 
     archive: bytes
     entry: str
@@ -51,14 +51,14 @@ class RunningProgram:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """``cluster`` is the session's configuration, whose options are defaults of the pipeline's."""
+    """``cluster`` is the session's configuration, whose options are defaults for those of pipelines."""
 
     cluster: Configuration
     pools: DriverPools
 
     @property
     def limits(self) -> ProcessLimits:
-        """Of a process that runs a pipeline function."""
+        """The limits of a process that runs a pipeline function."""
         return ProcessLimits(
             time_s=self.cluster.get(JobManagerOptions.PLANNING_TIMEOUT) / 1000,
             memory_bytes=self.cluster.get(JobManagerOptions.PLANNING_MEMORY),
@@ -68,7 +68,7 @@ class Planner:
     async def plan(
         self, program: StoredProgram, request: RunRequest, configuration: Configuration
     ) -> tuple[JobGraph, Configuration]:
-        """The graph and what the pipeline's code set. ``configuration`` is what was given at submission."""
+        """Returns the graph and the options that the pipeline's code set. ``configuration`` was given at submission."""
         return _parts(await self._result(program, request, configuration))
 
     async def _result(self, program: StoredProgram, request: RunRequest, configuration: Configuration) -> PlanResult:
@@ -86,7 +86,7 @@ class Planner:
         return result
 
     async def plan_again(self, program: RunningProgram, configuration: Configuration) -> tuple[JobGraph, Configuration]:
-        """As :meth:`plan`, of a job that runs, with another configuration."""
+        """As :meth:`plan`, for a running job, with another configuration."""
 
         def plan(directory: str) -> PlanResult:
             archive = Path(directory, "archive.zip")
@@ -101,7 +101,7 @@ class Planner:
     async def preview(
         self, program: StoredProgram, request: RunRequest, snapshot: CompletedCheckpoint | None
     ) -> PlanPreview:
-        """What a submission would run, and how the snapshot fits. Raises as a submission, but for what does not fit."""
+        """What a submission would run, and how the snapshot fits. Raises as a submission, except for a misfit."""
         given = given_configuration(request)
         planned = planning_configuration(given, snapshot, request)
         result = await self._result(program, request, planned)
@@ -124,14 +124,14 @@ class Planner:
     def order(
         self, directory: str, program: StoredProgram, request: RunRequest, configuration: Configuration
     ) -> PlanRequest:
-        """What a process that plans is told; it unpacks the archive into ``directory``."""
+        """The request to a planning process, which unpacks the archive into ``directory``."""
         defaults = options_of_jobs(self.cluster)
         given = configuration.to_dict()
         entry = entry_of(program, request)
         return PlanRequest(directory, entry, request.arguments, given, defaults, archive=str(program.archive))
 
     async def in_directory(self, call: Callable[[str], T]) -> T:
-        """Calls in the pool for plans, with a directory that goes afterwards."""
+        """Calls in the pool for plans, with a directory that is deleted afterwards."""
 
         def inside() -> T:
             with HeldDirectory("ckpt-plan-") as directory:
@@ -149,7 +149,7 @@ def _parts(result: PlanResult) -> tuple[JobGraph, Configuration]:
 
 
 def entry_of(program: StoredProgram, request: RunRequest) -> str:
-    """Raises :class:`InvalidRequest` when it has to be named and is not."""
+    """The entry point to run. Raises :class:`InvalidRequest` when it has to be named and is not."""
     entry = request.entry_point or program.default_entry
     if entry is None:
         known = ", ".join(program.description.entry_points) or "the archive's modules"

@@ -1,6 +1,6 @@
-"""Looks into an uploaded archive, in a process with limits: nothing of it is parsed, let alone run, in the driver.
+"""Inspects an uploaded archive in a process with limits: the driver neither parses nor runs any of its content.
 
-What is accepted here may be unpacked later by the plan process and by workers: the limits bound that too.
+The plan process and workers may later unpack an accepted archive: the limits bound that too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ FREE_UNPACKED_BYTES = 16 << 20
 MAX_RATIO = 20
 """An archive may unpack to ``FREE_UNPACKED_BYTES`` and this many times its own size, up to ``MAX_UNPACKED_BYTES``."""
 MAX_SOURCE_BYTES = 1 << 20
-"""Of one Python file at the top level: these are parsed."""
+"""Maximum size of one Python file at the top level: these files are parsed."""
 MAX_SOURCES = 200
 LIMITS = ProcessLimits(time_s=20.0, memory_bytes=512 << 20, answer_bytes=1 << 20)
 
 
 class ProgramRefusedError(ValueError):
-    """The archive is no program, or passes a limit, which the message names. ``where`` is the file, if it is one."""
+    """The archive is not a program, or exceeds a limit named in the message. ``where`` is the faulty file, if any."""
 
     def __init__(self, where: str | None, reason: str) -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ class ProgramRefusedError(ValueError):
 def entry_modules(archive: Path) -> list[str]:
     """Top-level modules that define the default entry function, in the order of the archive.
 
-    Blocks until the process that looks has ended. Raises :class:`ProgramRefusedError`.
+    Blocks until the inspecting process has ended. Raises :class:`ProgramRefusedError`.
     """
     try:
         answer: dict[str, Any] = json.loads(run_limited(__name__, json.dumps(str(archive)).encode(), LIMITS))
@@ -66,7 +66,7 @@ def modules_of(archive: Path) -> list[str]:
 
 
 def _check_size(entries: Sequence[zipfile.ZipInfo], packed: int) -> None:
-    """By what it claims: no more than that is ever unpacked of a member."""
+    """Checks the sizes that the archive declares: no member is ever unpacked beyond its declared size."""
     if len(entries) > MAX_FILES:
         raise ProgramRefusedError(None, f"it holds {len(entries)} files; at most {MAX_FILES} files")
     unpacked = sum(entry.file_size for entry in entries)
@@ -88,7 +88,7 @@ def _defines_entry(files: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
 
 
 def _readable(where: str | None, problem: str, read: Callable[[], T]) -> T:
-    """The one door for damaged content: whatever the standard library raises, the archive is at fault."""
+    """Reads possibly damaged content: any error of the standard library becomes a refusal of the archive."""
     try:
         return read()
     except Exception as error:

@@ -1,6 +1,6 @@
-"""Who needs which uploaded program: a held one is not deleted, and with high availability the next driver has it.
+"""Holds on uploaded programs: a held program is not deleted, and with high availability the next driver has it.
 
-A job has its own copy of what it runs, so that a hold also brings back a program that was deleted, or lost with an
+A job has its own copy of its program, so that a hold also restores a program that was deleted, or lost with an
 earlier driver, as long as a job runs it.
 """
 
@@ -20,11 +20,11 @@ from ckpt_runtime.storage.held_programs import HeldProgram, HeldProgramStore
 logger = logging.getLogger(__name__)
 
 MAX_HOLDS = 1000
-"""Of all programs: what holds and never releases is a mistake that has to show."""
+"""Limit for all programs together, so that a client which never releases its holds is noticed."""
 
 
 class ProgramHolds:
-    """Every method belongs to the driver's event loop. ``running`` is the archive of a program that a job runs."""
+    """All methods run on the driver's event loop. ``running`` gives the archive of a program that a job runs."""
 
     def __init__(self, programs: ProgramStore, running: Callable[[str], bytes | None]) -> None:
         self._programs = programs
@@ -34,11 +34,11 @@ class ProgramHolds:
         self._changing = asyncio.Lock()
 
     def of(self, program_id: str) -> Mapping[str, int]:
-        """Owners, and since when."""
+        """The owners of holds, with the times since when they hold the program."""
         return self._holds.get(program_id, {})
 
     def programs(self) -> dict[str, str]:
-        """Every owner of a hold, with a program that it holds."""
+        """Maps every owner of a hold to a program that it holds."""
         return {owner: program_id for program_id, owners in self._holds.items() for owner in owners}
 
     def check_unheld(self, program_id: str) -> None:
@@ -48,11 +48,11 @@ class ProgramHolds:
             raise PipelineInUse(program_id, sorted(owners))
 
     async def take_over(self, store: HeldProgramStore) -> None:
-        """Goes on with what earlier drivers held. Raises StorageError for a directory that cannot be read."""
+        """Adopts the holds under earlier drivers. Raises StorageError for an unreadable directory."""
         found = await asyncio.to_thread(store.adopt)
         self._store = store
         for program_id, program in found.items():
-            # Before the archive is read: a hold whose archive is damaged still has to be released by somebody.
+            # Before the archive is read: a hold on a damaged archive still has to be releasable.
             self._holds[program_id] = dict(program.holds)
             try:
                 await asyncio.to_thread(self._put_back, store, program_id, program)
@@ -63,8 +63,8 @@ class ProgramHolds:
         self._programs.put_back(program_id, store.read_archive(program), program.uploaded_at_ms)
 
     async def hold(self, program_id: str, owner: str, now_ms: int, storage: Executor, planning: Executor) -> None:
-        """Again is fine. Raises PipelineNotFound when nobody has the program, NotReady when it cannot be stored."""
-        async with self._changing:  # of two changes of one hold the later one counts
+        """Holds a program; repeating is fine. Raises PipelineNotFound, and NotReady when it cannot be stored."""
+        async with self._changing:  # one at a time: the later of two changes of a hold wins
             if owner in self.of(program_id):
                 return
             if sum(map(len, self._holds.values())) >= MAX_HOLDS:
@@ -99,7 +99,7 @@ class ProgramHolds:
         await self._stored(storage, keep)
 
     async def release(self, program_id: str, owner: str, storage: Executor) -> None:
-        """One that does not hold it is fine. The program stays until it is deleted, or this driver ends."""
+        """Ends a hold, if there is one. The program stays until it is deleted, or this driver ends."""
         async with self._changing:
             if owner not in self.of(program_id):
                 return

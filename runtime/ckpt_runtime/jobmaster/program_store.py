@@ -1,7 +1,7 @@
-"""Uploaded pipelines: files of the session, under names that the server chose.
+"""Uploaded pipelines: files of the session, under names chosen by the server.
 
 A pipeline is one ``.py`` file or a ``.zip`` of a directory. It is kept as a zip archive, sent to each worker once, and
-run in a plan process to get the job graph. Nothing of it is imported in the driver.
+run in a plan process to get the job graph. The driver imports none of its code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ProgramStore:
     ) -> StoredPipeline:
         """Raises InvalidRequest when the content is neither Python source nor a zip of it.
 
-        Reading it takes a process, which is waited for in ``pool``.
+        A separate process reads it; a thread of ``pool`` waits for that process.
         """
         received = b"".join([chunk async for chunk in content])
         return await asyncio.get_running_loop().run_in_executor(
@@ -80,7 +80,7 @@ class ProgramStore:
     def put_back(self, program_id: str, archive: bytes, uploaded_at_ms: int) -> None:
         """As :meth:`add`, for an archive that was stored under this id before. Blocks.
 
-        Raises InvalidRequest when it is none that could have been.
+        Raises InvalidRequest when the archive does not match the id or is not acceptable.
         """
         digest, _, name = program_id.partition("_")
         if hashlib.sha256(archive).hexdigest()[: len(digest)] != digest:
@@ -104,9 +104,9 @@ class ProgramStore:
 
 
 def _keep(name: str, archive: bytes, path: Path) -> list[str]:
-    """Puts an archive that is accepted into its place, at once; of one that is refused nothing stays."""
+    """Moves an accepted archive into its place atomically; a refused one leaves nothing behind."""
     make_private_directory(path.parent)
-    # In the same directory, so that putting it into place is one step.
+    # In the same directory, so that moving it into place is one step.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as draft:
         draft.write(archive)
     try:
@@ -129,6 +129,6 @@ def _archive_of_module(name: str, source: bytes) -> bytes:
         raise InvalidRequest("jarfile", name, f"it has {len(source)} bytes; a module has at most {MAX_SOURCE_BYTES}")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as files:
-        # ZipInfo without a time: the id is the digest of the archive, and equal uploads have to be equal bytes.
+        # ZipInfo without a time: the id is the archive's digest, so equal uploads must give equal bytes.
         files.writestr(zipfile.ZipInfo(name), source)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""What a request has to fulfil before anything is begun for it, and the configuration that comes of it."""
+"""The checks that a request must pass before anything is begun for it, and the configuration that results from it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _RECOVERY_PREFIX = "execution.state-recovery."
 
 
 def given_configuration(request: RunRequest) -> Configuration:
-    """Reads the options that came with it. Raises SubmissionFailed with everything that is wrong with them."""
+    """Reads the options of the request. Raises SubmissionFailed with all their errors."""
     try:
         given = Configuration(request.configuration)
         if request.parallelism is not None:
@@ -55,9 +55,9 @@ def given_configuration(request: RunRequest) -> Configuration:
 
 
 def with_own_configuration(own: Configuration, given: Configuration) -> Configuration:
-    """Makes the job's submitted configuration: what its pipeline set, under what came with the request.
+    """Makes the job's submitted configuration: options of the request override those that the pipeline set.
 
-    Raises SubmissionFailed for options that do not go together.
+    Raises SubmissionFailed for options that are incompatible.
     """
     submitted = Configuration.merge(own, given)
     try:
@@ -71,15 +71,15 @@ _OF_DRILLS: dict[str, str | None] = {
     CheckpointingOptions.EXTERNALIZED_RETENTION.key: CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS.value,
     RestartStrategyOptions.TYPE.key: RestartStrategyType.NONE.value,
 }
-"""Whatever the request, the pipeline or the cluster say: nothing of a drill stays, and its first failure is its end."""
+"""Options that override all others: a drill retains no checkpoints, and its first failure ends it."""
 
 
 def planning_configuration(
     configuration: Configuration, savepoint: CompletedCheckpoint | None, request: RunRequest
 ) -> Configuration:
-    """What a plan is made with. A restore drill is planned as one.
+    """The configuration for planning, which marks a restore drill as one.
 
-    A job that sets no max parallelism takes over its snapshot's: what it would derive may be another number.
+    A job that sets no max parallelism takes its snapshot's: the derived value could be a different number.
     """
     restored = {} if savepoint is None else restored_max_parallelism(savepoint)
     internal: dict[str, str | None] = {RESTORED_MAX_PARALLELISM: json.dumps(restored)} if restored else {}
@@ -87,7 +87,7 @@ def planning_configuration(
 
 
 def check_drill(request: RunRequest) -> None:
-    """A restore drill restores something, and never owns it. Raises InvalidRequest."""
+    """Checks that a restore drill names a snapshot and does not claim it. Raises InvalidRequest."""
     if request.drill and request.savepoint_path is None:
         raise InvalidRequest("savepointPath", None, "a restore drill has to name the snapshot that it restores")
     if request.drill and request.claim_mode is not RecoveryClaimMode.NO_CLAIM:
@@ -95,7 +95,7 @@ def check_drill(request: RunRequest) -> None:
 
 
 def check_planned(graph: JobGraph, request: RunRequest) -> None:
-    """That nothing of a drill writes, and that nothing but a drill does not: whatever the pipeline has set itself."""
+    """Checks that a drill has no real sink and other jobs no drill sink, whatever options the pipeline has set."""
     kinds = {operator.kind for vertex in graph.vertices for operator in vertex.operators}
     wrong = kinds & ({"sink", "committer"} if request.drill else {"drill_sink"})
     if wrong:
@@ -103,14 +103,14 @@ def check_planned(graph: JobGraph, request: RunRequest) -> None:
 
 
 def check_no_drill(savepoint: CompletedCheckpoint, request: RunRequest) -> None:
-    """What a drill's sinks keep is not what the real ones have prepared: from its checkpoints rows would be lost."""
+    """Refuses a drill's checkpoint: it lacks what the real sinks have prepared, so rows would be lost."""
     operators = (operator for state in savepoint.states.values() for operator in state.operators.values())
     if any(listed.name == DRILL_MARK for operator in operators for listed in operator.lists):
         raise SubmissionFailed(f"cannot restore from {request.savepoint_path}: it is a checkpoint of a restore drill")
 
 
 def check_fits(savepoint: CompletedCheckpoint, graph: JobGraph, request: RunRequest) -> None:
-    """Proves that the snapshot fits the plan, before anything is started."""
+    """Checks that the snapshot fits the plan, before anything is started."""
     try:
         assign_states(savepoint, graph, request.allow_non_restored_state)
     except StateAssignmentError as error:
@@ -118,7 +118,7 @@ def check_fits(savepoint: CompletedCheckpoint, graph: JobGraph, request: RunRequ
 
 
 def check_backend(savepoint: CompletedCheckpoint, configuration: Configuration, request: RunRequest) -> None:
-    """A backend's own files are read by nothing else. Who registered a backend of his own knows which it is."""
+    """Checks that the backend can read the snapshot's native files. Snapshots of custom backends are not checked."""
     backend = configuration.get(StateOptions.BACKEND_TYPE)
     if savepoint.state_backend in set(StateBackendType) - {backend}:
         raise SubmissionFailed(
@@ -129,7 +129,7 @@ def check_backend(savepoint: CompletedCheckpoint, configuration: Configuration, 
 
 
 def check_release(savepoint: CompletedCheckpoint, request: RunRequest) -> None:
-    """Data in flight has the form that the release which wrote it had; state has one that later releases read."""
+    """Refuses in-flight data of another release: its format changes; the format of state stays readable."""
     written_by = savepoint.written_by
     in_flight = any(state.has_channel_state for state in savepoint.states.values())
     if in_flight and written_by is not None and _minor(written_by) != _minor(VERSION):
@@ -145,7 +145,7 @@ def _minor(release: str) -> str:
 
 
 def with_recovery_options(request: RunRequest) -> RunRequest:
-    """What ``execution.state-recovery.*`` says counts where the request itself says nothing."""
+    """Applies the options ``execution.state-recovery.*`` where the request itself says nothing."""
     try:
         given = Configuration(request.configuration)
         path = request.savepoint_path or given.get(StateRecoveryOptions.PATH)
@@ -162,10 +162,10 @@ def with_recovery_options(request: RunRequest) -> RunRequest:
 
 
 def like(request: RunRequest, other: RunRequest, own: OwnConfiguration) -> RunRequest:
-    """With what ``other`` asked for where the request says nothing; ``own`` is the configuration of its job now.
+    """Completes the request from ``other``, whose job has the configuration ``own`` now.
 
-    Another program sets options of its own: what the other's program has set is left out. Where that job started from
-    is its own affair.
+    If the request names another program, options that the other job's program set are left out. The snapshot that the
+    other job started from is not taken over.
     """
     given = own.given.without(INTERNAL_PREFIX).to_dict()
     if request.pipeline_id != other.pipeline_id and len(own.notes) == own.version - 1:  # every change is known
@@ -173,12 +173,12 @@ def like(request: RunRequest, other: RunRequest, own: OwnConfiguration) -> RunRe
         given = {key: value for key, value in given.items() if key in asked}
     kept = {key: value for key, value in given.items() if not key.startswith(_RECOVERY_PREFIX)}
     if request.parallelism is not None or other.parallelism is not None:
-        kept.pop(PipelineOptions.PARALLELISM.key, None)  # the request has it beside the options
+        kept.pop(PipelineOptions.PARALLELISM.key, None)  # the request has a field of its own for it
     return completed_like(request, replace(other, configuration=kept))
 
 
 def completed_like(request: RunRequest, other: RunRequest) -> RunRequest:
-    """With the other's entry point, arguments, parallelism and options under its own, if it is to be like a job."""
+    """Fills entry point, arguments, parallelism and options of a request with ``like_job`` from the other request."""
     if request.like_job is None:
         return request
     return replace(
@@ -191,13 +191,13 @@ def completed_like(request: RunRequest, other: RunRequest) -> RunRequest:
 
 
 def _over(below: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
-    """Both, but for options of ``below`` that ``above`` gives under whatever spelling."""
+    """Merges both, without options of ``below`` that ``above`` has in any spelling."""
     given = set(map(canonical_key, above))
     return {**{key: value for key, value in below.items() if canonical_key(key) not in given}, **above}
 
 
 def check_target(directory: str) -> None:
-    """Refuses it before anything is done: a job must not stop for a savepoint that nobody could ever resume from."""
+    """Refuses an unusable target early: a job must not stop for a savepoint from which no job could resume."""
     try:
         check_url(directory)
     except InvalidLocationError as error:
@@ -205,7 +205,7 @@ def check_target(directory: str) -> None:
 
 
 def check_directories(configuration: Configuration) -> None:
-    """A savepoint directory that cannot be used is found when the job is submitted, not when it is to be stopped."""
+    """Detects an unusable checkpoint or savepoint directory at submission, not when the job is to be stopped."""
     for option in (CheckpointingOptions.CHECKPOINTS_DIRECTORY, CheckpointingOptions.SAVEPOINT_DIRECTORY):
         directory = configuration.get(option)
         if directory is not None:
@@ -216,6 +216,6 @@ def check_directories(configuration: Configuration) -> None:
 
 
 def checkpoint_directory(submission: JobSubmission) -> str:
-    """Tells where the job's checkpoints lie: as configured, else as the session says."""
+    """The directory of the job's checkpoints: the configured one, else the session's default."""
     directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
     return directory or submission.default_checkpoint_directory

@@ -1,4 +1,4 @@
-"""From options to a restart strategy. Randomness for the jitter comes in here, so that the strategies stay pure."""
+"""Creates restart strategies from options. Randomness for the jitter is injected here, to keep strategies pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckpt_runtime.scheduler.restart_strategies import (
 def strategy_type(configuration: Configuration) -> RestartStrategyType:
     """The configured strategy; without one, exponential-delay for jobs with periodic checkpoints, else none.
 
-    For a job it is settled at its submission (:func:`with_implicit_strategy`).
+    For a job it is fixed at its submission (:func:`with_implicit_strategy`).
     """
     configured = configuration.get(RestartStrategyOptions.TYPE)
     if configured is not None:
@@ -34,7 +34,7 @@ def strategy_type(configuration: Configuration) -> RestartStrategyType:
 
 
 def with_implicit_strategy(defaults: Configuration, given: Configuration) -> Configuration:
-    """The cluster's options as a job keeps them: an interval that comes or goes later does not switch its strategy."""
+    """The cluster's options as a job stores them: a later change of the interval does not switch its strategy."""
     periodic = Configuration.merge(defaults, given).get(CheckpointingOptions.INTERVAL) is not None
     kind = RestartStrategyType.EXPONENTIAL_DELAY if periodic else RestartStrategyType.NONE
     return Configuration.merge(defaults, Configuration({IMPLICIT_RESTART_STRATEGY: kind.value}))

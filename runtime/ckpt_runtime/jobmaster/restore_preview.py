@@ -1,4 +1,4 @@
-"""How a snapshot would fit a plan: what a submission would refuse, and what would become of each operator's state."""
+"""How a snapshot would fit a plan: the reasons for a refusal, and what would happen to each operator's state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckpt_runtime.snapshots.preflight import StateVerdict
 
 @dataclass(frozen=True, slots=True)
 class OperatorPreview:
-    """``verdict``: matched, new or dropped. Numbers are None for the side that has no such operator."""
+    """``verdict``: matched, new or dropped. Numbers are None for the side that does not have the operator."""
 
     uid: str
     name: str
@@ -40,7 +40,7 @@ class RestorePreview:
 
 @dataclass(frozen=True, slots=True)
 class PlanPreview:
-    """What a submission would run, and its ``warnings``; ``restore`` when it starts from a snapshot."""
+    """The graph that a submission would run, and its ``warnings``; ``restore`` when it starts from a snapshot."""
 
     graph: JobGraph
     restore: RestorePreview | None = None
@@ -54,7 +54,7 @@ def preview(
     request: RunRequest,
     states: Iterable[StateVerdict],
 ) -> RestorePreview:
-    """Asks the checks of a submission, all of them."""
+    """Runs all checks of a submission and collects their refusals."""
     judged = tuple(states)
     refused = [f"state {each.state!r} of operator {each.operator!r}: {each.reason}" for each in judged if each.reason]
     checks = (
@@ -71,7 +71,7 @@ def preview(
 
 
 def _operators(snapshot: CompletedCheckpoint, graph: JobGraph) -> Iterable[OperatorPreview]:
-    """Those with state: of the plan in its order, then those that the plan has not."""
+    """Yields operators with state: those of the plan in its order, then those that the plan lacks."""
     kept = {uid for state in snapshot.states.values() for uid, own in state.operators.items() if own.keyed or own.lists}
     stored = {uid: vertex for vertex in snapshot.vertices for uid in vertex.operator_uids}
     planned = set()

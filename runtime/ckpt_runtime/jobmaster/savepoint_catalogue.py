@@ -1,4 +1,4 @@
-"""The savepoint catalogue as the driver answers for it: in the pools of addresses, with errors for REST."""
+"""The driver's access to the savepoint catalogue: in the pools of addresses, with errors for REST."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ MAX_TARGETS = 100
 
 
 class SavepointCatalogue:
-    """Keeps no savepoints itself. Lives on one event loop; looks in the pool that ``paths`` gives for a URL."""
+    """Keeps no savepoints itself. Runs on one event loop; reads in the pool that ``paths`` gives for a URL."""
 
     def __init__(self, paths: Callable[[str], Executor]) -> None:
         self._paths = paths
         self._targets: dict[str, None] = {}
 
     def expect_in(self, directory: str) -> None:
-        """A savepoint is being taken into this directory. The latest hundred of them are remembered."""
+        """Remembers a directory into which a savepoint is being taken; the latest hundred are kept."""
         self._targets.pop(directory, None)
         self._targets[directory] = None
         if len(self._targets) > MAX_TARGETS:
             del self._targets[next(iter(self._targets))]
 
     async def known(self, directories: Iterable[str], job: str | None) -> KnownSavepoints:
-        """Those below these directories, and below those that savepoints were taken into. Raises nothing."""
+        """The savepoints below these directories and below remembered targets of savepoints. Raises nothing."""
         unread: dict[str, str] = {}
 
         async def look(directory: str) -> SavepointList | None:
@@ -54,7 +54,7 @@ class SavepointCatalogue:
         return KnownSavepoints(tuple(found), tuple(sorted(savepoints.values(), key=catalogue.latest_first)), unread)
 
     async def list(self, directory: str, job: str | None) -> SavepointList:
-        """Raises InvalidRequest, NotFound, NotReady."""
+        """The savepoints below a directory. Raises InvalidRequest, NotFound, NotReady."""
 
         def look() -> SavepointList:
             base = resolve(directory)
@@ -63,14 +63,14 @@ class SavepointCatalogue:
         return await self._call("directory", directory, look)
 
     async def latest(self, directory: str, job: str | None) -> CataloguedSavepoint:
-        """The latest good one. Raises InvalidRequest, NotFound, NotReady."""
+        """The latest good savepoint. Raises InvalidRequest, NotFound, NotReady."""
         found = await self._call("directory", directory, partial(catalogue.latest_good, directory, job))
         if found is None:
             raise NotFound(f"there is no good savepoint {'' if job is None else f'of job {job} '}in {directory}")
         return found
 
     async def mark(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
-        """The savepoint with that mark. Raises InvalidRequest, NotFound, NotReady, Conflict for what is damaged."""
+        """Marks a savepoint and returns it. Raises InvalidRequest, NotFound, NotReady, Conflict if it is damaged."""
 
         def change() -> CataloguedSavepoint:
             catalogue.mark_savepoint(path, kind, mark)

@@ -1,8 +1,8 @@
-"""What transactional sinks of a job have hidden, as the driver sees it: who they are, and what goes when the job ends.
+"""The driver's clean-up of files that a job's transactional sinks have hidden: the sinks' ids, and what is deleted.
 
-Workers remove what earlier attempts left, when they open. At the end of a job there may be none: it was cancelled
-before it was deployed again, or they were killed. So the driver looks, through the same storage. Blocking parts raise
-StorageError and may be called again.
+Workers remove leftovers of earlier attempts when they open. At the end of a job there may be no workers: the job was
+cancelled before it was deployed again, or they were killed. So the driver cleans up, through the same storage. Blocking
+parts raise StorageError and may be called again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SinkOutput:
-    """The directory of a sink, and what the names of the files that it hides there begin with."""
+    """The directory of a sink, and the prefix of the names of the files that it hides there."""
 
     directory: str
     owner: str
@@ -38,7 +38,7 @@ def sink_lineages(
     ended_jobs: tuple[str, ...] = (),
     savepoint_id: int = 0,
 ) -> dict[str, SinkLineage]:
-    """By operator uid: the id that the restored snapshot has of each sink, a new one where it has none."""
+    """Maps operator uids to sink lineages: with the id from the restored snapshot, or a new one if it has none."""
     known = {} if restored is None else restored_sink_ids(restored)
     return {
         uid: SinkLineage(known.get(uid) or new_sink_id(seed, uid), ended_jobs if uid in known else (), savepoint_id)
@@ -47,7 +47,7 @@ def sink_lineages(
 
 
 def sink_outputs(job_id: str, graph: JobGraph, lineages: Mapping[str, SinkLineage]) -> tuple[SinkOutput, ...]:
-    """Where a job's sinks hide files."""
+    """The outputs in which a job's sinks hide files."""
     return tuple(
         SinkOutput(directory, owner_of(job_id, uid, lineages[uid].sink_id))
         for uid, directory in graph.output_directories.items()
@@ -55,9 +55,9 @@ def sink_outputs(job_id: str, graph: JobGraph, lineages: Mapping[str, SinkLineag
 
 
 def clean_up_sinks(outputs: Iterable[SinkOutput], storage: CheckpointStorage, savepoint_id: int) -> None:
-    """Deletes what the sinks of an ended job have hidden and neither a retained checkpoint nor a savepoint covers.
+    """Deletes hidden files of an ended job's sinks that neither a retained checkpoint nor a savepoint covers.
 
-    A file in progress is covered by nothing. Savepoints up to ``savepoint_id`` may need what is pending for them.
+    No snapshot covers a file in progress. Savepoints up to ``savepoint_id`` may need the files pending for them.
     """
     retained: set[str] | None = None
     for output in outputs:
@@ -66,7 +66,7 @@ def clean_up_sinks(outputs: Iterable[SinkOutput], storage: CheckpointStorage, sa
             if part.owner != output.owner:
                 continue
             if part.checkpoint is not None:
-                # Read when it is needed first, and once: most jobs leave nothing pending.
+                # Read only on first need, and once: most jobs leave nothing pending.
                 retained = _retained_names(storage) if retained is None else retained
                 if part.pending in retained or part.checkpoint <= savepoint_id:
                     continue

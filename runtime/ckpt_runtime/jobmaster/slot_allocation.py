@@ -1,7 +1,7 @@
 """Which jobs get slots now, which have to wait and why, and which cores workers are bound to. Pure.
 
-A request is served as a whole or not at all, and holds nothing while the cluster cannot serve it, so that the slots
-which are there serve others.
+A request is served as a whole or not at all. While the cluster cannot serve it, it holds no slots, so that other
+requests can use them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What the cluster can give beside the slots that jobs hold.
+    """The slots that the cluster can provide beside those that jobs hold.
 
-    ``ready`` slots have a worker. ``starting`` ones were launched and have none yet. ``launchable`` is how many more
-    the cluster has room for, None without a limit.
+    ``ready`` slots have a worker. ``starting`` ones were launched and have no worker yet. ``launchable`` is how many
+    more the cluster has room for, None without a limit.
     """
 
     ready: int
@@ -26,7 +26,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Positions of requests. Those in neither tuple wait for slots that are ``starting`` or in ``launch``."""
+    """Positions of requests. Requests in neither tuple wait for slots that are ``starting`` or in ``launch``."""
 
     granted: tuple[int, ...]
     refused: tuple[int, ...]
@@ -34,10 +34,10 @@ class Allocation:
 
 
 def allocate(missing: Sequence[int], supply: Supply) -> Allocation:
-    """``missing`` says how many slots each request lacks, the one to be served first in front.
+    """``missing`` has the number of slots that each request lacks, in the order in which they are served.
 
-    A request that the cluster can serve has its share reserved while its slots start. One that it cannot serve is
-    refused for now, and those behind it are served.
+    A request that the cluster can serve has its share reserved while its slots start. A request that it cannot serve
+    is refused for now, and the later ones are served.
     """
     ready, starting, launchable = supply.ready, supply.starting, supply.launchable
     granted: list[int] = []
@@ -71,11 +71,11 @@ def shortage(needed: int, total: int, free: int) -> str:
 def choose_cores(
     workers: Sequence[tuple[str, Sequence[int]]], others: Sequence[tuple[str, int | None]]
 ) -> list[int | None]:
-    """A core for each worker of a job, None for one that is not to be bound.
+    """Chooses a core for each worker of a job, None for a worker that is not to be bound.
 
     ``workers`` are given as host and cores of that host, the workers of ``others`` as host and the core that they are
-    bound to. No two workers are bound to one core. Where a host has more workers than cores none is bound: it could
-    wait for its core while another core is idle.
+    bound to. No two workers are bound to one core. If a host has more workers than cores, no worker of the job is bound
+    there: it could wait for its core while another core is idle.
     """
     on_host = Counter(host for host, _ in (*workers, *others))
     taken = {(host, core) for host, core in others if core is not None}

@@ -1,7 +1,7 @@
-"""Why workers and slots were lost: their notices, held back for a short time until it is known, and what exits tell.
+"""Notices of lost workers and slots, held back briefly until the cause is known; descriptions of exit codes.
 
-The end of a connection is noticed first and says nothing. The exit code of the process comes from its agent a moment
-later, the fate of an executor from Spark within seconds. What a job is told first is what its users read as the cause.
+The end of a connection is noticed first and does not show the cause. The agent reports the exit code a moment later,
+and Spark reports the loss of an executor within seconds. Users read the first notice that a job gets as the cause.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HINTS = {
 }
 
 Tell = Callable[[str], None]
-"""Tells an owner; gets the reason."""
+"""Notifies an owner of a loss; its argument is the reason."""
 
 
 @dataclass(slots=True)
@@ -38,12 +38,12 @@ class SlotLossNotifier:
         self._held: dict[str, _Held] = {}
 
     def open(self, key: str, grace_s: float) -> None:
-        """From now on notices of ``key`` are held, for ``grace_s`` at most."""
+        """From now on holds notices of ``key`` back, for at most ``grace_s`` seconds."""
         if key not in self._held:
             self._held[key] = _Held(self._loop.call_later(grace_s, self.explain, key))
 
     def tell(self, key: str, tell: Tell, reason: str) -> None:
-        """At once, or when the key is explained."""
+        """Calls ``tell`` at once, or when the key is explained if its notices are held back."""
         held = self._held.get(key)
         if held is None:
             tell(reason)
@@ -51,26 +51,26 @@ class SlotLossNotifier:
             held.notices.append((tell, reason))
 
     def explain(self, key: str, reason: str | None = None) -> bool:
-        """Tells what is held, the first with this reason, in the order of the losses; False when nothing is held."""
+        """Releases held notices in order of the losses, the first with this reason; False when none is held."""
         held = self._held.pop(key, None)
         if held is None:
             return False
         held.timer.cancel()
         for tell, own in held.notices:
             tell(own if reason is None else reason)
-            # The others are lost because of the first: the cause is told once, their own reasons stay.
+            # The first loss caused the others: only its notice gets the cause, the others keep their own reasons.
             reason = None
         return True
 
     def close(self) -> None:
-        """Nobody is told any more."""
+        """Drops the held notices."""
         for held in self._held.values():
             held.timer.cancel()
         self._held.clear()
 
 
 def describe_exit(code: int | None) -> str:
-    """Of a child's exit code: negative for a signal, as Python gives it; None when nobody knows it."""
+    """Describes a child's exit code: negative for a signal, as Python gives it; None when it is unknown."""
     if code is None:
         return "its process ended"
     hint = hint_of(code)

@@ -1,4 +1,4 @@
-"""A slot, its workers, the job that holds it, where slots come from, and their times: what the slot pool deals with."""
+"""The types that the slot pool works with: slots, workers, the owners and providers of slots, and timeouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.network.control_messages import DeploymentMessage
 
 LOSS_GRACE_S = 3.0
-"""How long owners wait for the cause of a loss: agents tell an exit code at once, Spark a lost executor in seconds."""
+"""How long the cause of a loss is awaited: agents report an exit code at once, Spark a lost executor in seconds."""
 
 SPARE_PAUSE_S = 1.0
 """A spare's start costs more than a second of a core, which a job that deploys at the same moment needs more."""
@@ -35,7 +35,7 @@ class SlotTimes:
 
     @classmethod
     def of(cls, configuration: Configuration) -> SlotTimes:
-        """What a session's options say."""
+        """The times that a session's options configure."""
         times = (
             HeartbeatOptions.INTERVAL,
             HeartbeatOptions.TIMEOUT,
@@ -47,7 +47,7 @@ class SlotTimes:
 
 
 class SlotsUnavailableError(RuntimeError):
-    """The slots that a job needs could not be had in time."""
+    """The slots that a job needs were not available in time."""
 
 
 SlotEnded = Callable[[str, BaseException | None], None]
@@ -58,13 +58,13 @@ class SlotProvider(Protocol):
 
     @property
     def capacity(self) -> int | None:
-        """How many slots could run at once by what is known now; None without a limit."""
+        """How many slots could run at once as far as is known now; None without a limit."""
 
     def watch_capacity(self, changed: Callable[[], None]) -> None:
         """``changed`` may be called from any thread, after each change of the capacity."""
 
     def launch(self, slot_id: str, control_port: int, secret: str, ended: SlotEnded) -> None:
-        """Starts a slot's agent; ``ended`` may be called from any thread, once, when the agent is over."""
+        """Starts a slot's agent; ``ended`` is called once, from any thread, when the agent has ended."""
 
     def cancel(self, slot_id: str) -> None: ...
 
@@ -73,7 +73,7 @@ class SlotOwner(Protocol):
     """The job that holds slots."""
 
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
-        """Raises MalformedMessageError when the worker cannot mean that."""
+        """Raises MalformedMessageError for a message that the worker may not send."""
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
         """The slot's worker is gone. If the slot lives, ``slot.worker`` already is the spare (or None until ready)."""
@@ -81,7 +81,7 @@ class SlotOwner(Protocol):
     def slot_lost(self, slot: Slot, reason: str) -> None: ...
 
     def slots_awaited(self, reason: str) -> None:
-        """Why a request of the owner for slots waits; empty when none waits any more."""
+        """``reason`` says why the owner's request for slots waits; it is empty when no request waits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +91,7 @@ class Worker:
     peer: WorkerPeer
     used: bool = False
     failures: int = 0
-    """How often subtasks have failed in it, of its job."""
+    """How often subtasks of its job have failed in it."""
 
     @property
     def worker_id(self) -> str:
@@ -103,7 +103,7 @@ class Worker:
 
     @property
     def machine(self) -> str:
-        """Where an agent can adopt it; empty when none can."""
+        """The machine on which an agent can adopt it; empty when no agent can."""
         return self.peer.registration.process.machine
 
     @property
@@ -153,7 +153,7 @@ class Slot:
 
     @property
     def workers(self) -> list[Worker]:
-        """Those that are ready, the active one first, or that it adopts."""
+        """The workers that are ready, the active one first, and the one being adopted."""
         return [worker for worker in (self.worker, self.spare, self.adopting) if worker is not None]
 
     @property

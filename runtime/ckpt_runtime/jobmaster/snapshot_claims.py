@@ -1,8 +1,8 @@
-"""What a job has claimed: its claims begin, delete file by file, and end here. Blocking; raises StorageError.
+"""A job's claims on snapshots: how they begin, delete claimed files, and end. Blocking; raises StorageError.
 
-Checkpoints of one job share files, and so do those of jobs that went on from one another by claims. Of a claimed place
-the owner deletes only what the claim names, and of that only what no other complete checkpoint refers to: who claims
-one of several retained checkpoints leaves its siblings whole. What they need is nobody's in the end but theirs.
+Checkpoints of one job share files, and so do those of jobs that claimed each other's snapshots. In a claimed place the
+owner deletes only files that the claim names, and of these only files that no other complete checkpoint refers to: a
+job that claims one of several retained checkpoints leaves the others intact. Only they own their files in the end.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class JobClaims:
     places: tuple[str, ...] = ()
 
     def delete(self, paths: Iterable[str], first_id: int) -> None:
-        """Deletes files that nothing of this job refers to any more, but for those that others need.
+        """Deletes files that nothing of this job refers to, except those that others need.
 
-        Checkpoints of its own have ids from ``first_id`` on: below, its directory holds an earlier job's of this id.
+        The job's own checkpoints have ids from ``first_id`` on; lower ids belong to an earlier job of the same id.
         """
         by_place: dict[Location, list[Location]] = defaultdict(list)
         for path in paths:
@@ -70,7 +70,7 @@ class JobClaims:
     def _delete_in(self, place: Location, files: list[Location], first_id: int) -> None:
         check_directory(place.parent)
         claim = claims.read_claim(place)
-        if claim is None:  # a driver of an earlier version has claimed it: only what lies where shared files do
+        if claim is None:  # claimed by a driver of an earlier version: delete only files in shared directories
             for file in files:
                 delete_state_file(shared_file_owner(file), file)
             return
@@ -87,7 +87,7 @@ class JobClaims:
         self.settle(place)
 
     def settle(self, place: Location) -> None:
-        """Ends a claim on a place of which nothing is left."""
+        """Ends a claim on a place of which no files are left."""
         claim = claims.read_claim(place)
         if claim is None or not claim.owner.is_same_job(self.claimant) or has_metadata(resolve(claim.snapshot)):
             return
@@ -95,12 +95,12 @@ class JobClaims:
             _release_place(place)
 
     def unused(self, states: Iterable[SubtaskState]) -> tuple[str, ...]:
-        """URLs of claimed files that no state refers to, sorted: an earlier driver had no time to delete them."""
+        """Sorted URLs of claimed files that no state refers to: an earlier driver did not delete them in time."""
         used = {resolve(file.path).url for state in states for file in state.files() if is_shared(file)}
         return tuple(sorted(file.url for file in self._left() if file.url not in used))
 
     def _left(self) -> Iterator[Location]:
-        """As long as the snapshot is there as one, it has its files: who deletes it has not begun, or has lost."""
+        """Yields claimed files that still exist. A snapshot with metadata is intact, so its files are left out."""
         for url in self.places:
             place = resolve(url)
             check_directory(place.parent)
@@ -110,7 +110,7 @@ class JobClaims:
             yield from _present(place, claim.files)
 
     def release(self) -> None:
-        """The job has ended: deletes what no checkpoint needs, and ends the claims that its own ones do not need."""
+        """After the job's end, deletes files that no checkpoint needs and ends claims its checkpoints do not need."""
         for url in self.places:
             place = resolve(url)
             check_directory(place.parent)
@@ -119,7 +119,7 @@ class JobClaims:
                 self._release(place, claim)
 
     def abandon(self) -> None:
-        """The owner does nothing more: whoever claims next succeeds it. If that cannot be said it has to be proven."""
+        """Declares the owner dead, so that the next claimant succeeds it; if that fails, its death must be proven."""
         for url in self.places:
             with suppress(StorageError):
                 place = resolve(url)
@@ -138,7 +138,7 @@ class JobClaims:
             else:
                 delete_state_file(place, file)
         for index, (job, its) in enumerate(zip(candidates, by_job, strict=True)):
-            if not its.isdisjoint(left):  # a checkpoint that it has retained outlives it
+            if not its.isdisjoint(left):  # one of its retained checkpoints outlives the job
                 if index:
                     handed_back = replace(claim, owner=job, earlier=claim.earlier[:-index], number=claim.number + 1)
                     claims.change(place, handed_back)
@@ -146,7 +146,7 @@ class JobClaims:
         _release_place(place)
 
     def _needed_by_others(self, place: Location, claim: Claim, first_id: int) -> set[str]:
-        """URLs of files that complete checkpoints of others need, in the place and in directories of earlier owners."""
+        """URLs of files that others' complete checkpoints need, in the place and in directories of earlier owners."""
         others = {resolve(job.directory) for job in claim.earlier} | {place}
         own = resolve(self.claimant.directory)
         needed = files_of_checkpoints(own, below=first_id, but=(claim.snapshot,))
@@ -166,17 +166,17 @@ def claim_snapshot(
     written: Collection[str] = (),
     is_over: Callable[[Claimant], bool] = is_dead,
 ) -> JobClaims:
-    """Makes a job the only owner of a snapshot, which its ``directory`` names without symbolic links.
+    """Makes a job the only owner of a snapshot, whose ``directory`` is a path without symbolic links.
 
-    ``written`` are URLs of directories in which living jobs of this cluster write checkpoints. Claims of owners that
-    ``is_over`` knows to do nothing more are taken over.
-    Raises :class:`ClaimedError`, :class:`OwnedElsewhereError`, and InvalidLocationError for files that cannot become
-    a job's. Nothing is claimed then.
+    ``written`` are URLs of directories in which living jobs of this cluster write checkpoints. Claims of owners for
+    which ``is_over`` is true, because they have finished or are dead, are taken over.
+    Raises :class:`ClaimedError`, :class:`OwnedElsewhereError`, and InvalidLocationError for files that no job can own.
+    Nothing is claimed then.
     """
     directory = resolve(snapshot.directory)
     own = claims.place_of_snapshot(directory)
     files = _files_by_place(snapshot, own)
-    # All are checked before the first is acquired: a refusal should have changed nothing.
+    # All places are checked before the first is acquired: a refusal should change nothing.
     for place in files:
         _check_is_claimable(place, own, written)
         check_not_written(place, claimant.cluster)
@@ -186,9 +186,9 @@ def claim_snapshot(
             named = tuple(sorted(claims.relative_path(place, file) for file in files.get(place, ())))
             heir_of = (own.url,) if made.places else ()
             claims.acquire(place, Claim(claimant, snapshot.directory, named), heir_of, is_over)
-            # One by one, so that what is released on an error is what was acquired.
+            # One by one, so that an error releases exactly what was acquired.
             made = replace(made, places=(*made.places, place.url))
-        if not has_metadata(directory):  # who owned it before has just deleted it
+        if not has_metadata(directory):  # its previous owner has just deleted it
             raise NotFoundError(f"cannot find checkpoint or savepoint: {directory.url} is gone", directory.url)
     except StorageError:
         made.release()
@@ -206,7 +206,7 @@ def check_not_written(place: Location, cluster: str) -> None:
 
 
 def files_of_checkpoints(directory: Location, below: int = sys.maxsize, but: Collection[str] = ()) -> set[str]:
-    """URLs of files that complete checkpoints in a job's directory share, or that the savepoint in another holds."""
+    """URLs of shared files of complete checkpoints in a job's directory, or of the savepoint in another directory."""
     if not is_job_id(directory.name):
         return set() if directory.url in but else _files_of(directory)
     storage = CheckpointStorage(directory.parent, directory.name)
@@ -223,7 +223,7 @@ def _files_of(snapshot: Location) -> set[str]:
 
 
 def _files_by_place(snapshot: CompletedCheckpoint, own: Location) -> Mapping[Location, set[Location]]:
-    """Those that become the job's one by one; what else belongs to the snapshot goes with it."""
+    """Shared files by place: the job owns them one by one. Other files are deleted with the snapshot."""
     found: dict[Location, set[Location]] = {own: set()}
     for file in (file for state in snapshot.claimed().states.values() for file in state.files() if is_shared(file)):
         location = resolve(file.path)
@@ -233,7 +233,7 @@ def _files_by_place(snapshot: CompletedCheckpoint, own: Location) -> Mapping[Loc
 
 
 def _check_is_claimable(place: Location, own: Location, written: Collection[str]) -> None:
-    """A snapshot says by itself where its files are. Elsewhere they have to be a job's, or claimed before."""
+    """Checks a place that the snapshot names: outside its own, it must be a job's directory or claimed before."""
     if any(identity(place) == identity(resolve(url)) for url in written):
         raise InvalidLocationError(f"the snapshot cannot be claimed: a living job writes to {place.url}", place.url)
     if place != own and not is_job_id(place.name) and claims.read_claim(place) is None:
@@ -242,7 +242,7 @@ def _check_is_claimable(place: Location, own: Location, written: Collection[str]
 
 
 def _present(place: Location, files: Iterable[str]) -> Iterator[Location]:
-    """Those that are there."""
+    """Yields those files that exist."""
     by_directory: dict[Location, list[Location]] = defaultdict(list)
     for path in files:
         file = place.child(*path.split("/"))

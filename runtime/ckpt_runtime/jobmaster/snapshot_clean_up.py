@@ -1,7 +1,7 @@
-"""Deletes what the coordinator gives up and what an ended job leaves in its directory; lists what earlier drivers left.
+"""Deletes what the coordinator discards and what an ended job leaves in its directory; lists what earlier drivers left.
 
-Blocking; raises StorageError. Calling again after an error goes on; what is gone is fine, but while storage is away
-nothing counts as gone.
+Blocking; raises StorageError. A call after an error continues. Files that are already gone are fine, but while storage
+is away nothing counts as gone.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ckpt_runtime.storage.state_file_reader import locate
 
 
 def delete_file_of(directory: str, path: str) -> None:
-    """A state file as a checkpoint in ``directory`` names it."""
+    """Deletes a state file, given by the path that a checkpoint in ``directory`` has for it."""
     owner = resolve(directory)
     check_directory(owner.parent)
     delete_state_file(owner, locate(owner, path))
 
 
 def delete_location(directory: str) -> None:
-    """An earlier driver may have left a whole checkpoint: half deleted, it must not look like one."""
+    """Deletes a directory, metadata first: a half-deleted checkpoint of an earlier driver must not look complete."""
     location = resolve(directory)
     check_directory(location.parent)
     delete_file(location.child(METADATA_NAME))
@@ -44,7 +44,7 @@ def delete_location(directory: str) -> None:
 
 
 def delete_shared_file(storage: CheckpointStorage, path: str) -> None:
-    """Also one that a claimed snapshot of another job has brought along: it has become this job's."""
+    """Deletes a shared file, also one from another job's claimed snapshot, which this job owns now."""
     file, own = resolve(path), storage.location
     owner = own if own.contains(file) else shared_file_owner(file)
     check_directory(own if own.contains(file) else owner.parent)
@@ -55,10 +55,10 @@ def delete_shared_file(storage: CheckpointStorage, path: str) -> None:
 class JobCleanUp:
     """Deletes what aborted checkpoints left behind while storage failed, or all; then the directory, if empty.
 
-    What lay in it before the job's first checkpoint ``first_id`` stays, and so does what has another name than the job
-    gives. Of the job's own those below ``first_kept`` go: an earlier driver may have died while it deleted one.
-    ``directory_known``: this driver has seen the job's directory, so that its storage is away when it is missing; an
-    earlier driver may have deleted it.
+    Files from before the job's first checkpoint ``first_id`` stay, and so do files that are not named as the job names
+    its own. The job's checkpoints below ``first_kept`` are deleted: an earlier driver may have died while deleting one.
+    ``directory_known``: this driver has seen the job's directory, so if it is missing, its storage is away; otherwise
+    an earlier driver may have deleted it.
     """
 
     storage: CheckpointStorage
@@ -73,12 +73,12 @@ class JobCleanUp:
         _delete_checkpoints(self.storage, range(self.first_id, first_kept))
         _delete_shared_files(self.storage, self.first_id, keeps_nothing=self.keeps_nothing)
         release_job_directory(self.storage)
-        self.directory_known = False  # from here on it may be gone by this very attempt
+        self.directory_known = False  # from here on this attempt itself may have deleted it
         delete_job_directory(self.storage)
 
 
 def _delete_checkpoints(storage: CheckpointStorage, ids: range) -> None:
-    """Those of ``ids``, and those that are not complete."""
+    """Deletes the checkpoints of ``ids``, and those that are not complete."""
     for checkpoint_id in storage.list_checkpoints():
         if checkpoint_id in ids or not has_metadata(storage.checkpoint(checkpoint_id)):
             delete_checkpoint(storage, checkpoint_id)
@@ -93,9 +93,9 @@ def _delete_shared_files(storage: CheckpointStorage, first_id: int, *, keeps_not
 
 
 def _delete_unused_shared_files(storage: CheckpointStorage, ids: range) -> None:
-    """What was written for checkpoints of ``ids`` and none of those that are left refers to.
+    """Deletes files that were written for checkpoints of ``ids`` and that no remaining one of them refers to.
 
-    Another job may have claimed one of them and replaced it since: then files that it refers to no more are that job's.
+    Another job may have claimed one of them and replaced it since: then its unreferenced files belong to that job.
     """
     if not find_unused_shared_files(storage, ids, ()):
         return
@@ -103,14 +103,14 @@ def _delete_unused_shared_files(storage: CheckpointStorage, ids: range) -> None:
     for checkpoint_id in storage.list_checkpoints():
         if checkpoint_id in ids:
             states += open_snapshot(storage.checkpoint(checkpoint_id), own=True).metadata.states.values()
-    if read_claim(storage.location) is not None:  # looked for last: a claim of what was read is harmless
+    if read_claim(storage.location) is not None:  # checked last: a claim on a checkpoint read above is harmless
         return
     for url in find_unused_shared_files(storage, ids, states):
         delete_shared_file(storage, url)
 
 
 def find_leftovers(storage: CheckpointStorage, ids: range, states: Iterable[SubtaskState]) -> LeftoversFound:
-    """``ids`` are those that earlier drivers may have used; ``states`` those of the retained checkpoints.
+    """Lists leftovers. Earlier drivers may have used ``ids``; ``states`` are those of the retained checkpoints.
 
     Raises StorageError.
     """
@@ -126,8 +126,8 @@ def find_leftovers(storage: CheckpointStorage, ids: range, states: Iterable[Subt
 def find_unused_shared_files(storage: CheckpointStorage, ids: range, states: Iterable[SubtaskState]) -> tuple[str, ...]:
     """URLs of shared files that were written for checkpoints of ``ids`` and that no state refers to, sorted.
 
-    However its path is written, a file that is referred to is not listed; nor is one that has not the name which the
-    job gives. Raises StorageError.
+    A file that a state refers to is not listed, however its path is spelled; nor is a file that is not named as the job
+    names its shared files. Raises StorageError.
     """
     used = {resolve(file.path).url for state in states for file in state.files() if is_shared(file)}
     found = []

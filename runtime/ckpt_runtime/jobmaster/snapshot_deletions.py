@@ -1,8 +1,8 @@
-"""The one owner of deletions of a job's snapshot files: what cannot be deleted now is deleted later.
+"""The only place that deletes a job's snapshot files: a deletion that fails now is retried later.
 
-Storage that is away when a checkpoint is subsumed or aborted must not leave its files for ever. A deletion that failed
-is tried again with growing pauses, at once when a later checkpoint shows that storage answers again, and on after the
-end of the job. Decides nothing about what may be deleted: the coordinator does.
+If storage is away when a checkpoint is subsumed or aborted, its files must not stay forever. A failed deletion is
+retried with growing pauses, at once when a later checkpoint shows that storage answers again, and also after the
+end of the job. The coordinator, not this module, decides what may be deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 RETRY_BASE_MS = 500.0
 RETRY_MAX_MS = 30_000.0
 MAX_WAITING = 10_000
-"""Deletions that are remembered; beyond it the oldest is given up, with its name in the log."""
+"""Maximum number of waiting deletions; beyond it the oldest is given up and named in the log."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +34,9 @@ class _Deletion:
 
 
 class SnapshotDeletions:
-    """One job's, on its host's loop and in its pool for deletions.
+    """The deletions of one job, on its host's loop and in its pool for deletions.
 
-    ``fence`` is called in the pool before each one and raises when this driver may not delete anything (any more).
+    ``fence`` is called in the pool before each deletion and raises when this driver may not delete anything.
     """
 
     def __init__(self, host: JobHost, fence: Fence = no_fence) -> None:
@@ -51,18 +51,18 @@ class SnapshotDeletions:
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """What failed so far and waits for its next attempt."""
+        """The deletions that have failed so far and wait for their next attempt."""
         return tuple(deletion.what for deletion in self._waiting)
 
     def submit(self, what: str, delete: Callable[[], None], attempted: Callable[[], None] | None = None) -> None:
-        """Deletes in the background. ``delete`` may be called again after it failed, and then goes on.
+        """Deletes in the background. ``delete`` may be called again after a failure and then continues.
 
-        ``attempted`` is called on the loop after the first attempt, whatever came of it: nobody waits for a retry.
+        ``attempted`` is called on the loop after the first attempt, whatever its outcome: no caller waits for a retry.
         """
         self._start([_Deletion(what, delete, attempted)])
 
     def retry(self) -> None:
-        """Storage answers: tries everything that waits, now."""
+        """Retries all waiting deletions now, because storage answers."""
         waiting, self._waiting = self._waiting, []
         if self._timer is not None:
             self._timer.cancel()
@@ -71,12 +71,12 @@ class SnapshotDeletions:
             self._start(waiting)
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Calls once when nothing is being deleted or waits for it, at once if so; never after :meth:`close`."""
+        """Calls ``call`` once as soon as no deletion runs or waits, perhaps at once; never after :meth:`close`."""
         self._when_done = call
         self._check_done()
 
     def close(self) -> None:
-        """Starts nothing any more. What is left is named in the log; a later driver may delete it."""
+        """Starts no more deletions. Those left are named in the log; a later driver may do them."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -91,14 +91,14 @@ class SnapshotDeletions:
         self._host.in_pool(Pool.DELETIONS, partial(self._attempt, deletions), partial(self._attempted, deletions))
 
     def _attempt(self, deletions: list[_Deletion]) -> list[_Deletion]:
-        """In a pool thread. Returns those that failed and may succeed later."""
+        """Runs in a pool thread. Returns the deletions that failed and may succeed later."""
         return [deletion for deletion in deletions if not self._is_settled(deletion)]
 
     def _is_settled(self, deletion: _Deletion) -> bool:
         try:
             self._fence()
             deletion.delete()
-        # Gone already, by an attempt whose answer was lost.
+        # Already deleted by an attempt whose answer was lost.
         except NotFoundError:
             return True
         except (NotLeaderError, InvalidLocationError, CorruptFileError) as error:
@@ -120,7 +120,7 @@ class SnapshotDeletions:
             logger.warning("will try %d deletions again: %s", len(deletions), error)
             failed = deletions
         for deletion in deletions:
-            # Told after the first attempt only; later ones concern nobody.
+            # Called after the first attempt only; no caller waits for later ones.
             answer, deletion.attempted = deletion.attempted, None
             if answer is not None:
                 answer()
@@ -135,7 +135,7 @@ class SnapshotDeletions:
         for given_up in self._waiting[:-MAX_WAITING]:
             logger.error("gave up to %s: too many deletions wait", given_up.what)
         del self._waiting[:-MAX_WAITING]
-        # The least of the failures sets the pause: one that has failed for hours must not make a fresh one wait.
+        # The lowest failure count sets the pause: a deletion that has failed for hours must not delay a fresh one.
         least = min(deletion.failures for deletion in failed)
         pause = min(RETRY_MAX_MS, RETRY_BASE_MS * 2 ** min(least - 1, 16))
         due_ms = self._host.now().rel_ms + pause

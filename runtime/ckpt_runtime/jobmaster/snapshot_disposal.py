@@ -1,7 +1,7 @@
 """Disposes of a snapshot that a user names, also of one whose owner is dead or has ended. Blocks; raises StorageError.
 
-A claimed one goes as with a job that claims it and replaces it at once: the claim is taken over by the rule by which
-another job may have it, and the files in it go but for those that a checkpoint of an earlier owner needs.
+A claimed snapshot is treated as if a job claimed it and replaced it at once: the claim is taken over by the same rule
+as for a job, and its files are deleted except those that a checkpoint of an earlier owner needs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_direct
 def dispose_of_snapshot(
     path: str, cluster: str, written: Collection[str] = (), ended: Collection[str] = frozenset()
 ) -> None:
-    """Deletes the snapshot. After an error calling again goes on, whoever calls.
+    """Deletes the snapshot. After an error, a later call by any caller continues the deletion.
 
-    ``written`` are URLs of directories in which living jobs of this ``cluster`` write checkpoints, ``ended`` ids of its
-    jobs that do nothing more. Raises :class:`ClaimedError` while the owner of a claim is not known to be dead
-    or to have ended, and as ``dispose_of``.
+    ``written`` are URLs of directories in which living jobs of this ``cluster`` write checkpoints, ``ended`` the ids of
+    its finished jobs. Raises :class:`ClaimedError` while the owner of a claim is not known to be dead or to have
+    ended, and as ``dispose_of``.
     """
     directory = snapshot_directory(resolve(path)).real()
     claim = claim_of(directory)
@@ -41,14 +41,14 @@ def dispose_of_snapshot(
 
 
 def needs_it_no_more(owner: Claimant, cluster: str, ended: Collection[str]) -> bool:
-    """Whether it is certain that nobody acts for this owner: it is dead, or one of the ``cluster``'s ``ended`` jobs."""
+    """Whether this owner certainly acts no more: it is dead, or one of the ``cluster``'s ``ended`` jobs."""
     return is_dead(owner) or (owner.cluster == cluster and owner.job_id in ended)
 
 
 def _taken_over(
     directory: Location, claim: Claim, cluster: str, written: Collection[str], ended: Collection[str]
 ) -> JobClaims:
-    """The claims of the disposal, an owner that has no checkpoints, and with which no later driver goes on."""
+    """Claims the snapshot for the disposal, an owner without checkpoints that no later driver continues."""
     place, name = place_of_snapshot(directory), f"disposal-{secrets.token_hex(8)}"
     claimant = Claimant(name, cluster, place.child(name).url, own_mark())
 
@@ -57,6 +57,6 @@ def _taken_over(
 
     if has_metadata(directory):
         return claim_snapshot(open_snapshot(directory).metadata, claimant, written, is_over)
-    # Its owner, or an earlier disposal, has got no further: of other places nothing is known any more.
+    # The owner or an earlier disposal has already deleted the metadata: other places are no longer known.
     acquire(place, Claim(claimant, claim.snapshot), is_dead=is_over)
     return JobClaims(claimant, (place.url,))

@@ -1,6 +1,6 @@
-"""Which snapshots living jobs refer to: nobody disposes of these, or claims them. Looks, and deletes nothing.
+"""The snapshots that living jobs refer to, which must not be disposed of or claimed. Reads only, deletes nothing.
 
-A snapshot is known by its place: symbolic links, forms of a URL and ``_metadata`` lead to the same one.
+A snapshot is identified by its place: symbolic links, forms of a URL and ``_metadata`` lead to the same one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_direct
 class References:
     """What one job needs, as URLs: its own directory of ``checkpoints``, and ``snapshots`` that it may start from.
 
-    ``state`` is shown. ``is_known`` is false for a job of which nobody can tell what it needs. ``claims``: it is about
-    to claim its snapshot, as others may be; who was first, the claim itself decides. ``reason``: why it needs the
+    ``state`` is shown. ``is_known`` is false for a job whose needs are unknown. ``claims``: it is about to claim its
+    snapshot, as other jobs may be; the claim itself decides which one was first. ``reason``: why it needs the
     snapshots. ``kept_for``: the job does not run, and its snapshots are kept for the next job of this lineage, which
     may claim them.
     """
@@ -60,9 +60,9 @@ class _Place:
 
 
 class SnapshotReferences:
-    """``living`` tells what all jobs refer to that may still run, ``ended`` the ids of those that do nothing more.
+    """``living`` gives the references of all jobs that may still run, ``ended`` the ids of finished jobs.
 
-    Lives on one event loop; looks in the pool that ``paths`` gives for a URL.
+    Runs on one event loop; reads storage in the pool that ``paths`` gives for a URL.
     """
 
     def __init__(
@@ -77,10 +77,11 @@ class SnapshotReferences:
         self._disposing: list[Identity] = []
 
     async def begin_disposal(self, path: str, cluster: str) -> Identity:
-        """From here on, until :meth:`end_disposal` of what it returns, no job may start from the snapshot.
+        """Prevents jobs from starting from the snapshot until :meth:`end_disposal` of the returned identity.
 
-        ``cluster`` is this one as claims name it. Raises :class:`SnapshotInUse` naming a job that refers to it,
-        :class:`SnapshotNotFound` for a directory that is none, and :class:`StorageError` for an unusable path.
+        ``cluster`` is this cluster's name in claims. Raises :class:`SnapshotInUse` naming a job that refers to the
+        snapshot, :class:`SnapshotNotFound` for a directory that is not one, and :class:`StorageError` for an unusable
+        path.
         """
         check = partial(self._check_stored, path, cluster, self._ended())
         await asyncio.get_running_loop().run_in_executor(self._paths(path), check)
@@ -91,12 +92,12 @@ class SnapshotReferences:
     async def claim(
         self, snapshot: CompletedCheckpoint, job_id: str, directory: str, cluster: str, lineage: str | None = None
     ) -> JobClaims:
-        """Makes a snapshot the job's, which is of ``lineage`` and whose checkpoints go below ``directory``.
+        """Claims a snapshot for a job of ``lineage`` whose checkpoints are written below ``directory``.
 
         Raises :class:`SnapshotInUse`, and :class:`StorageError` for a snapshot that cannot be claimed.
         """
         path = snapshot.directory
-        # With high availability another driver may go on with the job: the end of this one proves nothing.
+        # With high availability another driver may recover the job: the end of this process proves nothing.
         process = own_mark() if cluster.startswith(SESSION_PREFIX) else None
         written = await self.check_claimable(path, job_id, lineage)
 
@@ -110,7 +111,7 @@ class SnapshotReferences:
             raise self._claimed_by(path, "claimed", error, cluster) from error
 
     async def check_claimable(self, path: str, job_id: str, lineage: str | None = None) -> tuple[str, ...]:
-        """Whether no other living job needs the snapshot that a job is to claim. Raises as :meth:`begin_disposal`.
+        """Checks that no other living job needs the snapshot to be claimed. Raises as :meth:`begin_disposal`.
 
         Returns the directories in which living jobs write checkpoints.
         """
@@ -139,7 +140,7 @@ class SnapshotReferences:
         return target
 
     async def _places(self, urls: Iterable[str]) -> dict[str, _Place | None]:
-        """None for what cannot be looked at. Raises :class:`StorageError` when an address does not answer.
+        """Finds the places of URLs, None for unreadable ones. Raises :class:`StorageError` if an address is silent.
 
         Two spellings of an address may lead to one place, so none of them is left out.
         """
@@ -153,7 +154,7 @@ class SnapshotReferences:
         return {url: place for places in found for url, place in places.items()}
 
     def _claimed_by(self, path: str, wish: str, error: ClaimedError, cluster: str) -> SnapshotInUse:
-        """What to answer: who has claimed the snapshot, what is known of that job, and what can be done."""
+        """The error with the job that has claimed the snapshot, what is known of that job, and what can be done."""
         owner = error.claim.owner
         states = {job.job_id: job.state for job in self._living()}
         if owner.cluster != cluster:
@@ -164,7 +165,7 @@ class SnapshotReferences:
         return SnapshotInUse(path, owner.job_id, state, f"it has claimed the snapshot; {way_out}", wish)
 
     def _check_stored(self, path: str, cluster: str, ended: Collection[str]) -> None:
-        """What the directories themselves say: whether it is a snapshot, and whom it belongs to."""
+        """Checks in storage that the path is a snapshot and that no other job owns it."""
         directory = snapshot_directory(resolve(path)).real()
         place, claim = place_of_snapshot(directory), claim_of(directory)
         something = has_metadata(directory) or read_entry(directory) is not None or claim is not None
@@ -203,7 +204,7 @@ def _place(url: str) -> _Place:
 
 
 def _places(urls: Iterable[str]) -> dict[str, _Place | None]:
-    """None for what cannot be looked at."""
+    """Finds the place of each URL, None for an unreadable one."""
     found: dict[str, _Place | None] = {}
     for url in urls:
         try:

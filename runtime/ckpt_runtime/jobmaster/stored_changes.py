@@ -1,4 +1,4 @@
-"""Changes of what is stored of a living job, its settings and plan: how each is made, and what its outcome means."""
+"""Changes of a living job's stored settings and plan: how each is made, and what its outcome means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Order = core.StoreOverrides | core.SettleOverrides | core.StorePlan | core.Settl
 
 
 def carry_out(record: JobRecord, order: Order) -> JobInput:
-    """Belongs into a pool thread. Raises what :func:`unconfirmed` is for, and NotLeaderError."""
+    """Makes the change; call it in a pool thread. Raises NotLeaderError, and errors that :func:`unconfirmed` maps."""
     match order:
         case core.StoreOverrides(request_id, change):
             crash_point("patch-before")
@@ -37,7 +37,7 @@ def carry_out(record: JobRecord, order: Order) -> JobInput:
 
 
 def unconfirmed(order: Order, error: Exception) -> JobInput:
-    """What an error of :func:`carry_out`, or of its pool, means."""
+    """Maps an error of :func:`carry_out`, or of its pool, to an event."""
     match error:
         case CheckpointConfigurationError():
             return core.OverridesRefused(order.request_id, str(error))
@@ -50,7 +50,7 @@ def unconfirmed(order: Order, error: Exception) -> JobInput:
 
 
 def pause_before_ms(order: Order) -> float:
-    """Longer with each attempt; what is settled has more time."""
+    """The pause in milliseconds, longer with each attempt; settling an unknown outcome may take longer."""
     if isinstance(order, core.StoreOverrides | core.StorePlan):
         return order.attempt * UNKNOWN_PAUSE_MS
     return float(min(_SETTLE_PAUSE_MS, UNKNOWN_PAUSE_MS * 2 ** min(order.attempt + 1, 10)))

@@ -1,4 +1,4 @@
-"""Puts a submitted job into the high-availability directory before its submission is acknowledged. Blocking calls."""
+"""Stores a submitted job in the high-availability directory before its submission is acknowledged. Blocking calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAUSE_S = 0.2
 
 
 def store_job(store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
-    """Stores a new job. An unknown outcome is settled by storing it again, which finds what is there.
+    """Stores a new job. An unknown outcome is settled by storing it again, which detects an existing copy.
 
     Raises NotReady when the job is not stored (then it leaves no trace), when that is unknown, or when another driver
     may have looked for jobs before this one was stored.
@@ -54,7 +54,7 @@ def store_job(store: HaStore, submission: JobSubmission, first_checkpoint_id: in
 
 
 def _is_same(stored: StoredJob, job: StoredJob) -> bool:
-    """Compares what is written: tuples are lists then."""
+    """Compares the JSON forms, in which tuples are lists."""
     expected = replace(job, epoch=stored.epoch, archive_checksum=stored.archive_checksum)
     return json.dumps(stored.to_json(), sort_keys=True) == json.dumps(expected.to_json(), sort_keys=True)
 

@@ -1,4 +1,4 @@
-"""What a job starts from: a submission, or what an earlier driver left of it. Plain data; its stored form too."""
+"""The data that a job starts from: a submission, or its state left by an earlier driver. Also its stored form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ckpt_runtime.storage.job_store import StoredJob
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """What happened to a job under earlier drivers; the default is that of a new one.
+    """What happened to a job under earlier drivers; the defaults are those of a new job.
 
     ``overrides`` is the stored text (FLIP-571). Ids from ``first_checkpoint_id`` on are the job's own, and those below
     ``next_checkpoint_id`` may have been used, as may attempts below ``next_attempt``. ``savepoint_id`` is that of the
@@ -47,7 +47,7 @@ class JobHistory:
 
 
 class StoredProperties(Struct):
-    """What :meth:`JobSubmission.to_stored` adds to a stored plan."""
+    """The properties that :meth:`JobSubmission.to_stored` adds to a stored plan."""
 
     program_id: str
     entry: str
@@ -61,18 +61,18 @@ class StoredProperties(Struct):
     defaults: dict[str, str] | None = None
     lineage: LineagePlace | None = None
     cluster_configuration: dict[str, str] = {}
-    """Of earlier versions, see :func:`~ckpt_runtime.jobmaster.job_record.cluster_options`."""
+    """Written by earlier versions, see :func:`~ckpt_runtime.jobmaster.job_record.cluster_options`."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSubmission:
     """Everything that a job starts from.
 
-    ``own`` is the job's configuration: what its pipeline set, under what came with the request or later. ``defaults``
-    are the cluster's options, under it.
-    ``archive`` is the zip of the pipeline's files. ``ended_jobs`` took the savepoint, or had its sinks before, and are
-    known to write no more. ``claims`` are what makes the savepoint the job's, with CLAIM. ``lineage`` is None for the
-    first job of one.
+    ``own`` is the job's configuration: options of the request or of later changes override those that its pipeline
+    set. ``defaults`` are the cluster's options, which ``own`` overrides.
+    ``archive`` is the zip of the pipeline's files. ``ended_jobs`` took the savepoint, or had its sinks before, and
+    certainly do not write any more. ``claims`` make the job the owner of the savepoint, with CLAIM. ``lineage`` is None
+    for the first job of a lineage.
     """
 
     job_id: str
@@ -102,7 +102,7 @@ class JobSubmission:
 
     @property
     def configuration(self) -> Configuration:
-        """The job's own over the cluster's."""
+        """The job's own options over the cluster's."""
         return Configuration.merge(self.defaults, self.own.given)
 
     @property
@@ -112,11 +112,11 @@ class JobSubmission:
 
     @property
     def seed(self) -> str:
-        """No other submission's, also under the same job id, and the same under later drivers."""
+        """A text unique to this submission, even under the same job id, and stable under later drivers."""
         return f"{self.job_id}@{self.submitted_at_ms}"
 
     def to_stored(self, first_checkpoint_id: int) -> StoredJob:
-        """The execution plan as it is kept; the archive lies beside it."""
+        """The execution plan in its stored form; the archive is stored beside it."""
         properties = StoredProperties(
             program_id=self.program_id,
             entry=self.entry,
@@ -171,7 +171,7 @@ def submission_of(
 
 
 def options_of_jobs(configuration: Configuration) -> dict[str, str]:
-    """What decides how the job runs. Options of the cluster itself are each driver's own; secrets are never stored."""
+    """The options that affect how jobs run. Each driver has its own cluster options; secrets are never stored."""
 
     def concerns_jobs(key: str) -> bool:
         option = find_option(key)

@@ -1,4 +1,4 @@
-"""What was asked to be started under which job id: the same request twice starts one job, and a retired id starts none.
+"""The submission requests by job id: the same request twice starts one job, and a retired id starts none.
 
 A request to start a job may be delayed for a long time. A client that gives up on it and is about to start another job
 in its place retires the job id first: from then on no job starts under that id, on this driver or, with high
@@ -19,7 +19,7 @@ from ckpt_runtime.storage.retired_ids import RetiredIdStore
 
 
 class JobIdRetired(Conflict):
-    """Somebody has given up what this request was to start."""
+    """The request's job id was retired because a client gave up on starting the job."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"The job id {job_id} is retired: nothing is started with it any more; choose another one")
@@ -33,7 +33,7 @@ class JobStillRunning(Conflict):
 
 
 class Submissions:
-    """Every method belongs to the driver's event loop."""
+    """All methods run on the driver's event loop."""
 
     def __init__(self) -> None:
         self._requests: dict[str, RunRequest] = {}
@@ -42,24 +42,24 @@ class Submissions:
         self._store: RetiredIdStore | None = None
 
     async def take_over(self, store: RetiredIdStore) -> None:
-        """Goes on with what earlier drivers retired. Raises StorageError for a directory that cannot be read."""
+        """Adopts the ids that earlier drivers retired. Raises StorageError for an unreadable directory."""
         self._retired |= await asyncio.to_thread(store.adopt)
         self._store = store
 
     def known(self, job_id: str) -> RunRequest | None:
-        """How a job was submitted, or is being submitted."""
+        """The request by which a job was, or is being, submitted."""
         return self._requests.get(job_id)
 
     def remember(self, job_id: str, request: RunRequest) -> None:
-        """Of a job that an earlier driver has accepted."""
+        """Remembers the request of a job that an earlier driver accepted."""
         self._requests[job_id] = request
 
     def forget(self, job_id: str) -> None:
-        """Of a job that ended long ago."""
+        """Forgets the request of a job that ended long ago."""
         self._requests.pop(job_id, None)
 
     def in_progress(self) -> Iterator[tuple[str, RunRequest]]:
-        """What has no job yet."""
+        """The requests that have no job yet."""
         return ((job_id, self._requests[job_id]) for job_id in self._submitting)
 
     def check_not_retired(self, job_id: str) -> None:
@@ -81,10 +81,10 @@ class Submissions:
                 raise JobAlreadyExists(job_id)
             submitting = self._submitting.get(job_id)
             if submitting is not None:
-                # Shielded: who gives up waiting must not cancel what the first one submits.
+                # Shielded: a waiter that gives up must not cancel the first caller's submission.
                 await asyncio.shield(submitting)
             return
-        # Before anything is awaited: the same request that comes meanwhile must find it.
+        # Before anything is awaited: an identical request that comes meanwhile must find it.
         self._requests[job_id] = request
         done = self._submitting[job_id] = asyncio.get_running_loop().create_future()
         try:
@@ -92,7 +92,7 @@ class Submissions:
         except BaseException as error:
             del self._requests[job_id]
             done.set_exception(error)
-            # Looked at, or the loop would complain about an error that nobody has waited for.
+            # Retrieved, or the loop would report an exception that was never awaited.
             done.exception()
             raise
         finally:
@@ -103,15 +103,15 @@ class Submissions:
     # --- retired ids
 
     def retired(self) -> Mapping[str, int]:
-        """The ids, with since when."""
+        """The retired ids with the times of retirement, in milliseconds since the epoch."""
         return dict(self._retired)
 
     async def retire(self, job_id: str, lives: Callable[[str], bool], now_ms: int, storage: Executor) -> None:
-        """What is being submitted under the id is waited for. Again is fine.
+        """Retires the id after waiting for any submission under it in progress. Repeating the call is fine.
 
         Raises JobStillRunning, and NotReady when it is not sure that a later driver will know.
         """
-        # A loop: while this one is waited for, the next may have begun.
+        # A loop: while one submission is awaited, the next may have begun.
         while (submitting := self._submitting.get(job_id)) is not None:
             await asyncio.wait((submitting,))
         if lives(job_id):

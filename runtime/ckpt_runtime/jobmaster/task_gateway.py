@@ -1,4 +1,4 @@
-"""The job master's side of the talk with workers: which subtasks are in which slot, and what is said to and by them."""
+"""The job master's side of communication with workers: which slot runs which subtasks, and the messages of both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one worker was given."""
+    """The part of the deployment that one worker was given."""
 
     slot: Slot
     worker: Worker
@@ -50,7 +50,7 @@ class TaskGateway:
         self.deployment = -1
 
     def close(self) -> None:
-        """Nothing more is deployed; the archive goes."""
+        """Drops the archive, since nothing more is deployed."""
         self.archive = b""
 
     def deploy(self, slots: Sequence[Slot], job: JobDescriptor, deployments: Sequence[Deployment]) -> None:
@@ -65,7 +65,7 @@ class TaskGateway:
             worker = slot.worker
             assert worker is not None
             worker.used = True
-            # Each process gets these once: they may be large, and a restart in place should take milliseconds.
+            # Sent once to each process: they may be large, and an in-place restart should take milliseconds.
             worker_id = worker.worker_id
             sent_job = None if worker_id in self._sent_job else job
             archive = None if worker_id in self._sent_archive else self.archive
@@ -80,7 +80,7 @@ class TaskGateway:
         return subtask < len(self._parts) and self._parts[subtask].lives
 
     def note_failure(self, subtask: int) -> None:
-        """What the worker runs has failed in it."""
+        """Counts a failure of a subtask in the worker."""
         if self.lives(subtask):
             self._parts[subtask].worker.failures += 1
 
@@ -89,12 +89,12 @@ class TaskGateway:
         return self._indexes.get(slot)
 
     def sender_of(self, slot: Slot, message: DeploymentMessage) -> int | None:
-        """The subtask index of the worker that said this; None when it speaks of an earlier deployment.
+        """The subtask index of the message's sender; None when it belongs to an earlier deployment or a lost worker.
 
-        Raises MalformedMessageError when it names a subtask that it was not given.
+        Raises MalformedMessageError when the message names a subtask that the worker was not given.
         """
         index = self.index_of(slot)
-        # Messages of the deployment before may still be on their way, from the very same process.
+        # Messages of the previous deployment may still arrive, from the same process.
         if message.deployment != self.deployment or index is None or not self.lives(index):
             return None
         named: list[SubtaskKey] = []
@@ -118,7 +118,7 @@ class TaskGateway:
     def trigger(
         self, checkpoint_id: int, timestamp: int, options: CheckpointOptions, tasks: Iterable[ExecutionId]
     ) -> bool:
-        """False when a trigger could not be delivered."""
+        """Triggers the checkpoint; returns False when a trigger could not be delivered."""
         return self._send_by_slot(TriggerCheckpoint(self.deployment, (), checkpoint_id, timestamp, options), tasks)
 
     def complete(self, checkpoint_id: int, tasks: Iterable[ExecutionId]) -> None:
@@ -136,7 +136,7 @@ class TaskGateway:
         by_slot: dict[int, list[SubtaskKey]] = {}
         for task in tasks:
             by_slot.setdefault(task.subtask, []).append(task.key)
-        # A list and no generator: all() must not stop sending at the first that is gone.
+        # A list, not a generator: all() must not stop sending at the first lost worker.
         delivered = [
             self._send(subtask, msgspec.structs.replace(message, tasks=tuple(addressed)))
             for subtask, addressed in by_slot.items()

@@ -24,7 +24,7 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 class WorkerQuestions:
-    """Those that have no answer yet."""
+    """The questions that have no answer yet."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -39,7 +39,7 @@ class WorkerQuestions:
         answer: type[A],
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> A:
-        """``question`` makes the message from its number. Raises NotReady when the worker says nothing or is lost."""
+        """``question`` makes the message from its number. Raises NotReady if the worker is silent or lost."""
         number = next(self._numbers)
         future: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
         self._open[number] = (peer, answer, future)
@@ -56,7 +56,7 @@ class WorkerQuestions:
         return given
 
     def answered(self, peer: AnyPeer, answer: WorkerAnswer) -> None:
-        """One that comes too late is dropped. Raises MalformedMessageError for one that the peer was not asked for."""
+        """Takes an answer; a late one is dropped. Raises MalformedMessageError if the peer was not asked for it."""
         if answer.question not in self._open:
             return
         asked, expected, future = self._open[answer.question]
@@ -66,7 +66,7 @@ class WorkerQuestions:
             future.set_result(answer)
 
     def lost(self, peer: AnyPeer) -> None:
-        """Its answers will not come."""
+        """Fails the questions to a lost peer with NotReady."""
         for asked, _, future in self._open.values():
             if asked is peer and not future.done():
                 future.set_exception(NotReady(f"worker {asked.registration.worker} was lost"))
