@@ -25,7 +25,7 @@ _MAX_ADDRESSES = 16
 
 
 class AddressPools:
-    """For a URL that a user names, the pool of its address: an address that hangs blocks calls to no other one.
+    """Gives the pool for the address of a URL that a user names: an address that hangs blocks no other one.
 
     Thread-safe.
     """

@@ -17,7 +17,7 @@ class JobSlots:
 
     def __init__(self, host: JobHost, owner: SlotOwner, tell: Callable[[JobInput], None]) -> None:
         self.held: list[Slot] = []
-        """In deployment order: slot ``i`` hosts subtask ``i`` of every vertex."""
+        """The slots in deployment order: slot ``i`` hosts subtask ``i`` of every vertex."""
         self._host = host
         self._owner = owner
         self._tell = tell

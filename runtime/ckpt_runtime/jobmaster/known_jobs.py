@@ -164,7 +164,7 @@ class KnownJobs:
         )
 
     def stop_looking(self) -> None:
-        """From now on no job that could not be recovered is looked for again."""
+        """Stops looking for jobs that could not be recovered."""
         self._stranded.close()
 
     def suspend_all(self, *, fenced: bool) -> None:

@@ -101,7 +101,7 @@ class Planner:
     async def preview(
         self, program: StoredProgram, request: RunRequest, snapshot: CompletedCheckpoint | None
     ) -> PlanPreview:
-        """What a submission would run, and how the snapshot fits. Raises as a submission, except for a misfit."""
+        """Shows what a submission would run and how the snapshot fits. Raises as a submission, except for a misfit."""
         given = given_configuration(request)
         planned = planning_configuration(given, snapshot, request)
         result = await self._result(program, request, planned)

@@ -76,7 +76,7 @@ class SnapshotDeletions:
         self._check_done()
 
     def close(self) -> None:
-        """Starts no more deletions. Those left are named in the log; a later driver may do them."""
+        """Starts no more deletions. The waiting ones are named in the log; a later driver may perform them."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -41,7 +41,7 @@ def dispose_of_snapshot(
 
 
 def needs_it_no_more(owner: Claimant, cluster: str, ended: Collection[str]) -> bool:
-    """Whether this owner certainly acts no more: it is dead, or one of the ``cluster``'s ``ended`` jobs."""
+    """Whether this owner certainly no longer acts: it is dead, or one of the ``cluster``'s ``ended`` jobs."""
     return is_dead(owner) or (owner.cluster == cluster and owner.job_id in ended)
 
 

@@ -499,7 +499,7 @@ class StorageEffects:
         return lambda: self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory, claimed=True))
 
     def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
-        """May run again when it succeeded but was not recorded: an ended job's directory goes with its claim."""
+        """Disposes of a snapshot; may run again if the success was not recorded, when its place may already be gone."""
         place = place_of_snapshot(disposal.directory)
         if place == disposal.directory or is_directory(place):
             disposal.execute()

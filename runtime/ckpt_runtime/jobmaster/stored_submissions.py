@@ -60,7 +60,7 @@ def _is_same(stored: StoredJob, job: StoredJob) -> bool:
 
 
 def forget_result(store: HaStore, job_id: str) -> None:
-    """Drops the result of a job that ended long ago; one that cannot be dropped now is found by the next driver."""
+    """Drops the result of a job that ended long ago; if that fails, the next driver finds the result."""
     try:
         if job_id not in store.jobs.list_ids():
             store.results.remove(job_id)

@@ -71,7 +71,7 @@ class JobSubmission:
     ``own`` is the job's configuration: options of the request or of later changes override those that its pipeline
     set. ``defaults`` are the cluster's options, which ``own`` overrides.
     ``archive`` is the zip of the pipeline's files. ``ended_jobs`` took the savepoint, or had its sinks before, and
-    certainly do not write any more. ``claims`` make the job the owner of the savepoint, with CLAIM. ``lineage`` is None
+    certainly no longer write. ``claims`` make the job the owner of the savepoint, with CLAIM. ``lineage`` is None
     for the first job of a lineage.
     """
 
