@@ -161,7 +161,7 @@ class JobMaster:
         self._shell.tell(job_on.CancelRequested())
 
     def clean_up_after(self, status: JobStatus, *, retain: bool = False) -> None:
-        """Finishes the clean-up of a job that ended as ``status`` under an earlier driver, which died before."""
+        """Finishes the clean-up of a job that ended as ``status`` under an earlier driver that did not complete it."""
         if retain:
             self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.clean_up_after(status)

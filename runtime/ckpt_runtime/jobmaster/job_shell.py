@@ -333,7 +333,7 @@ class JobShell:
     # --- the owner of slots: losses and messages of workers
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
-        """Fails the lost worker's tasks. A late call does nothing if a new deployment has another worker there."""
+        """Fails the lost worker's tasks. A late call fails none if a new deployment has another worker there."""
         index = self._tasks.index_of(slot)
         if index is not None and not self._tasks.lives(index):
             cause = FailureInfo("WorkerLostException", reason)
