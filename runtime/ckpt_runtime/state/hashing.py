@@ -52,7 +52,7 @@ def hash_columns(batch: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np.u
 
 
 def hash_arrays(arrays: Sequence[pa.Array], names: Sequence[str]) -> npt.NDArray[np.uint64]:
-    """The same over arrays; ``names`` are for messages."""
+    """The same for arrays; ``names`` are for messages."""
     result = _hash_array(arrays[0], names[0])
     for array, name in zip(arrays[1:], names[1:], strict=True):
         combine_hashes(result, read_only(_hash_array(array, name)))

@@ -1,7 +1,7 @@
 """Rows as bytes and back, a column at a time: keys in an index, keys and rows in a database. Pure.
 
-The form is that of ``kernels/key_codec_kernels.py``; equal keys have equal bytes. Rows that come from
-storage are checked before they are decoded, because the kernels check no bounds.
+The form is that of ``kernels/key_codec_kernels.py``; equal keys have equal bytes. Rows that come from storage are
+checked before they are decoded, because the kernels check no bounds.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class SnapshotFile(AbstractContextManager["SnapshotFile"], Protocol):
 
 
 class SnapshotFiles(Protocol):
-    """Opens the new files of one snapshot, from any thread; one thread uses a file. Raises the storage's OSError."""
+    """Opens the new files of one snapshot, from any thread; a file is used by one. Raises the storage's OSError."""
 
     def private(self, suffix: str = "") -> SnapshotFile:
         """A file that is deleted with this snapshot. With a suffix it is for other tools, and never inside a handle."""

@@ -1,4 +1,4 @@
-"""The interfaces that operators use: keyed states by kind, and the values with which they ask for one.
+"""The interfaces that operators use: keyed states by kind, and the parameters with which they request one.
 
 Vectorised operators work on a batch in one call (:class:`KeyedAggregates`, :class:`KeyedRows`). User code reads and
 writes key by key (:class:`KeyedValues`, :class:`KeyedLists`, :class:`KeyedMaps`, :class:`KeyedTimers`): the operator
@@ -168,7 +168,7 @@ class KeyedAggregates(Protocol):
 
 
 class KeyedRowBuffer(Protocol):
-    """The rows of one side of :class:`KeyedRows`, in the order in which they came."""
+    """The rows of one side of :class:`KeyedRows`, in order of arrival."""
 
     spec: RowBufferSpec
 
@@ -197,7 +197,7 @@ class KeyedRowBuffer(Protocol):
     def expired(self, bound: int) -> Iterator[AnyArray]:
         """Removes rows whose event time is at most ``bound`` (own unit); yields the numbers of those without a match.
 
-        The numbers come in several arrays. Each array is valid until the next one is asked for; so are slots.
+        The numbers come in several arrays. An array, and all slots, are valid until the next array is asked for.
         """
 
     def take(self, rows: AnyArray, wanted: Sequence[int]) -> list[pa.Array]:
@@ -217,7 +217,7 @@ class KeyedRows(Protocol):
         """The slot of each row's key; from this call on, the rows of these keys are in memory."""
 
     def take_all(self) -> Iterator[pa.RecordBatch]:
-        """Removes and returns the rows of all sides, side by side and in order, in parts that split no key."""
+        """Removes and returns all rows, one side after the other and in order, in parts that split no key."""
 
     def compact_if_due(self) -> None:
         """Frees the memory of removed rows when it is worth it: constant work per row. Call it after each batch."""

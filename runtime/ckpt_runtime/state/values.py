@@ -1,10 +1,10 @@
-"""Python values of state fields: checks on writing, and the way to Arrow columns and back.
+"""Python values of state fields: checks on writing, and conversion to Arrow columns and back.
 
-A state returns canonical Python values, as Spark's does: int, bool, float, str, bytes, Decimal, date,
-datetime without a zone (UTC where the field has one), timedelta, list, dict, and ``pyspark.sql.Row`` for nested
-structs. Writing accepts these, their NumPy scalars, and the values that Spark converts: numbers as text, text as
-bytes, a datetime as a date; for structs anything with the right number of entries (by position), a dict or an object
-(by name).
+A state returns canonical Python values, as Spark's does: int, bool, float, str, bytes, Decimal, date, datetime without
+a zone (UTC where the field has one), timedelta, list, dict, and ``pyspark.sql.Row`` for nested structs. Writing accepts
+these, their NumPy scalars, and the values that Spark converts: numbers as text, text as bytes, a datetime as a date;
+for structs anything with the right number of entries (by position), a dict or an object (by name).
+
 Where Spark silently wraps or nulls, writing raises :class:`StateValueTypeError` or :class:`StateValueError` naming
 state, field and value.
 """
@@ -128,7 +128,7 @@ def _plain_scalar(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dt.datetime) and hasattr(value, "to_pydatetime"):
-        # NaT is an instance of datetime without a date: no stored value could represent it.
+        # NaT is an instance of datetime but has no date and time: no stored value could represent it.
         return value.to_pydatetime() if value == value else _NOT_A_TIME
     if isinstance(value, dt.timedelta) and hasattr(value, "to_pytimedelta"):
         return value.to_pytimedelta()
@@ -382,7 +382,7 @@ def canonical_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class _NegativeZero(float):
-    """-0.0 inside a key of a map, where Spark tells it from 0.0. Readers get a plain -0.0."""
+    """-0.0 inside a key of a map, where Spark distinguishes it from 0.0. Readers get a plain -0.0."""
 
     __slots__ = ()
 

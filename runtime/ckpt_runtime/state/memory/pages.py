@@ -3,7 +3,7 @@
 A file is a run of *sections*, one per named state. A section is a run of *key-group blocks* in key-group order, empty
 groups left out. A block is a run of Arrow IPC record batch messages (encapsulated form: continuation marker, metadata
 length, metadata, body; 8-byte aligned relative to the block) with stored rows, without schema messages and
-uncompressed. Offsets of blocks count from the file's start and stand in
+uncompressed. Offsets of blocks count from the file's start and are stored in
 :class:`~ckpt_runtime.checkpoint.state_handles.KeyedSection`, with the state's descriptor.
 """
 

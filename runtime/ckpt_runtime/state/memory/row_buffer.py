@@ -242,7 +242,7 @@ class RowBuffers:
         side.append(batch, self.slots_of([batch.column(key) for key in side.spec.keys]), matched)
 
     def take_all(self) -> Iterator[pa.RecordBatch]:
-        """Removes and returns the rows of all sides, side by side and in order, in parts that split no key."""
+        """Removes and returns all rows, one side after the other and in order, in parts that split no key."""
         taken = [[batch for batch, _ in side.living()] for side in self.sides]
         self._index = key_index(self._key_schema)
         for side in self.sides:

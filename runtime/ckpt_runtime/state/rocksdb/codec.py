@@ -55,7 +55,7 @@ class SplitList(NamedTuple):
     next: int
 
     def encode(self) -> bytes:
-        """As an entry."""
+        """The encoded entry."""
         return SPLIT + _encode((self.elements, self.next))
 
     @classmethod

@@ -67,7 +67,7 @@ class StoredCollection(RocksDBState):
                     yield found.key, found.entry
 
     def rows_of(self, key: Key) -> Iterator[Row]:
-        """The live rows of a split entry as they are now, a few at a time."""
+        """The live rows of a split entry as of this call, a few at a time."""
         parts = self._elements.of(key)
         now = None if self.ttl is None else self.ttl.now_ms()
         return (row for _, rows in parts for row in rows if now is None or row[-1] > now)
