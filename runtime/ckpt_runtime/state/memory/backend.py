@@ -73,7 +73,7 @@ class MemorySnapshot:
 
 
 class MemoryKeyedStateBackend(TableBackend):
-    """See the module. ``uid`` is the operator's, for messages."""
+    """See the module docstring. ``uid`` is the operator's, for messages."""
 
     def __init__(self, key_groups: KeyGroupRange, max_parallelism: int, uid: str = "") -> None:
         self.key_groups = key_groups

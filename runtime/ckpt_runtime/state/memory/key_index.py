@@ -63,7 +63,7 @@ class KeyIndex(ABC):
 
     @property
     def size(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return int(self._counters[KEYS])
 
     @abstractmethod
@@ -111,7 +111,7 @@ def grown(array: AnyArray, capacity: int, used: int) -> AnyArray:
 
 
 def capacity_for(present: int, needed: int) -> int:
-    """Doubles until ``needed`` fits."""
+    """The present capacity, or the next power of two if ``needed`` exceeds it."""
     return present if needed <= present else 1 << (needed - 1).bit_length()
 
 

@@ -51,7 +51,7 @@ class FrozenView(Generic[K, V]):
 
 
 class LayeredDict(Generic[K, V]):
-    """See the module."""
+    """See the module docstring."""
 
     def __init__(self) -> None:
         self._layers: list[dict[K, V]] = [{}]

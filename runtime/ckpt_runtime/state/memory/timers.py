@@ -21,7 +21,7 @@ _TIME_SCHEMA = pa.schema([pa.field(stored_rows.TIME, pa.int64(), nullable=False)
 
 
 class TimerQueue(MemoryState):
-    """See the module."""
+    """See the module docstring."""
 
     kind = "timers"
 

@@ -81,7 +81,7 @@ def _local_copies(configuration: Configuration, parameters: BackendParameters) -
 
 
 class RocksDBKeyedStateBackend(TableBackend):
-    """See the module."""
+    """See the module docstring."""
 
     values_class = StoredValues
     lists_class = StoredLists

@@ -1,6 +1,6 @@
 """The states that a database holds: their ids, and the schemas in which entries may have been written. Pure.
 
-The catalog is part of every snapshot, as JSON in the handle. Ids are ascending, and valid in one database only: when
+The catalog is part of every snapshot, as JSON in the handle. Ids ascend, and are valid in one database only: when
 several are merged, each has its own catalog.
 """
 

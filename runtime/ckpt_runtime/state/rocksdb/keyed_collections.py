@@ -96,7 +96,7 @@ class StoredCollection(RocksDBState):
         place = (found.key, found.tail)
         rows = self._elements.get(place)
         head = self._entries.get(found.key)
-        if rows is None or type(head) is not SplitList:  # removed, but not in the database
+        if rows is None or type(head) is not SplitList:  # already removed, but not yet in the database
             return
         live = [row for row in rows if row[-1] > now]
         if not live:
