@@ -1,8 +1,8 @@
 """The state in snapshots as Spark DataFrames: ``spark.read.format("ckpt-state")``.
 
-Spark looks for data sources in packages whose names begin with ``pyspark_``, so that the format is there wherever this
-package is installed. Importing it registers the format in the active session, too, for packages that came in otherwise
-(``--py-files``).
+Spark looks for data sources in packages whose names begin with ``pyspark_``, so the format is available wherever this
+package is installed. Importing it also registers the format in the active session, for packages that were added in
+other ways (``--py-files``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["DefaultSource"]
 def _register() -> None:
     session = SparkSession.getActiveSession()
     if session is not None:
-        # What Spark has found itself cannot be registered again.
+        # A source that Spark has found itself cannot be registered again.
         with suppress(AnalysisException):
             session.dataSource.register(DefaultSource)
 

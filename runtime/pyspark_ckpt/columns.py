@@ -1,8 +1,8 @@
 """A state as a table: the columns of a DataFrame from stored rows, and back.
 
 ``key_group``, then the structs ``key``, ``user_key`` (of a map) and ``value`` (of an aggregate: its stored columns),
-then ``time``, ``matched`` and ``expires_at`` where the state has them. Types that Spark does not have become the next
-one that holds all their values.
+then ``time``, ``matched`` and ``expires_at`` where the state has them. Types that Spark lacks become the
+closest Spark type that holds all their values.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _COLUMNS_OF = {
     "map": ("key", "user_key", "value"),
     "timers": ("key", TIME),
 }
-"""Of the kinds of state that a table alone describes. Those with values may have ``expires_at``, too."""
+"""The columns of the kinds of state that a table fully describes. Those with values may also have ``expires_at``."""
 
 
 class UnsupportedColumnError(TypeError):
-    """A column of a state has a type that no Spark type holds."""
+    """A column of a state has a type that no Spark type can represent."""
 
 
 class TableError(ValueError):
-    """A table has not the columns or the values that a state has."""
+    """A table does not have the columns or the values that the state requires."""
 
 
 def new_stored_schema(kind: str, table: StructType) -> pa.Schema:
@@ -109,7 +109,7 @@ class StateColumns:
     def check_table(self, table: StructType) -> None:
         """Raises :class:`TableError` unless a table has these columns; ``key_group`` may be missing.
 
-        Numbers may have other types, and fields of structs any order. Whether the values fit is seen when they come.
+        Numbers may have other types, and fields of structs any order. Values are checked when they are written.
         """
         wanted = {name: None if name in _PLAIN else [*members] for name, members in self._parts.items()}
         found = {
@@ -160,11 +160,11 @@ _FAMILIES = (
     pa.types.is_timestamp,
     pa.types.is_duration,
 )
-"""Of types whose values are converted into each other. Arrow would also take a timestamp for a number, say."""
+"""Families of types whose values are converted to each other. Arrow would also cast a timestamp to a number."""
 
 
 def _is_taken_for(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column of this type may be given for one of the state, which is one that Spark has."""
+    """Whether a column of this type is accepted for a column of the state, whose type is one that Spark has."""
     if pa.types.is_null(kind):
         return True
     if pa.types.is_struct(wanted):
@@ -188,7 +188,7 @@ def _fitting(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _check_nulls(values: pa.Array, field: pa.Field, path: str) -> None:
-    """Raises :class:`TableError` for a null where the state has none, at any depth. Arrow would cast lists of them."""
+    """Raises :class:`TableError` for a null where the state allows none, at any depth. Arrow casts nested nulls."""
     nulls = values.null_count
     if nulls and not field.nullable:
         places = "place" if nulls == 1 else "places"
@@ -203,7 +203,7 @@ def _check_nulls(values: pa.Array, field: pa.Field, path: str) -> None:
         for name, members in zip(kind.names, values.flatten(), strict=True):
             _check_nulls(members, wanted.field(name), f"{path}.{name}")
     elif pa.types.is_map(kind):
-        # As a list: the keys and items of a map hold those outside of its slice, too.
+        # As a list, because the keys and items of a sliced map include those outside of the slice.
         entries = values.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten()
         _check_nulls(entries.field(0), wanted.key_field, f"{path}{{key}}")
         _check_nulls(entries.field(1), wanted.item_field, f"{path}{{value}}")
@@ -212,7 +212,7 @@ def _check_nulls(values: pa.Array, field: pa.Field, path: str) -> None:
 
 
 def _parts(kind: str, stored: pa.Schema) -> dict[str, dict[str, str]]:
-    """The table's columns: for each its members' names and those of the stored columns that they are."""
+    """The table's columns: for each the names of its members, with the names of their stored columns."""
     parts: dict[str, dict[str, str]] = {}
     for part, prefix in _PREFIXES.items():
         members = {name.removeprefix(prefix): name for name in stored.names if name.startswith(prefix)}

@@ -14,28 +14,28 @@ class OptionError(ValueError):
 
 
 class Options:
-    """What was given, of those that are ``allowed``. Names are case-insensitive, as Spark's are."""
+    """The given options, which must be among the ``allowed``. Names are case-insensitive, like Spark's."""
 
     def __init__(self, given: Mapping[str, str], allowed: Sequence[str]) -> None:
-        """Raises :class:`OptionError` for others."""
+        """Raises :class:`OptionError` for an option that is not allowed."""
         known = {name.lower() for name in allowed}
         self._given = {name.lower(): value for name, value in given.items()}
         for name in self._given.keys() - known:
             raise OptionError(f"option {name!r} is unknown, allowed are {', '.join(allowed)}")
 
     def get(self, name: str) -> str | None:
-        """None when it was not given."""
+        """The value of an option, or None when it was not given."""
         return self._given.get(name.lower())
 
     def required(self, name: str) -> str:
-        """Raises :class:`OptionError` when it was not given."""
+        """The value of an option. Raises :class:`OptionError` when it was not given."""
         value = self.get(name)
         if not value:
             raise OptionError(f"option {name!r} is missing")
         return value
 
     def positive(self, name: str) -> int | None:
-        """A number above zero and below a billion, None when it was not given."""
+        """The value as a number above zero and below a billion, or None when it was not given."""
         value = self.get(name)
         if value is None:
             return None

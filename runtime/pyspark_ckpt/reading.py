@@ -1,6 +1,6 @@
 """Readers of the data source: the list of states in a snapshot, and the rows of one state.
 
-A reader travels to Spark's workers, so it holds names only; each partition opens the snapshot again.
+A reader is sent to Spark's workers, so it holds only names; each partition opens the snapshot again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark_ckpt.options import READING, OptionError, Options
 
 
 def reader_of(given: Mapping[str, str]) -> StateListReader | StateReader:
-    """The reader for these options. Raises :class:`OptionError`, and as opening the snapshot does."""
+    """The reader for these options. Raises :class:`OptionError`, and the errors of opening the snapshot."""
     options = Options(given, READING)
     path, operator, name = options.required("path"), options.get("operator"), options.get("state")
     if name is None:
@@ -33,7 +33,7 @@ def reader_of(given: Mapping[str, str]) -> StateListReader | StateReader:
 
 
 def find_state(snapshot: Snapshot, operator: str, name: str) -> StoredState:
-    """Raises :class:`OptionError` naming what there is."""
+    """The state with this name. Raises :class:`OptionError` that lists the existing states."""
     if states := [state for state in keyed_states(snapshot, operator) if state.name == name]:
         return states[0]
     found = ", ".join(f"{state.name!r} of {state.uid!r}" for state in keyed_states(snapshot))
@@ -78,7 +78,7 @@ class KeyGroupPartition(InputPartition):
 
 
 class StateReader(DataSourceReader):
-    """The rows of one state. By default there is a partition for what each subtask wrote: no file is read twice."""
+    """The rows of one state. By default there is one partition per subtask of the job: no file is read twice."""
 
     def __init__(self, snapshot: Snapshot, state: StoredState, partitions: int) -> None:
         self._path = snapshot.directory.url
@@ -96,6 +96,6 @@ class StateReader(DataSourceReader):
         assert isinstance(partition, KeyGroupPartition)
         snapshot = open_snapshot(self._path)
         key_groups = KeyGroupRange(partition.first, partition.last)
-        # Spark's workers end without tidying up.
+        # Spark's workers end without cleaning up.
         with closing(find_state(snapshot, self._operator, self._name)) as state:
             yield from StateColumns(state.kind, state.schema).tables(state.rows(key_groups))

@@ -1,4 +1,4 @@
-"""The data source ``ckpt-state``. Spark looks for it in every session, so what it needs is imported when it is used."""
+"""The data source ``ckpt-state``. Spark looks for it in every session, so it imports its dependencies on use."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class StateDataSource(DataSource):
-    """``option("path", SNAPSHOT)``: its states. With ``operator`` and ``state`` the rows of one, by key group.
+    """``option("path", SNAPSHOT)`` lists its states. With ``operator`` and ``state`` it reads one's rows, by key group.
 
-    Written, it is a new savepoint with these rows as that state.
+    Writing creates a new savepoint with the given rows as that state.
     """
 
     @classmethod

@@ -1,8 +1,8 @@
 """The writer of the data source: a new savepoint with the rows of a DataFrame as one state.
 
-Tasks write parts, in whatever way rows are spread over them; the commit on the driver takes over what the base holds
-and publishes. What fails or is aborted leaves nothing behind, but for a savepoint of which it is unknown whether it is
-there: storage has not answered.
+Tasks write parts, with any distribution of rows over them; the commit on the driver takes over the content of the base
+and publishes the savepoint. A failed or aborted write leaves nothing behind, unless storage did not answer and it is
+unknown whether the savepoint was published.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _NEW_KINDS = ("value", "list", "map", "timers")
 
 
 def writer_of(given: Mapping[str, str], table: StructType, *, overwrite: bool) -> StateDataWriter:
-    """The writer for these options and columns; its target is open from here on.
+    """The writer for these options and columns; its target is open from this call on.
 
-    Spark asks for it as it begins to write, and from then on commits or aborts. Raises :class:`OptionError`,
-    ``TableError`` for columns that the state has not, and as opening the base does.
+    Spark calls this at the start of a write, and later commits or aborts. Raises :class:`OptionError`,
+    ``TableError`` for columns that the state does not have, and the errors of opening the base.
     """
     options = Options(given, WRITING)
     if overwrite:
@@ -57,7 +57,7 @@ def writer_of(given: Mapping[str, str], table: StructType, *, overwrite: bool) -
 
 
 def _state(options: Options, table: StructType, base: Snapshot | None) -> NewState:
-    """What the base says about the state; what options and columns say about one that the base has not."""
+    """The description of the state from the base, or from options and columns if the base does not have it."""
     uid, name, kind = options.required("operator"), options.required("state"), options.get("kind")
     vertices = () if base is None else base.metadata.vertices
     fixed = next((vertex.max_parallelism for vertex in vertices if uid in vertex.operator_uids), None)
@@ -85,13 +85,13 @@ def _state(options: Options, table: StructType, base: Snapshot | None) -> NewSta
 
 @dataclass
 class WrittenPart(WriterCommitMessage):
-    """What one task wrote; None for no rows."""
+    """The part that one task wrote; None when there were no rows."""
 
     handle: CanonicalKeyedStateHandle | None
 
 
 class StateDataWriter(DataSourceArrowWriter):
-    """Travels to Spark's workers. All files of one write have one prefix, by which those of failed tasks are found."""
+    """The writer, sent to Spark's workers. Files of one write have one prefix, which finds those of failed tasks."""
 
     def __init__(self, target: str, base: str | None, state: NewState) -> None:
         self._target = target

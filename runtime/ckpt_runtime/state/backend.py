@@ -1,7 +1,7 @@
 """The keyed state backend interface: what operators ask of it and how a subtask snapshots and restores it.
 
 One backend serves one operator of one subtask and holds the key groups which that subtask owns. ``state/registry.py``
-knows the backends by name; nobody else imports one.
+maps names to backends; no other module imports one.
 """
 
 from __future__ import annotations
@@ -34,43 +34,46 @@ _K = TypeVar("_K", bound="SharedHandle")
 
 
 class SharedHandle(Protocol):
-    """What backends of a deployment leave for those of the next one in the same process."""
+    """A resource that backends of one deployment leave for those of the next one in the same process."""
 
     def close(self) -> None:
-        """Its files go. Once more does no harm."""
+        """Deletes its files. Calling it again does no harm."""
 
 
 class SharedHandles:
-    """A worker's, by the names that backends give them. The deployment's thread takes, and the worker closes."""
+    """The handles of one worker, by the names that backends give them.
+
+    The deployment's thread gets handles, and the worker closes them.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, SharedHandle] = {}
 
     def get(self, name: str, kind: type[_K], make: Callable[[], _K]) -> _K:
-        """The one of that name, which is made when there is none yet."""
+        """The handle of that name, which is made when there is none yet."""
         known = self._known.get(name)
         if not isinstance(known, kind):
             known = self._known[name] = make()
         return known
 
     def drop(self, name: str) -> None:
-        """Nobody wants it any more."""
+        """Removes the handle of that name and closes it; does nothing when there is none."""
         known = self._known.pop(name, None)
         if known is not None:
             known.close()
 
     def close(self) -> None:
-        """The worker ends."""
+        """Closes all handles; called when the worker ends."""
         for name in list(self._known):
             self.drop(name)
 
 
 @dataclass(frozen=True, slots=True)
 class BackendParameters:
-    """What a backend is made from. ``uid`` is the operator's, for messages; ``configuration`` the job's options.
+    """The arguments of a backend. ``uid`` is the operator's, for messages; ``configuration`` the job's options.
 
-    ``make_directory`` makes a new directory for local files, which goes with the worker's process, however that ends.
-    ``shared_handles`` are of the worker's earlier deployments, if it keeps any.
+    ``make_directory`` makes a new directory for local files, which is deleted with the worker's process, however that
+    ends. ``shared_handles`` come from the worker's earlier deployments, if it keeps any.
     """
 
     uid: str
@@ -96,9 +99,9 @@ class KeyedStateBackend(ABC):
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
         """Loads a snapshot; called once, before any state is asked for.
 
-        Handles come whole, of all subtasks whose key groups meet this backend's: it takes its own. Without ``owned``
-        the files stay the user's, and no snapshot may refer to them. Raises UnsupportedBackendError for state that
-        another backend has written.
+        Handles come from all subtasks whose key groups overlap this backend's, and are not clipped: it takes its own
+        groups. Without ``owned`` the files stay the user's, and no snapshot may refer to them. Raises
+        UnsupportedBackendError for state that another backend has written.
         """
 
     @abstractmethod
@@ -115,7 +118,7 @@ class KeyedStateBackend(ABC):
     def list_state(
         self, name: str, key_schema: pa.Schema, value_schema: pa.Schema, ttl: TimeToLive | None = None
     ) -> KeyedLists:
-        """A list of tuples per key; elements live on their own."""
+        """A list of tuples per key; each element expires on its own."""
 
     @abstractmethod
     def map_state(
@@ -126,7 +129,7 @@ class KeyedStateBackend(ABC):
         value_schema: pa.Schema,
         ttl: TimeToLive | None = None,
     ) -> KeyedMaps:
-        """A map from tuple to tuple per key; entries live on their own."""
+        """A map from tuple to tuple per key; each entry expires on its own."""
 
     @abstractmethod
     def timers(self, name: str, key_schema: pa.Schema) -> KeyedTimers:
@@ -134,22 +137,22 @@ class KeyedStateBackend(ABC):
 
     @abstractmethod
     def row_buffers(self, specs: Sequence[RowBufferSpec]) -> KeyedRows:
-        """Rows per key of several sides whose keys have equal types; each side is a state. To be asked for once."""
+        """Rows per key of several sides whose keys have equal types; each side is a state. May be called only once."""
 
     @abstractmethod
     def restored_key_schema(self) -> pa.Schema | None:
-        """The key's schema according to the restored snapshot, of which nothing has been asked for; else None."""
+        """The key schema of a restored state that has not been requested yet; None when there is no such state."""
 
     @abstractmethod
     def is_restored(self, name: str) -> bool:
-        """Whether the restored snapshot has a state of that name which nothing has asked for."""
+        """Whether the restored snapshot has a state of that name that has not been requested yet."""
 
     @abstractmethod
     def drop_state(self, name: str) -> None:
-        """Forgets a state with all its content; snapshots in flight keep it."""
+        """Removes a state with all its content; snapshots in flight keep it."""
 
     def prefetch(self, keys: Iterable[Key]) -> None:
-        """The keys, each once, that are read and written next; a backend that has everything at hand does nothing."""
+        """Announces the keys, each once, that are used next; a backend that keeps all state in memory does nothing."""
 
     def maintain(self) -> None:
         """Housekeeping in small steps, called about once per buffer by the subtask's thread."""
@@ -158,18 +161,18 @@ class KeyedStateBackend(ABC):
     def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
         """The synchronous part: freezes the state in (near) constant time. Several may be in flight.
 
-        ``properties`` say whether it is a savepoint, in which format, and with ``is_incremental`` whether it may build
-        upon files of checkpoints whose completion was notified: refer to them, or as a savepoint duplicate them.
+        ``properties`` say whether it is a savepoint, in which format, and with ``is_incremental`` whether it may reuse
+        files of checkpoints whose completion was notified: refer to them, or as a savepoint duplicate them.
         """
 
     def notify_complete(self, checkpoint_id: int) -> None:
-        """A checkpoint completed. Ids may be skipped and calls may come late; plain savepoints are not told of."""
+        """A checkpoint completed. Ids may be skipped, calls may come late, and plain savepoints are not reported."""
 
     def notify_aborted(self, checkpoint_id: int) -> None:
-        """A checkpoint was given up; its new files go. It may still be being written."""
+        """A checkpoint was aborted; its new files are deleted. Its snapshot may still be in progress."""
 
     def metrics(self) -> Mapping[str, int]:
-        """Figures of its own by name, those that its options ask for. Called from any thread, also after the end."""
+        """The backend's metrics by name, as enabled by its options. Called from any thread, also when closed."""
         return {}
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Errors of the state room. Every message names the state, the field or the value at fault."""
+"""Errors of the state package. Every message names the state, the field or the value at fault."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 
 class StateError(Exception):
-    """Base of everything that this room raises on purpose."""
+    """Base of every error that this package raises on purpose."""
 
 
 class UnsupportedBackendError(StateError, ValueError):
@@ -17,7 +17,7 @@ class UnsupportedBackendError(StateError, ValueError):
 
 
 class SharedFileError(StateError, RuntimeError):
-    """A backend refers to files of other snapshots in one that has to stand alone."""
+    """A snapshot that must be self-contained would refer to files of other snapshots."""
 
 
 class UnsupportedKeyTypeError(StateError, TypeError):
@@ -33,14 +33,14 @@ class AggregateOverflowError(StateError, ArithmeticError):
 
 
 class CorruptStateError(StateError, ValueError):
-    """Stored rows cannot be read back as their descriptor promises."""
+    """Stored rows do not match their descriptor."""
 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Raises CorruptStateError for whatever Arrow says of content, already in memory, that it cannot read.
+    """Raises CorruptStateError for any Arrow error about content that is in memory and cannot be read.
 
-    A lack of memory says nothing about the content and is raised as it is.
+    MemoryError proves nothing about the content and is raised unchanged.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 class StateSchemaError(StateError, TypeError):
-    """A state was asked for, or restored, with a schema that does not fit the one it has."""
+    """A state was requested, or restored, with a schema that is incompatible with its own."""
 
 
 def schema_text(schema: pa.Schema) -> str:

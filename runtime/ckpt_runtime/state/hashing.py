@@ -15,7 +15,7 @@ Savepoints and every running job depend on this definition; it never changes wit
   their bytes; both hashed like a binary. The scale is not part of the hash.
 * Null of any type: 0xD6E8FEB86659FD93.
 * Several columns ``c0, c1, …``: ``h = c0; h = mix64(h * 0x9E3779B185EBCA87 + ci + 0x9E3779B97F4A7C15)`` for each next.
-* Encoded columns (dictionary, run-end, views) hash like the values they stand for.
+* Encoded columns (dictionary, run-end, views) hash like their decoded values.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def hash_columns(batch: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np.u
 
 
 def hash_arrays(arrays: Sequence[pa.Array], names: Sequence[str]) -> npt.NDArray[np.uint64]:
-    """The same over arrays; ``names`` are for messages."""
+    """The same for arrays; ``names`` are for messages."""
     result = _hash_array(arrays[0], names[0])
     for array, name in zip(arrays[1:], names[1:], strict=True):
         combine_hashes(result, read_only(_hash_array(array, name)))
@@ -60,7 +60,7 @@ def hash_arrays(arrays: Sequence[pa.Array], names: Sequence[str]) -> npt.NDArray
 
 
 def check_key_types(schema: pa.Schema, keys: Sequence[str]) -> None:
-    """Raises as :func:`hash_columns` would for batches of this schema, before any data comes."""
+    """Raises like :func:`hash_columns` for batches of this schema, before any data arrives."""
     for name in keys:
         if schema.get_field_index(name) < 0:
             raise KeyError(f"key column {name!r} is not among the columns {schema.names}")
@@ -149,7 +149,7 @@ def _owner_of_group(max_parallelism: int, parallelism: int) -> npt.NDArray[np.ui
 
 
 def _moved(batch: pa.RecordBatch, places: npt.NDArray[np.uint32]) -> pa.RecordBatch:
-    """Each row at its place. Plain numbers are scattered, which is twice as fast as Arrow's ``take`` of the rest."""
+    """Moves each row to its place. Plain numbers are scattered, which is twice as fast as Arrow's ``take``."""
     moved: list[pa.Array] = []
     rows: pa.Array | None = None
     for column in batch.columns:

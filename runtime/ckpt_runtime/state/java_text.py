@@ -1,4 +1,4 @@
-"""How the JVM writes numbers as text: what Spark puts into a string field of a state for what is no string."""
+"""How the JVM writes numbers as text: Spark stores this text when a string field of a state gets a number."""
 
 from __future__ import annotations
 

@@ -34,30 +34,30 @@ _FACTORIES: dict[str, BackendFactory] = {"hashmap": _hashmap, "rocksdb": _rocksd
 
 
 def register_backend(name: str, factory: BackendFactory) -> None:
-    """From here on ``name`` stands for this backend in this process.
+    """Registers this backend under ``name`` in this process.
 
-    The mapping is explicit: no option names a module, since what a configuration says is never imported.
+    The mapping is explicit: no option names a module, so a configuration cannot cause an import.
     """
     _FACTORIES[name] = factory
 
 
 def check_name(name: str) -> None:
-    """Raises :class:`UnsupportedBackendError` for a name that there is no backend of."""
+    """Raises :class:`UnsupportedBackendError` when no backend has this name."""
     if name not in _FACTORIES:
         known = " or ".join(map(repr, sorted(_FACTORIES)))
         raise UnsupportedBackendError(f"state.backend.type: {name!r} is not available, use {known}")
 
 
 def create_backend(name: str, parameters: BackendParameters) -> KeyedStateBackend:
-    """An empty backend. Raises :class:`UnsupportedBackendError` for a name that there is none of."""
+    """An empty backend. Raises :class:`UnsupportedBackendError` when no backend has this name."""
     check_name(name)
     return _FACTORIES[name](parameters)
 
 
 def described_states(name: str, uid: str, description: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The descriptors of an operator's states by name, out of the description in a handle of this backend.
+    """The descriptors of an operator's states by name, read from the description in a handle of this backend.
 
-    Raises CorruptStateError, and :class:`UnsupportedBackendError` for a backend whose descriptions are not known.
+    Raises CorruptStateError, and :class:`UnsupportedBackendError` for a backend with unknown descriptions.
     """
     if name != "rocksdb":
         raise UnsupportedBackendError(f"operator {uid!r}: what the state backend {name!r} wrote only its jobs can read")
@@ -68,9 +68,9 @@ def described_states(name: str, uid: str, description: dict[str, Any]) -> dict[s
 
 
 def warm_up() -> None:
-    """Imports what most jobs use: a spare worker does so before it is needed, so that recovery is not the slower.
+    """Imports the modules that most jobs use: a spare worker does so in advance, so that recovery is faster.
 
-    Of the backend on RocksDB all but the few modules that load rocksdict.
+    It imports the whole RocksDB backend except the few modules that load rocksdict.
     """
     import ckpt_runtime.state.memory.backend
     import ckpt_runtime.state.rocksdb.columnar_aggregates

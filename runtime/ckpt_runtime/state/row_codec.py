@@ -1,7 +1,7 @@
 """Rows as bytes and back, a column at a time: keys in an index, keys and rows in a database. Pure.
 
-The form is that of ``kernels/key_codec_kernels.py``; equal keys have equal bytes. Rows that somebody else has stored
-are checked before they are decoded: the kernels have no bounds.
+The form is that of ``kernels/key_codec_kernels.py``; equal keys have equal bytes. Rows that come from storage are
+checked before they are decoded, because the kernels check no bounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def fixed_key(array: pa.Array) -> columns.FixedColumn:
 
 
 def _fixed_value(array: pa.Array) -> columns.FixedColumn:
-    """The same of a column that is no key: every float keeps its bits."""
+    """The same for a column that is not a key: every float keeps its bits."""
     if not pa.types.is_floating(array.type):
         return columns.int64_column(array)
     floats = columns.float64_column(array)
@@ -46,14 +46,14 @@ def _is_fixed(kind: pa.DataType) -> bool:
 
 
 def alike_bytes(kind: pa.DataType) -> int:
-    """How many bytes before a value of this type tell nothing of it: that there is one, and how long it is."""
+    """The number of bytes before a value of this type that do not depend on its content: null flag and length."""
     return 1 if _is_fixed(kind) else 5
 
 
 def encode_rows(
     arrays: Sequence[pa.Array], names: Sequence[str], *, header: int = 0, keys: bool = False
 ) -> tuple[AnyArray, AnyArray]:
-    """Offsets (one more than rows) and bytes, each row behind ``header`` bytes for the caller to fill."""
+    """Offsets (one more than rows) and bytes; each row follows ``header`` bytes that the caller fills."""
     sizes = np.full(len(arrays[0]), header, dtype=np.int64)
     views: list[columns.FixedColumn | columns.BytesColumn] = []
     for array, name in zip(map(columns.plain, arrays), names, strict=True):
@@ -87,7 +87,7 @@ def check_encoded(kinds: Sequence[pa.DataType], data: AnyArray, starts: AnyArray
 
 
 def decode_rows(kinds: Sequence[pa.DataType], data: AnyArray, starts: AnyArray) -> list[pa.Array]:
-    """The columns of rows that begin at ``starts``, of which only what was encoded here, or checked, may be decoded."""
+    """The columns of the rows at ``starts``. Only rows that were encoded here, or checked, may be decoded."""
     cursors = np.array(starts, dtype=np.int64)
     return [_decode_column(columns.decoded_type(kind), read_only(data), cursors) for kind in kinds]
 
@@ -124,14 +124,14 @@ def fixed_array(kind: pa.DataType, values: AnyArray, valid: AnyArray | None) -> 
 
 
 def _width(kind: pa.DataType) -> int:
-    """How many bytes a value has that has always the same number of them; -1 for any number."""
+    """The number of bytes of a value of fixed size; -1 for variable size."""
     if columns.is_bytes_like(kind):
         return -1
     return 16 if pa.types.is_decimal(kind) and not pa.types.is_decimal256(kind) else int(kind.byte_width)
 
 
 def _from_binary(binary: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Gives encoded bytes their type back."""
+    """Converts encoded bytes back to their type."""
     if columns.is_bytes_like(kind):
         if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
             binary = binary.view(pa.large_string())

@@ -1,8 +1,8 @@
-"""Which files of completed checkpoints a backend may refer to, instead of writing what they hold once more.
+"""Which files of completed checkpoints a backend may refer to, instead of writing their content again.
 
-Only files of a checkpoint whose completion was notified: those of aborted ones are deleted. And none that a checkpoint
-which is still under way leaves out: when that one completes, it makes them go. Source: Flink's RocksDB snapshot
-strategy, which keeps the uploaded files by checkpoint.
+Only files of a checkpoint whose completion was notified qualify: those of aborted ones are deleted. A file that a
+pending checkpoint does not refer to is excluded: it is deleted when that checkpoint completes. Source: Flink's RocksDB
+snapshot strategy, which keeps the uploaded files by checkpoint.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ckpt_runtime.checkpoint.state_handles import StateFile
 
 
 class SharedFiles:
-    """By the backend's own names, whose content never changes.
+    """The files by the backend's own names, whose content never changes.
 
-    The subtask's thread begins checkpoints and hears what becomes of them; those that write snapshots do the rest.
-    Savepoints take no part but that they duplicate: nothing may refer to their files, which are not told of here.
+    The subtask's thread begins checkpoints and reports outcomes; threads that write snapshots make the other calls.
+    Savepoints only duplicate files: no checkpoint may refer to a savepoint's files, so they are not recorded here.
     """
 
     def __init__(self) -> None:
@@ -28,16 +28,16 @@ class SharedFiles:
         self._completed = -1
 
     def restored(self, files: Mapping[str, StateFile]) -> None:
-        """Files of the checkpoint that the job was restored from and owns: they are as good as those of its own."""
+        """Files of the checkpoint that the job was restored from and owns: they may be reused like its own."""
         self._base = {name: file for name, file in files.items() if file.inline is not None or is_shared(file)}
 
     def begun(self, checkpoint_id: int) -> None:
-        """A snapshot was taken; which files it refers to is not known before it is written."""
+        """A snapshot was taken; the files that it refers to are unknown until it is written."""
         with self._lock:
             self._pending[checkpoint_id] = None
 
     def reusable(self, checkpoint_id: int) -> dict[str, StateFile]:
-        """What an incremental checkpoint may refer to now."""
+        """The files that an incremental checkpoint may refer to now."""
         with self._lock:
             older = [files for known, files in self._pending.items() if known < checkpoint_id]
             return {
@@ -47,26 +47,26 @@ class SharedFiles:
             }
 
     def duplicable(self) -> dict[str, StateFile]:
-        """What a savepoint may duplicate now: none of these files goes before it has ended."""
+        """The files that a savepoint may duplicate now: none of them is deleted before the savepoint has ended."""
         with self._lock:
             return dict(self._base)
 
     def written(self, checkpoint_id: int, files: Mapping[str, StateFile]) -> None:
-        """All shared files that the checkpoint refers to, new or not."""
+        """Records all shared files that the checkpoint refers to, new or not."""
         with self._lock:
             if checkpoint_id in self._pending:
                 self._pending[checkpoint_id] = dict(files)
 
     def completed(self, checkpoint_id: int) -> None:
-        """Notifications may be missing or late: the latest counts, and settles all before it."""
+        """Notifications may be missing or late: the latest one counts, and also closes all earlier checkpoints."""
         with self._lock:
             if checkpoint_id > self._completed:
                 self._completed = checkpoint_id
-                # One that is not known to be written any more leaves nothing to refer to.
+                # When the checkpoint's files are no longer known, there is nothing to refer to.
                 self._base = dict(self._pending.get(checkpoint_id) or {})
                 self._pending = {known: files for known, files in self._pending.items() if known > checkpoint_id}
 
     def aborted(self, checkpoint_id: int) -> None:
-        """The files that were new in it are deleted."""
+        """Forgets the checkpoint; the files that were new in it are deleted."""
         with self._lock:
             self._pending.pop(checkpoint_id, None)

@@ -1,4 +1,4 @@
-"""What operators hold in their hands: keyed states by kind, and the values with which they ask for one.
+"""The interfaces that operators use: keyed states by kind, and the parameters with which they request one.
 
 Vectorised operators work on a batch in one call (:class:`KeyedAggregates`, :class:`KeyedRows`). User code reads and
 writes key by key (:class:`KeyedValues`, :class:`KeyedLists`, :class:`KeyedMaps`, :class:`KeyedTimers`): the operator
@@ -26,7 +26,7 @@ Map: TypeAlias = dict[Value, Value]
 
 @dataclass(frozen=True, slots=True)
 class TimeToLive:
-    """How long entries live after their last update, and the clock (ms since epoch) that says so."""
+    """How long entries live after their last update, and the clock (ms since epoch) that measures it."""
 
     duration_ms: int
     now_ms: Callable[[], int]
@@ -55,10 +55,10 @@ class AggregateColumn:
 
 @dataclass(frozen=True, slots=True)
 class RowBufferSpec:
-    """One side of :class:`KeyedRows`: its state's name, its columns, which of them are the key, and how rows end.
+    """One side of :class:`KeyedRows`: its state's name, its columns, its key columns, and when its rows are removed.
 
-    ``event_time`` is the timestamp column by which they do (rows with null in it must not be added), or None.
-    ``keeps_matched`` is false when a row ends with its first match.
+    ``event_time`` is the timestamp column by which rows expire (rows with null in it must not be added), or None.
+    ``keeps_matched`` is false when a row is removed at its first match.
     """
 
     name: str
@@ -73,7 +73,7 @@ class RowBufferSpec:
 
 
 class KeyedState(Protocol):
-    """What states of user code share."""
+    """The part that all kinds of state of user code have in common."""
 
     name: str
 
@@ -82,17 +82,17 @@ class KeyedState(Protocol):
 
 
 class KeyedValues(KeyedState, Protocol):
-    """One tuple per key. What has outlived its time is never returned, of lists and maps neither."""
+    """One tuple per key. Expired values are never returned; the same holds for lists and maps."""
 
     value_schema: pa.Schema
 
-    # Attributes and not methods: user code calls them for every row, and a backend binds the shortest way once.
+    # Attributes and not methods: user code calls them for every row, and a backend binds the fastest function once.
     get: Callable[[Key], Value | None]
     put: Callable[[Key, Value], None]
 
 
 class KeyedLists(KeyedState, Protocol):
-    """A list of tuples per key; an empty list is no list. Elements live on their own."""
+    """A list of tuples per key; an empty list counts as absent. Each element expires on its own."""
 
     value_schema: pa.Schema
 
@@ -100,7 +100,7 @@ class KeyedLists(KeyedState, Protocol):
         """The live elements, all in memory; do not change the list."""
 
     def elements(self, key: Key) -> Iterator[Value]:
-        """The live elements as they are now, whatever is done to the list meanwhile; some of them in memory."""
+        """The live elements as of this call, unaffected by later changes; only some of them are in memory at a time."""
 
     def exists(self, key: Key) -> bool:
         """Whether there are any."""
@@ -113,8 +113,8 @@ class KeyedLists(KeyedState, Protocol):
 
 
 class KeyedMaps(KeyedState, Protocol):
-    """A map from tuple to tuple per key; an empty map is no map. A small one is in order of first insertion, and every
-    one in the same order at each time."""
+    """A map from tuple to tuple per key; an empty map counts as absent. A small map is in order of first insertion;
+    the order of any map is the same at each iteration."""
 
     user_key_schema: pa.Schema
     value_schema: pa.Schema
@@ -123,7 +123,7 @@ class KeyedMaps(KeyedState, Protocol):
         """The live entries, all in memory; do not change the dict."""
 
     def items(self, key: Key) -> Iterator[tuple[Value, Value]]:
-        """The live entries as they are now, whatever is done to the map meanwhile; some of them in memory."""
+        """The live entries as of this call, unaffected by later changes; only some of them are in memory at a time."""
 
     def exists(self, key: Key) -> bool:
         """Whether there are any."""
@@ -142,7 +142,7 @@ class KeyedTimers(Protocol):
     """A priority queue of (time, key), each pair once. Times are ms since epoch."""
 
     def register(self, key: Key, time: int) -> None:
-        """Adds a timer; the same one twice is one."""
+        """Adds a timer; registering the same one twice adds it once."""
 
     def delete(self, key: Key, time: int) -> None:
         """Removes a timer if it is there."""
@@ -154,28 +154,28 @@ class KeyedTimers(Protocol):
         """The earliest timer of all."""
 
     def due(self, until: int) -> list[tuple[int, Key]]:
-        """Timers at or before ``until``, ascending. They stay listed until deleted but are not given out again."""
+        """Timers at or before ``until``, ascending. They stay listed until deleted but are not returned again."""
 
 
 class KeyedAggregates(Protocol):
     """Running aggregates: one row per key."""
 
     def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Adds all rows; for each aggregate its value after each row.
+        """Adds all rows; returns for each aggregate its value after each row.
 
         Raises :class:`~ckpt_runtime.state.errors.AggregateOverflowError`; the state is then unusable.
         """
 
 
 class KeyedRowBuffer(Protocol):
-    """The rows of one side of :class:`KeyedRows`, in the order in which they came."""
+    """The rows of one side of :class:`KeyedRows`, in order of arrival."""
 
     spec: RowBufferSpec
 
     def __len__(self) -> int: ...
 
     def append(self, batch: pa.RecordBatch, slots: AnyArray, matched: AnyArray) -> None:
-        """Adds rows behind those of their keys; ``matched`` says (0 or 1) which have found a match already.
+        """Adds rows after the existing rows of their keys; ``matched`` says (0 or 1) which have already found a match.
 
         Raises :class:`~ckpt_runtime.state.errors.StateError` when there are too many.
         """
@@ -185,38 +185,39 @@ class KeyedRowBuffer(Protocol):
     ) -> Iterator[tuple[AnyArray, AnyArray]]:
         """Pairs (probing position, row), some thousands at a time.
 
-        Ordered by position, then by when the row came. ``times`` are the probes', in the unit of this side's; a row
-        matches whose time minus the probe's is between ``lower`` and ``upper``. With no times every row of the key
-        matches. Sets ``found`` (uint8) to 1 where there was a match. Nothing may be added before the last pair is out.
+        Ordered by position, then by arrival of the row. ``times`` are those of the probing rows, in this side's unit; a
+        row matches when its time minus the probe's is between ``lower`` and ``upper``. Without times every row of the
+        key matches. Sets ``found`` (uint8) to 1 where there was a match. The caller must take all pairs before it adds
+        rows.
         """
 
     def mark_found(self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray) -> None:
-        """As :meth:`matches`, only setting ``found``."""
+        """Like :meth:`matches`, but only sets ``found``."""
 
     def expired(self, bound: int) -> Iterator[AnyArray]:
-        """Forgets rows whose event time is at or before ``bound`` (own unit); the numbers of those without a match.
+        """Removes rows whose event time is at most ``bound`` (own unit); yields the numbers of those without a match.
 
-        They come some at a time, and hold until the next ones are asked for; so do slots.
+        The numbers come in several arrays. An array, and all slots, are valid until the next array is asked for.
         """
 
     def take(self, rows: AnyArray, wanted: Sequence[int]) -> list[pa.Array]:
-        """The columns at the positions ``wanted`` of rows by number."""
+        """The columns at the positions ``wanted`` of the rows with these numbers."""
 
 
 class KeyedRows(Protocol):
-    """Rows per key of several sides that meet by key: the state of joins and of gathered rows.
+    """Rows per key of several sides that are joined by key: the state of joins and of gathered rows.
 
-    Slots of keys and numbers of rows hold until :meth:`compact_if_due` or :meth:`take_all`.
+    Slots of keys and numbers of rows are valid until :meth:`compact_if_due` or :meth:`take_all`.
     """
 
     @property
     def sides(self) -> Sequence[KeyedRowBuffer]: ...
 
     def slots_of(self, keys: list[pa.Array]) -> AnyArray:
-        """The slot of each row's key; what the state has for these keys is at hand from here on."""
+        """The slot of each row's key; from this call on, the rows of these keys are in memory."""
 
     def take_all(self) -> Iterator[pa.RecordBatch]:
-        """The rows of all sides, one side after the other, in order, in parts that split no key. Nothing is left."""
+        """Removes and returns all rows, one side after the other and in order, in parts that split no key."""
 
     def compact_if_due(self) -> None:
-        """Removes what has been forgotten when it is worth it: constant work per row. Call it behind each batch."""
+        """Frees the memory of removed rows when it is worth it: constant work per row. Call it after each batch."""

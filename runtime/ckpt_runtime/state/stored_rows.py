@@ -1,23 +1,23 @@
-"""Stored rows: the columnar form of keyed state that backends, formats and tools have in common.
+"""Stored rows: the columnar form of keyed state that backends, formats and tools share.
 
-A state is its name, a *descriptor* and rows, which come as record batches per key group. The descriptor (JSON) makes
+A state consists of its name, a *descriptor* and rows, in record batches per key group. The descriptor (JSON) makes
 the rows readable without the job:
 
 * ``format``: 1; ``kind``: ``aggregate``, ``value``, ``list``, ``map``, ``timers`` or ``rows``
 * ``schema``: the Arrow schema of every batch of the state, ``key_schema``: of the key alone. A schema is
-  ``{"arrow": base64 of the IPC schema message, "fields": ["name: type", …]}``; ``fields`` is for people
+  ``{"arrow": base64 of the IPC schema message, "fields": ["name: type", …]}``; ``fields`` is for human readers
 * aggregate: columns ``key.<name>`` then each aggregate's stored columns; ``aggregates``: list of ``{alias, function,
   column, input_type, result_type, stored: [column names]}``. One row per key. An average stores a sum and a count
 * value: ``key.<name>``, ``value.<name>``; one row per key
-* list: the same, one row per element, elements of a key in order and in one block
+* list: the same, one row per element, elements of a key are in order and in one block
 * map: ``key.<name>``, ``user_key.<name>``, ``value.<name>``; one row per entry
 * value, list and map with time to live also have ``expires_at`` (int64, ms since epoch)
 * timers: ``key.<name>``, ``time`` (int64 ms); one row per timer
-* rows: ``key.<name>``, ``value.<name>``, ``matched`` (bool); rows of a key in order and in one block; ``rows``:
-  ``{event_time: the column by which rows are forgotten or null, keeps_matched: whether matched rows stay}``
+* rows: ``key.<name>``, ``value.<name>``, ``matched`` (bool); rows of a key are in order and in one block;
+  ``rows``: ``{event_time: the column by which rows expire or null, keeps_matched: whether matched rows stay}``
 
 A row's key group comes from the stable hash of its key columns (``state/hashing.py``). Nothing here is pickled, and
-what does not fit its descriptor raises :class:`CorruptStateError`.
+rows that do not match their descriptor raise :class:`CorruptStateError`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def schema_from_json(document: Any) -> pa.Schema:
 
 
 def prefixed(schema: pa.Schema, prefix: str) -> list[pa.Field]:
-    """The fields under the names that they have in stored batches."""
+    """The fields under their names in stored batches."""
     return [field.with_name(prefix + field.name).remove_metadata() for field in schema]
 
 
@@ -87,7 +87,7 @@ class _Schema(Struct):
 
 
 class _Aggregate(Struct):
-    """Of one column; others of its fields are only compared."""
+    """One aggregate of a descriptor; its other fields are only compared."""
 
     alias: str
     function: str
@@ -125,7 +125,7 @@ def check_descriptor(name: str, descriptor: dict[str, Any]) -> None:
 
 
 def check_owned(name: str, groups: AnyArray, owned: KeyGroupRange) -> None:
-    """Raises :class:`CorruptStateError` for rows of key groups that another subtask has."""
+    """Raises :class:`CorruptStateError` for rows of key groups that another subtask owns."""
     if groups.size and not owned.first <= groups.min() <= groups.max() <= owned.last:
         raise CorruptStateError(
             f"state {name!r} has rows of key groups {groups.min()} to {groups.max()}; "
@@ -134,7 +134,7 @@ def check_owned(name: str, groups: AnyArray, owned: KeyGroupRange) -> None:
 
 
 class StateWriter(Protocol):
-    """What a frozen state is written to: the files of its backend, or the canonical form."""
+    """The target to which a frozen state is written: the files of its backend, or the canonical form."""
 
     def write_table(
         self, name: str, descriptor: dict[str, Any], table: pa.Table, groups: AnyArray, owned: KeyGroupRange
@@ -147,4 +147,4 @@ class StateWriter(Protocol):
     def write_batches(
         self, name: str, descriptor: dict[str, Any], schema: pa.Schema, batches: Iterable[tuple[int, pa.RecordBatch]]
     ) -> None:
-        """Writes rows that come by key group, ascending, as a stream."""
+        """Writes a stream of rows that are ordered by key group, ascending."""

@@ -1,9 +1,10 @@
-"""Python values of state fields: checks on writing, and the way to Arrow columns and back.
+"""Python values of state fields: checks on writing, and conversion to Arrow columns and back.
 
-Canonical Python values are what state hands out, as Spark's does: int, bool, float, str, bytes, Decimal, date,
-datetime without a zone (UTC where the field has one), timedelta, list, dict, and ``pyspark.sql.Row`` for nested
-structs. Writing accepts these, their NumPy scalars, and what Spark converts: numbers as text, text as bytes, a
-datetime as a date; for structs anything with the right number of entries (by position), a dict or an object (by name).
+A state returns canonical Python values, as Spark's does: int, bool, float, str, bytes, Decimal, date, datetime without
+a zone (UTC where the field has one), timedelta, list, dict, and ``pyspark.sql.Row`` for nested structs. Writing accepts
+these, their NumPy scalars, and the values that Spark converts: numbers as text, text as bytes, a datetime as a date;
+for structs anything with the right number of entries (by position), a dict or an object (by name).
+
 Where Spark silently wraps or nulls, writing raises :class:`StateValueTypeError` or :class:`StateValueError` naming
 state, field and value.
 """
@@ -90,7 +91,7 @@ def _struct_values(state: str, field: str, names: tuple[str, ...], value: Any) -
 
 
 def _nested_struct_values(state: str, field: str, names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
-    """The entries of a struct inside a value: what a dict or an object does not name is null, as in Spark."""
+    """The entries of a struct inside a value: a field that a dict or an object lacks is null, as in Spark."""
     if not isinstance(value, (dict, tuple, list)) and any(name in getattr(value, "__dict__", ()) for name in names):
         value = value.__dict__
     if isinstance(value, dict):
@@ -101,7 +102,7 @@ def _nested_struct_values(state: str, field: str, names: tuple[str, ...], value:
 
 
 def value_coercer(state: str, field: str, kind: pa.DataType, nullable: bool = True) -> Coercer:
-    """Checks one value. The fast path takes the canonical type, everything else goes through the slow one."""
+    """Checks one value. The fast path takes the canonical type; all other types take the slow path."""
     if pa.types.is_integer(kind):
         return _integer_coercer(state, field, kind, nullable)
     slow = _slow_coercer(state, field, kind)
@@ -127,7 +128,7 @@ def _plain_scalar(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dt.datetime) and hasattr(value, "to_pydatetime"):
-        # NaT calls itself a datetime, and is none: nothing that is stored could give it back.
+        # NaT is an instance of datetime but has no date and time: no stored value could represent it.
         return value.to_pydatetime() if value == value else _NOT_A_TIME
     if isinstance(value, dt.timedelta) and hasattr(value, "to_pytimedelta"):
         return value.to_pytimedelta()
@@ -183,11 +184,11 @@ _FAMILIES: tuple[tuple[str, Callable[[pa.DataType], bool]], ...] = (
 
 
 def _family(kind: pa.DataType) -> str:
-    """The kinds that share a check."""
+    """The name of the group of types that share a check."""
     return next((name for name, test in _FAMILIES if test(kind)), "other")
 
 
-# Exact types whose values need no further look; narrow floats do, as they are rounded.
+# Exact types whose values need no further check; narrow floats do, because they are rounded.
 _EXACT_TYPES: dict[str, type] = {"bool": bool, "bytes": bytes, "date": dt.date, "float": float}
 
 
@@ -256,7 +257,7 @@ def _text_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
 
 
 def _rounding(bits: int) -> Callable[[Any], float]:
-    """Rounds at once to what a snapshot can hold, so that a restore changes nothing."""
+    """Rounds on writing to the precision that a snapshot can hold, so that a restore changes nothing."""
     narrow = np.float32 if bits == 32 else np.float16
 
     def rounded(value: Any) -> float:
@@ -280,7 +281,7 @@ _SCALARS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any]]] = {
 
 
 def _timestamp(kind: pa.DataType, value: dt.datetime) -> dt.datetime:
-    """Without a zone: UTC in a field that has one; in a field without one the clock's reading, whatever its zone."""
+    """The value without its zone: UTC if the field has a zone, otherwise the local time in the value's zone."""
     if value.tzinfo is None:
         return value
     return value.replace(tzinfo=None) if kind.tz is None else value.astimezone(dt.UTC).replace(tzinfo=None)
@@ -297,7 +298,7 @@ def _decimal_coercer(state: str, field: str, kind: pa.DataType) -> Coercer:
             if not Decimal(value).is_finite():
                 raise InvalidOperation
             number = Decimal(value).quantize(quantum, rounding=ROUND_HALF_UP, context=context)
-            return number or abs(number)  # Spark's decimals, and Arrow's, have no negative zero
+            return number or abs(number)  # decimals of Spark and Arrow have no negative zero
         except InvalidOperation as error:
             raise StateValueError(f"state {state!r}, field {field!r}: {value} does not fit {kind}") from error
 
@@ -355,7 +356,7 @@ def row_builder(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
 
 
 def row_copier(schema: pa.Schema) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
-    """Copies lists and dicts inside a value, so that its reader may change them; None when there can be none."""
+    """Copies lists and dicts inside a value, so that its reader may change them; None when the schema has none."""
     if not any(_family(field.type) in ("list", "map", "struct") for field in schema):
         return None
     return lambda row: tuple([_copied(value) for value in row])
@@ -381,7 +382,7 @@ def canonical_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class _NegativeZero(float):
-    """-0.0 inside a key of a map, where Spark tells it from 0.0. Readers get a plain -0.0."""
+    """-0.0 inside a key of a map, where Spark distinguishes it from 0.0. Readers get a plain -0.0."""
 
     __slots__ = ()
 
@@ -399,26 +400,26 @@ _NEGATIVE_ZERO = _NegativeZero(-0.0)
 
 
 def plain_number(value: Any) -> float:
-    """What a part of a map's key is encoded as. Raises TypeError for anything that is encoded without this."""
+    """The encoded form of a negative zero in a map's key. Raises TypeError for any other type."""
     if type(value) is not _NegativeZero:
         raise TypeError(f"{type(value).__name__} cannot be encoded")
     return -0.0
 
 
 class _HashableList(list[Any]):
-    """A list inside a key of a map. Nobody changes it: readers get copies."""
+    """A list inside a key of a map. It is never changed: readers get copies."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self))
 
 
 def user_key_maker(schema: pa.Schema) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Makes keys of a map state from canonical values, so that equal ones are found again, nested ones as well."""
+    """Makes keys of a map state from canonical values, so that equal keys, also nested ones, are found again."""
     return _each_part(_hashable) if _has_parts(schema) else _unchanged
 
 
 def user_key_reader(schema: pa.Schema) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """The inverse of :func:`user_key_maker`, for a reader who may change what he gets."""
+    """The inverse of :func:`user_key_maker`; the reader may change the result."""
     return _each_part(_copied) if _has_parts(schema) else _unchanged
 
 
@@ -449,7 +450,7 @@ def _hashable(part: Any) -> Any:
 
 
 def to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values of one field as an array: canonical ones, or those that :func:`from_arrow` gives."""
+    """Values of one field as an array: canonical ones, or those that :func:`from_arrow` returns."""
     convert = _to_arrow_converter(kind)
     if convert is not None:
         values = [None if value is None else convert(value) for value in values]
@@ -459,7 +460,7 @@ def to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _to_arrow_converter(kind: pa.DataType) -> Converter:
-    """None where Arrow takes canonical values as they are."""
+    """The conversion of one value; None where Arrow takes canonical values unchanged."""
     family = _family(kind)
     if family == "struct":
         children = [kind.field(index) for index in range(kind.num_fields)]
@@ -491,7 +492,7 @@ def _map_converter(key: Converter, item: Converter) -> Converter:
 
 
 def from_arrow(array: pa.Array) -> list[Any]:
-    """The values of an array as Spark gives those of input rows: structs are dicts, maps are lists of pairs."""
+    """The values of an array in the form of Spark's input rows: structs are dicts, maps are lists of pairs."""
     array = columns.plain(array)
     kind = array.type
     if array.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_float64(kind)):

@@ -4,14 +4,14 @@ One file holds one named state of one operator, for one range of key groups:
 
 * columns: ``key_group`` (int32, not null), then those of the stored rows (``state/stored_rows.py``), in Parquet's own
   types. No Arrow schema is stored: a duration is an integer, an encoded column its plain values
-* rows: sorted by ``key_group``; rows of one key stand together, elements of a list and rows of a join in their order
-* row groups: at most :data:`ROWS_PER_GROUP` rows; the handle says which key groups each has, so that these are read
-  without the rest
+* rows: sorted by ``key_group``; rows of one key are adjacent, elements of a list and rows of a join in their order
+* row groups: at most :data:`ROWS_PER_GROUP` rows; the handle lists the key groups of each, so that a reader can skip
+  the others
 * compression: zstd
 * key-value metadata ``ckpt.state``: JSON with ``format`` (1), ``operator``, ``state``, ``key_groups`` (first and last)
   and ``descriptor``
 
-A reader takes the types from the descriptor, and refuses a file that has others.
+A reader takes the types from the descriptor, and rejects a file with other types.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEY_GROUP = "key_group"
 METADATA_KEY = b"ckpt.state"
 ROWS_PER_GROUP = 1 << 17
 BYTES_PER_GROUP = 32 << 20
-"""Of a row group in memory; a row that is larger is one alone."""
+"""The most bytes of a row group in memory; a larger row gets its own row group."""
 
 parquet_writer = partial(pq.ParquetWriter, compression="zstd", store_schema=False)
 
@@ -43,7 +43,7 @@ def file_schema(stored: pa.Schema) -> pa.Schema:
 
 
 def schema_as_read(stored: pa.Schema) -> pa.Schema:
-    """What Parquet gives back for these columns. Raises ArrowException when it cannot hold them."""
+    """The schema that Parquet returns for these columns. Raises ArrowException when it cannot hold them."""
     sink = pa.BufferOutputStream()
     parquet_writer(sink, file_schema(stored)).close()
     return pq.read_schema(pa.BufferReader(sink.getvalue())).remove_metadata()

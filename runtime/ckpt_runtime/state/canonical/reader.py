@@ -1,7 +1,7 @@
 """Reads keyed state in canonical form, for a range of key groups; for every backend.
 
-Anybody may have written the files. So nothing is believed that is not checked: the schema, the number of rows, the
-order of key groups, and that each key is in the key group that its hash says.
+The files may come from any writer. So everything is checked before it is used: the schema, the number of rows, the
+order of key groups, and that each key is in the key group of its hash.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ckpt_runtime.state.stored_rows import KEY_PREFIX, check_descriptor, schema_
 
 _BATCH_ROWS = 1 << 16
 _MOST_FOOTER = 64 << 20
-"""Bytes of any text and entries of any list in the footer."""
+"""The most bytes of any text, and the most entries of any list, in the footer."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanonicalState:
-    """One named state of a snapshot in canonical form: what its parts say together, and its rows."""
+    """One named state of a snapshot in canonical form: the common description of its parts, and its rows."""
 
     uid: str
     name: str
@@ -49,9 +49,9 @@ class CanonicalState:
     def batches(
         self, reader: SnapshotReader, owned: KeyGroupRange, max_parallelism: int
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows of ``owned`` by key group, ascending. Reads what it yields and little more.
+        """The rows of ``owned`` by key group, ascending. Reads little more than it yields.
 
-        Raises :class:`CorruptStateError`, and as ``reader`` does.
+        Raises :class:`CorruptStateError`, and the errors of ``reader``.
         """
         for part in self.parts:
             if len(part.key_groups.intersection(owned)):
@@ -59,9 +59,9 @@ class CanonicalState:
 
 
 def canonical_states(uid: str, handles: Iterable[CanonicalKeyedStateHandle]) -> list[CanonicalState]:
-    """The states of one operator, of all its former subtasks. Reads nothing yet.
+    """The states of one operator, of all its former subtasks. Reads no file.
 
-    Raises :class:`CorruptStateError`, and :class:`StateSchemaError` for parts that do not go together.
+    Raises :class:`CorruptStateError`, and :class:`StateSchemaError` for parts with different descriptors.
     """
     parts: dict[str, list[CanonicalKeyedStateHandle]] = {}
     for handle in handles:
@@ -87,7 +87,7 @@ def _state(uid: str, name: str, parts: Sequence[CanonicalKeyedStateHandle]) -> C
 
 
 class _Part:
-    """One file."""
+    """One part of a state: a single file."""
 
     def __init__(
         self, state: CanonicalState, handle: CanonicalKeyedStateHandle, reader: SnapshotReader, max_parallelism: int
@@ -113,7 +113,7 @@ class _Part:
     ) -> Iterator[tuple[AnyArray, pa.RecordBatch]]:
         """The key groups of rows, and the rows, a batch at a time."""
         before, last = group.key_groups.first, group.key_groups.last
-        # Threads would read the file at once, which the reader does not allow.
+        # Threads would read the file concurrently, which the reader does not allow.
         batches = file.iter_batches(_BATCH_ROWS, [index], use_threads=False)
         while True:
             with self._naming():
@@ -133,7 +133,7 @@ class _Part:
         wanted = schema_as_read(state.schema)
         if not file.schema_arrow.equals(wanted):
             raise self._corrupt(f"its columns are [{schema_text(file.schema_arrow)}], not [{schema_text(wanted)}]")
-        # Not their statistics: a footer that contradicts itself ends the process when these are asked for.
+        # Statistics are not read: with an inconsistent footer, reading them crashes the process.
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         written = [group.rows for group in handle.row_groups]
         if sizes != written or max(sizes, default=0) > ROWS_PER_GROUP:
@@ -158,7 +158,7 @@ class _Part:
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """Whatever Arrow says of the file's content is a CorruptStateError; a lack of memory is none."""
+        """Turns Arrow's errors about the file's content into CorruptStateError; MemoryError stays as it is."""
         try:
             yield
         except (CorruptStateError, MemoryError):
@@ -170,7 +170,7 @@ class _Part:
 
 
 def _runs(groups: AnyArray, rows: pa.RecordBatch, owned: KeyGroupRange) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Rows of one key group each, of those in ``owned``."""
+    """Splits rows by key group; yields only the groups in ``owned``."""
     bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
     for start, end in pairwise(bounds):
         key_group = int(groups[start])
@@ -179,7 +179,7 @@ def _runs(groups: AnyArray, rows: pa.RecordBatch, owned: KeyGroupRange) -> Itera
 
 
 class _StoredFile(io.RawIOBase):
-    """A file of a snapshot as Arrow wants it. ``failure`` is what reading it raised."""
+    """A file of a snapshot as a stream for Arrow. ``failure`` is the error that reading it raised."""
 
     def __init__(self, reader: SnapshotReader, file: StateFile) -> None:
         self._reader = reader

@@ -1,6 +1,6 @@
-"""Writes keyed state in canonical form: what frozen states of all backends are written to for a canonical savepoint.
+"""Writes keyed state in canonical form: the target of the frozen states of all backends in a canonical savepoint.
 
-Rows pass through as a stream: one row group is in memory, whatever the size of the state.
+Rows are streamed: only one row group is in memory, whatever the size of the state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ckpt_runtime.state.stored_rows import KEY_PREFIX, check_owned
 class CanonicalWriter:
     """A :class:`~ckpt_runtime.state.stored_rows.StateWriter` for the states of one operator in one subtask.
 
-    One thread. ``handles`` has one for each state that was written.
+    One thread uses it. ``handles`` has one handle for each state that was written.
     """
 
     def __init__(self, files: SnapshotFiles, uid: str, key_groups: KeyGroupRange) -> None:
@@ -53,9 +53,9 @@ class CanonicalWriter:
     def write_batches(
         self, name: str, descriptor: dict[str, Any], schema: pa.Schema, batches: Iterable[tuple[int, pa.RecordBatch]]
     ) -> None:
-        """See :class:`~ckpt_runtime.state.stored_rows.StateWriter`. Rows of one key have to stand together.
+        """See :class:`~ckpt_runtime.state.stored_rows.StateWriter`. Rows of one key must be adjacent.
 
-        Raises :class:`CorruptStateError` for key groups that do not ascend or are another subtask's.
+        Raises :class:`CorruptStateError` for key groups that do not ascend or belong to another subtask.
         """
         self._write(name, descriptor, schema, self._gathered(name, schema, batches))
 
@@ -72,7 +72,7 @@ class CanonicalWriter:
                     groups = table.column(0)
                     written.append(RowGroup(len(groups), KeyGroupRange(groups[0].as_py(), groups[-1].as_py())))
             except BaseException:
-                # It writes what it has when it is closed, and when it is forgotten; nobody wants that.
+                # The writer writes its buffered rows on close and on garbage collection; errors of that do not matter.
                 with suppress(Exception):
                     writer.close()
                 raise
@@ -83,7 +83,7 @@ class CanonicalWriter:
     def _gathered(
         self, name: str, schema: pa.Schema, batches: Iterable[tuple[int, pa.RecordBatch]]
     ) -> Iterator[pa.Table]:
-        """Batches as row groups."""
+        """Gathers batches into row groups."""
         gathered: list[pa.RecordBatch] = []
         groups: list[int] = []
         rows = size = 0
@@ -119,7 +119,7 @@ def _sorted(table: pa.Table, groups: AnyArray) -> Iterator[pa.Table]:
 
 
 def order_by(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-    """The positions of rows in the order of these columns; rows that are equal in them keep theirs."""
+    """The positions of rows in the order of these columns; equal rows keep their order."""
     names = [str(index) for index in range(len(columns))]
     return pc.sort_indices(
         pa.table([_sortable(column) for column in columns], names), sort_keys=[(name, "ascending") for name in names]
@@ -127,7 +127,7 @@ def order_by(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
 
 
 def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Without encodings, which Arrow does not sort, nor does it sort half floats."""
+    """The column without encodings and half floats, which Arrow cannot sort."""
     values = pa.chunked_array([plain(chunk) for chunk in column.chunks] or [plain(pa.nulls(0, column.type))])
     return values.cast(pa.float32()) if pa.types.is_float16(values.type) else values
 

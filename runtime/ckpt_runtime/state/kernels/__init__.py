@@ -1,7 +1,7 @@
-"""Compiled kernels of the state room, and :func:`warm_up`, which compiles them all before a job reports RUNNING.
+"""Compiled kernels of the state package, and :func:`warm_up`, which compiles them all before a job reports RUNNING.
 
-Every kernel releases the interpreter lock. There is no slow form to fall back to; tests have one of
-each to compare with.
+Every kernel releases the interpreter lock. There is no slow form to fall back to; tests have one of each for
+comparison.
 """
 
 from __future__ import annotations

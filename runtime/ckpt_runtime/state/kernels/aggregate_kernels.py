@@ -1,7 +1,7 @@
-"""Running aggregates: one pass over the rows of a batch, updating each row's slot and giving the value after that row.
+"""Running aggregates: one pass over the rows of a batch, updating each row's slot and writing the value after that row.
 
-``has`` is 1 for slots that saw a value; nulls change nothing. ``out_valid`` is written only when the batch has nulls:
-otherwise every running value is one.
+``has`` is 1 for slots that have a value; nulls change nothing. ``out_valid`` is written only when the batch has nulls:
+otherwise every running value is valid.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def update_extreme_float64(
 
 @inlined
 def _bytes_order(left: Any, left_start: Any, left_size: Any, right: Any, right_start: Any, right_size: Any) -> Any:
-    """Negative, zero or positive, byte by byte (for UTF-8 that is code point order)."""
+    """Negative, zero or positive, compared byte by byte (for UTF-8 that is code point order)."""
     for byte in range(min(left_size, right_size)):
         difference = np.int64(left[left_start + byte]) - np.int64(right[right_start + byte])
         if difference != 0:

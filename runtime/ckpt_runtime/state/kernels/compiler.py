@@ -1,8 +1,8 @@
-"""Compiles kernels with numba: one fixed signature set each, a disk cache of our own, compiled on demand or ahead.
+"""Compiles kernels with numba, for fixed signatures, with a separate disk cache, on demand or in advance.
 
 Inputs of kernels are read-only C-contiguous arrays, outputs and state are writable ones; :func:`read_only` makes the
-former. Keeping to these forms keeps a kernel from being compiled a second time in the middle of a stream.
-The cache lies in ``$CKPT_KERNEL_CACHE_DIR`` (default ``~/.cache/ckpt/kernels``; empty switches it off), in a folder
+former. Other array types would make numba compile a kernel again while a stream is running.
+The cache is in ``$CKPT_KERNEL_CACHE_DIR`` (default ``~/.cache/ckpt/kernels``; empty switches it off), in a folder
 named after the kernel sources and the versions of numba, NumPy and the CPU. Where it cannot be written, kernels are
 compiled in memory and a line is logged. This module never falls back to interpreted code.
 """
@@ -61,7 +61,7 @@ U8 = _array(types.uint8, False)
 
 
 def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A read-only view: the form in which kernels take their inputs."""
+    """A read-only view, which is the form of kernel inputs."""
     if not array.flags.writeable:
         return array
     view = array.view()
@@ -71,7 +71,7 @@ def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 @cache
 def cache_directory() -> str | None:
-    """The folder for compiled kernels, created and known to be writable; None means: compile in memory."""
+    """The folder for compiled kernels, created and checked to be writable; None means: compile in memory."""
     configured = os.environ.get(CACHE_DIRECTORY_VARIABLE)
     if configured == "":
         return None
@@ -89,7 +89,7 @@ def cache_directory() -> str | None:
 
 
 def _cache_key() -> str:
-    """Changes with anything that would make a cached kernel wrong; numba itself only looks at one source file."""
+    """A key that changes with anything that invalidates a cached kernel; numba itself checks only one source file."""
     digest = hashlib.sha256()
     for entry in sorted(resources.files(_PACKAGE).iterdir(), key=lambda item: item.name):
         if entry.name.endswith(".py"):
@@ -139,7 +139,7 @@ def registered_kernels() -> list[tuple[Any, tuple[tuple[Any, ...], ...]]]:
 
 
 def warm_up() -> None:
-    """Compiles every kernel, or loads it from the cache. Call it before RUNNING; safe again and from threads."""
+    """Compiles every kernel, or loads it from the cache. Call it before RUNNING; threads may call it repeatedly."""
     with _COMPILE_LOCK:
         for dispatcher, signatures in registered_kernels():
             for signature in signatures:

@@ -1,7 +1,7 @@
 """A Bloom filter in blocks of one cache line: 64 bytes, in which a key has six bits.
 
-A filter is an array of words, eight for each block. Keys come as their stable hashes, whose high bits say nothing any
-more, since they chose the subtask: so they are mixed once more.
+A filter is an array of words, eight for each block. Keys are given as their stable hashes. The high bits of these do
+not distinguish keys of one subtask, because they chose the subtask: so the hashes are mixed again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def filter_add(hashes: Any, words: Any) -> None:
 
 @kernel((IN_U64, IN_U64, U8))
 def filter_test(hashes: Any, words: Any, found: Any) -> None:
-    """1 for each key that may have been added, 0 for one that was not. Without branches, so that loads overlap."""
+    """Sets 1 for each key that may have been added, 0 for others. It has no branches, so that loads overlap."""
     for row in range(hashes.size):
         mixed = mix64(hashes[row] + GOLDEN)
         first = _first_word(mixed, words)

@@ -1,4 +1,4 @@
-"""Columns that a snapshot shows as they were while their owner goes on: which slots change first, and moving values."""
+"""Kernels for columns that a snapshot shows unchanged while their owner changes them: first changes, moved values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckpt_runtime.state.kernels.compiler import IN_U8, IN_U32, IN_U64, INT64, U8
 
 @kernel((IN_U32, INT64, U8, U32, INT64))
 def first_touches(slots: Any, size: Any, touched: Any, found: Any, known: Any) -> Any:
-    """Adds slots below ``size`` that come for the first time to the ``known`` ones in ``found``; how many there are.
+    """Appends slots below ``size`` that are new to the ``known`` ones in ``found``; returns the new number of them.
 
     ``touched`` has a bit per slot.
     """
@@ -28,6 +28,6 @@ def first_touches(slots: Any, size: Any, touched: Any, found: Any, known: Any) -
 
 @kernel((IN_U8, IN_U32, U8), (IN_U64, IN_U32, U64))
 def gather(values: Any, places: Any, out: Any) -> None:
-    """The values at the places."""
+    """Copies the values at the places to ``out``."""
     for row in range(places.size):
         out[row] = values[places[row]]

@@ -1,7 +1,7 @@
-"""Key -> slot. Slots are dense and given out in order of first appearance.
+"""Key -> slot. Slots are dense and assigned in order of first appearance.
 
-``table`` holds slot + 1 (0: empty), ``counters`` is ``[keys so far, slot of the null key or -1]``. Callers make room
-for as many new keys as there are rows beforehand. Two forms of table:
+``table`` holds slot + 1 (0: empty), ``counters`` is ``[keys so far, slot of the null key or -1]``. Callers first make
+room for as many new keys as there are rows. There are two forms of table:
 
 * hashed: open addressing with linear probing; the size is a power of two and larger than the number of keys. Buckets
   come from the low bits of the hash, because the high ones already chose the subtask;
@@ -23,7 +23,7 @@ _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 @inlined
 def _with_null_slot(slot_keys: Any, counters: Any, size: Any) -> Any:
-    """How many keys there are when the null key has its slot."""
+    """Assigns a slot to the null key if it has none; returns the number of keys after that."""
     if counters[NULL_SLOT] >= 0:
         return size
     counters[NULL_SLOT] = size
@@ -37,7 +37,7 @@ def find_or_insert_int64(
 ) -> None:
     """The slot of each row's integer key; new keys get the next slot.
 
-    The first pass only fetches from the table: without branches its loads overlap, however far away the table lies.
+    The first pass only fetches from the table: without branches its loads overlap, also when they miss the cache.
     """
     mask = np.uint64(table.size - 1)
     size = np.uint64(counters[KEYS])
@@ -67,7 +67,7 @@ def find_or_insert_int64(
 
 @kernel((IN_I64, IN_U8, INT64, U32, I64, INT64, I64))
 def find_int64(keys: Any, bitmap: Any, bit_offset: Any, table: Any, slot_keys: Any, null_slot: Any, slots: Any) -> None:
-    """The slot of each row's integer key, or -1; as :func:`find_or_insert_int64` for keys that are known."""
+    """The slot of each row's integer key, or -1; like :func:`find_or_insert_int64`, but inserts no keys."""
     mask = np.uint64(table.size - 1)
     for row in range(keys.size):
         slots[row] = np.int64(table[hash_of_int64(keys[row]) & mask]) - 1
@@ -98,7 +98,7 @@ def rehash_int64(slot_keys: Any, size: Any, null_slot: Any, table: Any) -> None:
 
 @kernel((IN_I64, IN_U8, INT64))
 def key_bounds(keys: Any, bitmap: Any, bit_offset: Any) -> Any:
-    """The least and the greatest key; (0, -1) when there is none but nulls."""
+    """The least and the greatest key; (0, -1) when there are only nulls."""
     least, greatest = np.int64(0), np.int64(-1)
     if bitmap.size == 0:
         if keys.size:
@@ -120,10 +120,10 @@ def key_bounds(keys: Any, bitmap: Any, bit_offset: Any) -> Any:
 def find_or_insert_direct(
     keys: Any, bitmap: Any, bit_offset: Any, first: Any, table: Any, slot_keys: Any, counters: Any, slots: Any
 ) -> Any:
-    """As :func:`find_or_insert_int64` with a direct table; False when a key lies outside of its range.
+    """Like :func:`find_or_insert_int64` with a direct table; False when a key is outside of its range.
 
-    The keys in front of that one have their slots then, and get the same ones from another table. The first pass is all
-    there is when every key is known; its loads overlap, and nothing is compared.
+    In that case the keys before that one have their slots, and a retry with another table returns the same ones. If
+    every key is known, only the first pass runs; its loads overlap, and nothing is compared.
     """
     length = np.uint64(table.size)
     size = np.uint64(counters[KEYS])
@@ -171,7 +171,7 @@ def find_direct(keys: Any, bitmap: Any, bit_offset: Any, first: Any, table: Any,
 
 @kernel((IN_I64, INT64, INT64, INT64, U32))
 def fill_direct(slot_keys: Any, size: Any, null_slot: Any, first: Any, table: Any) -> None:
-    """Fills an empty direct table, in whose range all keys lie."""
+    """Fills an empty direct table whose range includes all keys."""
     for slot in range(size):
         if slot != null_slot:
             table[np.uint64(slot_keys[slot] - first)] = np.uint32(slot + 1)

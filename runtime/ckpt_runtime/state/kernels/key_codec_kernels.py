@@ -1,6 +1,6 @@
-"""Composite and string keys as bytes, a column at a time: encode rows, decode slots.
+"""Composite and string keys as bytes, a column at a time: encodes rows, decodes slots.
 
-A key is its columns one after another: a byte 1 and the value, or a byte 0 for null. Fixed values take 8 little-endian
+A key is the sequence of its columns: a byte 1 and the value, or a byte 0 for null. Fixed values take 8 little-endian
 bytes, variable ones a 4-byte little-endian length and their bytes. Equal keys have equal bytes.
 """
 
@@ -36,7 +36,7 @@ def add_bytes_sizes(offsets: Any, bitmap: Any, bit_offset: Any, sizes: Any) -> N
 
 @kernel((IN_I64, IN_U8, INT64, I64, U8))
 def encode_fixed(values: Any, bitmap: Any, bit_offset: Any, cursors: Any, out: Any) -> None:
-    """Writes a fixed column at each row's cursor and moves the cursor on."""
+    """Writes a fixed column at each row's cursor and advances the cursor."""
     for row in range(values.size):
         at = cursors[row]
         if bitmap.size and not is_valid(bitmap, bit_offset + row):
@@ -72,9 +72,9 @@ def encode_bytes(offsets: Any, data: Any, bitmap: Any, bit_offset: Any, cursors:
 
 @kernel((IN_U8, IN_I64, INT64, INT64, U64))
 def order_words(data: Any, offsets: Any, prefix: Any, skipped: Any, out: Any) -> None:
-    """Of each row a word that orders rows nearly as their bytes do: the first two bytes, and six later ones.
+    """Computes for each row a word that orders rows nearly like their bytes: the first two bytes, and six later ones.
 
-    These lie ``skipped`` bytes behind the first ``prefix``, which holds at least two; what is not there counts as 0.
+    The six bytes follow the first ``prefix + skipped`` bytes; ``prefix`` is at least 2. Missing bytes count as 0.
     """
     for row in range(out.size):
         start, end = offsets[row], offsets[row + 1]
@@ -89,7 +89,7 @@ def order_words(data: Any, offsets: Any, prefix: Any, skipped: Any, out: Any) ->
 
 @kernel((IN_U8, I64, I64, U8))
 def decode_fixed(arena: Any, cursors: Any, values: Any, valid: Any) -> None:
-    """Reads a fixed column at each slot's cursor and moves the cursor on."""
+    """Reads a fixed column at each slot's cursor and advances the cursor."""
     for slot in range(cursors.size):
         at = cursors[slot]
         valid[slot] = arena[at]
@@ -135,9 +135,9 @@ def decode_bytes(arena: Any, cursors: Any, ends: Any, out: Any) -> None:
 
 @kernel((IN_U8, IN_I64, IN_I64, IN_U8, IN_I64))
 def check_rows(data: Any, starts: Any, ends: Any, fixed: Any, widths: Any) -> Any:
-    """The first row that its columns do not fill from start to end, or -1. ``widths`` are values' sizes, -1 for any.
+    """The first row whose columns do not fill it from start to end, or -1. ``widths`` are values' sizes, -1 for any.
 
-    Starts and ends have to lie inside of ``data``.
+    Starts and ends must be inside of ``data``.
     """
     for row in range(starts.size):
         at, end = starts[row], ends[row]

@@ -1,9 +1,9 @@
-"""Buffered rows by key: append to the chain of a slot, find matches by slot and time, forget by time.
+"""Buffered rows by key: appends to the list of a slot, finds matches by slot and time, removes by time.
 
-Rows are numbered from 0. A slot's rows are a linked list in the order in which they came: ``heads`` and ``tails`` have
-an entry per slot, ``nexts`` one per row, each holding row + 1 (0: none). ``flags`` has the bits :data:`ALIVE` and
-:data:`MATCHED`. Rows that are not alive are taken out of their list when a probe comes past. ``block_least`` holds a
-lower bound of the times of each :data:`BLOCK` rows' living ones, so that blocks with nothing to forget are skipped.
+Rows are numbered from 0. A slot's rows are a linked list in order of arrival: ``heads`` and ``tails`` have an entry per
+slot, ``nexts`` one per row, each holding row + 1 (0: none). ``flags`` has the bits :data:`ALIVE` and :data:`MATCHED`.
+Rows that are not alive are unlinked when a probe visits them. ``block_least`` holds a lower bound of the times of the
+live rows in each block of :data:`BLOCK` rows, so that blocks without expired rows are skipped.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ckpt_runtime.state.kernels.compiler import I32, I64, IN_I64, IN_U8, IN_U32,
 ALIVE, MATCHED = np.uint8(1), np.uint8(2)
 BLOCK = 4096
 PAIRS, FIRST, CONSUME = 0, 1, 2
-"""Modes of :func:`probe_rows`: all matches; only whether there is one; all matches, which die of it."""
+"""Modes of :func:`probe_rows`: all matches; only whether there is one; all matches, which it removes."""
 POSITION, ENTRY, PREVIOUS, FOUND = 0, 1, 2, 3
-"""Places in the cursor of :func:`probe_rows`; the last one says how many pairs this call gave."""
+"""Places in the cursor of :func:`probe_rows`; the last one holds the number of pairs of this call."""
 NOT_STARTED = -1
 UNMATCHED, EXPIRED = 0, 1
 """Places in the result of :func:`expire_rows`."""
@@ -40,7 +40,7 @@ def append_rows(
     flags: Any,
     block_least: Any,
 ) -> None:
-    """Rows ``first`` and following, at the ends of their slots' lists. ``times`` is empty when rows have none."""
+    """Appends rows, numbered from ``first``, to their slots' lists. ``times`` is empty when rows have none."""
     for position in range(slots.size):
         row = first + position
         slot = slots[position]
@@ -61,7 +61,7 @@ def append_rows(
 
 @inlined
 def _shifted(time: Any, by: Any) -> Any:
-    """``time + by``, stopping at the ends of 64 bits."""
+    """``time + by``, limited to the range of 64 bits."""
     if by > 0 and time > _MAX - by:
         return _MAX
     if by < 0 and time < _MIN - by:
@@ -71,7 +71,7 @@ def _shifted(time: Any, by: Any) -> Any:
 
 @inlined
 def _take_out(slot: Any, previous: Any, following: Any, heads: Any, tails: Any, nexts: Any) -> None:
-    """Leaves out the row between two others of its slot's list (each as row + 1, 0: none)."""
+    """Unlinks the row between two others of its slot's list (each as row + 1, 0: none)."""
     if previous == 0:
         heads[slot] = following
     else:
@@ -97,10 +97,10 @@ def probe_rows(
     probes: Any,
     rows: Any,
 ) -> None:
-    """Pairs of a probing position and a living row of the same slot, by position, then in the order rows came.
+    """Finds pairs of a probing position and a live row of the same slot, by position, then in order of arrival.
 
-    With ``times``, a row matches whose time minus the probe's is between ``lower`` and ``upper``. Marks both sides of
-    each pair. Stops when ``rows`` is full and goes on there when called again; at the end ``cursor`` stands behind the
+    With ``times``, a row matches when its time minus the probe's is between ``lower`` and ``upper``. Marks both sides
+    of each pair. Stops when ``rows`` is full and continues there at the next call; at the end ``cursor`` is past the
     last position.
     """
     timed = times.size > 0
@@ -141,7 +141,7 @@ def probe_rows(
 def expire_rows(
     bound: Any, size: Any, row_times: Any, flags: Any, block_least: Any, unmatched: Any, result: Any
 ) -> None:
-    """Ends the life of rows whose time is at or before ``bound``; lists those without a match, in order."""
+    """Removes rows whose time is at or before ``bound``; lists those without a match, in order."""
     listed = 0
     expired = 0
     for block in range((size + BLOCK - 1) // BLOCK):

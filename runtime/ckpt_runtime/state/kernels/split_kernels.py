@@ -45,7 +45,7 @@ def key_groups(hashes: Any, max_parallelism: Any, out: Any) -> None:
 def places_by_owner(hashes: Any, owner_of_group: Any, ends: Any, places: Any) -> None:
     """Stable counting sort of rows by owning subtask: row ``i`` belongs at ``places[i]``.
 
-    ``owner_of_group`` has an entry per key group, ``ends`` a zero per owner; it returns where each owner's rows end.
+    ``owner_of_group`` has an entry per key group. ``ends`` has a zero per owner, and gets the end of each owner's rows.
     """
     groups = np.uint64(owner_of_group.size)
     for row in range(hashes.size):

@@ -2,7 +2,7 @@
 
 SQL's rules: nulls are ignored, ``count`` of nothing is 0 and every other aggregate of nothing is null. Integer sums
 that leave 64 bits raise :class:`AggregateOverflowError` (Spark's ANSI mode); NaN is the greatest float.
-An accumulator is changed by one thread; how a snapshot gets its columns says ``frozen_columns.py``.
+One thread changes an accumulator; ``frozen_columns.py`` describes how a snapshot gets its columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Accumulator(ABC):
         self._arrays: dict[str, AnyArray] = {name: np.zeros(1024, dtype=dtype) for name, dtype in dtypes.items()}
 
     def make_room(self, slots: int, used: int) -> None:
-        """Room for ``slots`` slots, of which ``used`` hold something."""
+        """Makes room for ``slots`` slots, of which ``used`` hold values."""
         for name, array in self._arrays.items():
             capacity = capacity_for(len(array), slots)
             if capacity != len(array):
@@ -44,22 +44,22 @@ class Accumulator(ABC):
 
     @abstractmethod
     def update(self, slots: AnyArray, values: pa.Array | None) -> pa.Array:
-        """Adds one batch; the value after each row."""
+        """Adds one batch; returns the value after each row."""
 
     @abstractmethod
     def load(self, slots: AnyArray, stored: list[pa.Array]) -> None:
-        """Sets slots from arrays as :meth:`to_arrow` gave them."""
+        """Sets slots from arrays that :meth:`to_arrow` returned."""
 
     def load_nothing(self) -> None:
-        """The snapshot has the latest slots, but no value of this aggregate for them."""
+        """Called when a snapshot has the latest slots, but no values of this aggregate for them."""
 
     @property
     def columns(self) -> dict[str, AnyArray]:
-        """What there is by slot, by name. Updates change these arrays in place, growing replaces them."""
+        """The arrays with an entry per slot, by name. Updates change them in place, growing replaces them."""
         return dict(self._arrays)
 
     def shared(self) -> dict[str, AnyArray]:
-        """What else goes with the columns, and never changes."""
+        """Further arrays that belong to the columns and never change."""
         return {}
 
     @abstractmethod
@@ -125,7 +125,7 @@ class _NumberAccumulator(Accumulator):
 class SumAccumulator(_NumberAccumulator):
     """sum: int64 of integers, float64 of floats.
 
-    Without nulls every slot has a value from its first row on; the flags come into being with the first null.
+    Without nulls every slot has a value from its first row on; the flags are created at the first null.
     """
 
     def __init__(self, column: AggregateColumn) -> None:
@@ -212,7 +212,7 @@ class AverageAccumulator(Accumulator):
 
 
 class BytesExtremeAccumulator(Accumulator):
-    """min and max of strings and binaries. Bytes lie in an append-only arena, compacted when half of it is garbage."""
+    """min and max of strings and binaries. Bytes are in an append-only arena, compacted when half of it is garbage."""
 
     def __init__(self, column: AggregateColumn) -> None:
         super().__init__(column, {"starts": np.int64, "sizes": np.int64, "has": np.uint8})

@@ -41,7 +41,7 @@ class AggregateTable:
         return self._index.size
 
     def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Adds all rows; for each aggregate its value after each row.
+        """Adds all rows; returns for each aggregate its value after each row.
 
         Raises :class:`~ckpt_runtime.state.errors.AggregateOverflowError`; the table is then unusable.
         """
@@ -66,7 +66,7 @@ class AggregateTable:
         return read_only(slots)
 
     def find(self, keys: list[pa.Array]) -> AnyArray:
-        """The slot of each row's key as int64, -1 for one that is not there."""
+        """The slot of each row's key as int64, -1 for an unknown key."""
         return self._index.find(keys)
 
     def hashes(self) -> AnyArray:
@@ -78,7 +78,7 @@ class AggregateTable:
         return hash_arrays(keys, self.key_schema.names)
 
     def _keep(self, slots: AnyArray) -> None:
-        """These slots are about to change: frozen columns keep what they hold."""
+        """Lets frozen columns keep the values of these slots, which are about to change."""
         if self._frozen:
             self._frozen = [frozen for frozen in self._frozen if frozen.open]
             for frozen in self._frozen:
@@ -96,7 +96,7 @@ class AggregateTable:
         return self._index.freeze().arrays(slots)
 
     def rows(self, slots: AnyArray) -> pa.RecordBatch:
-        """Stored rows of some slots, as they are now."""
+        """Stored rows of some slots, as of this call."""
         arrays = self.keys_of(slots)
         for accumulator in self._accumulators:
             columns = {name: column[slots] for name, column in accumulator.columns.items()}
@@ -129,12 +129,12 @@ class AggregateTable:
                 accumulator.load_nothing()
 
     def load_nothing(self) -> None:
-        """The latest keys have no values yet, and perhaps never will."""
+        """Called when the latest keys have no values yet; they may stay without."""
         for accumulator in self._accumulators:
             accumulator.load_nothing()
 
     def check_compatible(self, descriptor: dict[str, Any]) -> None:
-        """Raises StateSchemaError when the key or an aggregate of the same alias is another one in the snapshot."""
+        """Raises StateSchemaError when the key or an aggregate of the same alias differs in the snapshot."""
         stored = {entry["alias"]: entry for entry in descriptor["aggregates"]}
         for column in self.aggregates:
             entry = stored.get(column.alias)
@@ -154,13 +154,13 @@ class AggregateTable:
 
 
 def evolved_rows(descriptor: dict[str, Any], rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Stored rows of an earlier descriptor of the same state: what they lack is as if no row had been added.
+    """Converts stored rows of an earlier descriptor of the same state: missing aggregates get their neutral values.
 
-    Needs nobody who asks for the state, and no memory beside the batch's.
+    The state need not be in use, and no memory is needed beyond the batch's.
     """
     zeros: dict[str, int] = {}
     for entry in descriptor["aggregates"]:
-        if entry["function"] in ("count", "avg"):  # nothing else counts what it has seen
+        if entry["function"] in ("count", "avg"):  # all other aggregates of nothing are null
             zeros |= dict.fromkeys(entry["stored"], 0)
     schema = stored_rows.schema_from_json(descriptor.get("schema"))
     arrays = [
@@ -177,7 +177,7 @@ def _neutral(field: pa.Field, zeros: dict[str, int], rows: int) -> pa.Array:
 
 
 class _FrozenPart:
-    """What one aggregate holds at the moment of freezing, by name."""
+    """The columns of one aggregate at the moment of freezing, by name."""
 
     def __init__(self, accumulator: Accumulator) -> None:
         self._accumulator = accumulator
@@ -185,7 +185,7 @@ class _FrozenPart:
         self.columns = accumulator.columns
 
     def to_arrow(self, taken: Iterator[AnyArray]) -> list[pa.Array]:
-        """The stored arrays, of its columns' copies."""
+        """The stored arrays, made from copies of its columns."""
         return self._accumulator.to_arrow(self._shared | {name: next(taken) for name in self.columns})
 
 
@@ -213,5 +213,5 @@ class FrozenAggregateTable:
         writer.write_table(self._table.name, self._table.descriptor(), self.rows(), groups, owned)
 
     def release(self) -> None:
-        """The table no longer keeps anything for this one."""
+        """Releases the frozen columns, so that the table no longer keeps old values for them."""
         self._columns.release()

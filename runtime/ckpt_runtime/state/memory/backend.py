@@ -1,7 +1,7 @@
 """The in-memory keyed state backend: aggregate tables, Python states and timers of one operator in one subtask.
 
 Snapshots are asynchronous and copy-on-write; several may be in flight. All calls but those on a snapshot come from the
-subtask's thread. Nothing touches files here: a snapshot writes to the stream that it is given.
+subtask's thread. The backend opens no files: a snapshot writes to the stream that it is given.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MemorySnapshot:
 
 
 class MemoryKeyedStateBackend(TableBackend):
-    """See the module. ``uid`` is the operator's, for messages."""
+    """See the module docstring. ``uid`` is the operator's, for messages."""
 
     def __init__(self, key_groups: KeyGroupRange, max_parallelism: int, uid: str = "") -> None:
         self.key_groups = key_groups
@@ -134,7 +134,7 @@ class MemoryKeyedStateBackend(TableBackend):
                 state.maintain(MAINTENANCE_BUDGET)
 
     def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
-        """The synchronous part: freezes all states in constant time, but for a byte per row of joins."""
+        """The synchronous part: freezes all states in constant time, except for a byte per row of joins."""
         frozen: list[_Frozen] = [state.freeze() for state in self._states.values()]
         frozen += [state.freeze() for state in self._unclaimed.values()]
         canonical = properties.savepoint_format is SavepointFormat.CANONICAL
@@ -167,12 +167,12 @@ class MemoryKeyedStateBackend(TableBackend):
 
 
 def _rows_of(state: MemoryState, batch: pa.RecordBatch) -> list[StoredRow]:
-    """Rows of a batch as tuples of one tuple per part; stamps are given to rows which have none yet."""
+    """Rows of a batch as tuples of one tuple per part; rows without an expiry time get one."""
     parts = []
     start = 0
     schemas = [schema for _, schema in state.parts()]
     for index, schema in enumerate(schemas):
-        # The key is what input rows have; all else is what user code has written.
+        # Keys have the form of input rows; all other parts have the form that user code writes.
         decode = values.state_from_arrow if index else values.from_arrow
         cells = [decode(batch.column(start + column)) for column in range(len(schema))]
         start += len(schema)
@@ -185,7 +185,7 @@ def _rows_of(state: MemoryState, batch: pa.RecordBatch) -> list[StoredRow]:
 
 
 def _stamps(state: MemoryState, batch: pa.RecordBatch) -> list[list[int]]:
-    """The column of times at which rows expire, if the state has one."""
+    """The column of the rows' expiry times, if the state has one."""
     if state.ttl is None:
         return []
     fresh = state.ttl.now_ms() + state.ttl.duration_ms

@@ -1,9 +1,9 @@
-"""Columns as of one moment, without a copy at that moment, while their owner goes on changing them.
+"""Columns as of one moment, without a copy at that moment, while their owner continues to change them.
 
-Until somebody has copied the columns, the owner says beforehand which slots it will change, and their values are kept:
-each slot's once, so a batch costs what its rows cost, however many slots there are. Who copies takes the columns as
-they are, in a thread of his own and with the interpreter lock released, and then puts back what had been kept. Columns
-that grow are replaced, and the frozen ones stay as they are. Values have one byte or eight.
+Until the columns are copied, the owner announces which slots it will change, and their old values are kept: once per
+slot, so the cost of a batch depends on its rows and not on the number of slots. The copying thread copies the current
+columns, with the interpreter lock released, and then restores the kept values in the copies. Columns that grow are
+replaced, and the frozen ones stay unchanged. Values have one byte or eight.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ class FrozenColumns:
         self._columns = [_bits(column) for column in columns]
         self._types = [column.dtype for column in columns]
         self._touched: AnyArray = np.zeros((size + 7) // 8, dtype=np.uint8)
-        # Memory only as far as it is written: the system hands pages out when they are touched.
+        # Uses memory only as far as it is written: the system allocates pages when they are touched.
         self._slots: AnyArray = np.empty(size, dtype=np.uint32)
         self._kept: list[AnyArray] = [np.empty(size, dtype=column.dtype) for column in self._columns]
         self._known = 0
         self._lock = threading.Lock()
         self.open = True
-        """Whether the owner has to say what it changes."""
+        """Whether the owner has to announce its changes with :meth:`keep`."""
 
     def keep(self, slots: AnyArray) -> None:
-        """The owner is about to change these slots."""
+        """Keeps the values of these slots, which the owner is about to change."""
         before = self._known
         known = int(first_touches(slots, self._size, self._touched, self._slots, before))
         places = read_only(self._slots[before:known])
         for column, kept in zip(self._columns, self._kept, strict=True):
             gather(read_only(column), places, kept[before:known])
-        # The slots change after this. Who copies a changed value finds the kept one behind the same lock.
+        # The slots change after this. A thread that copies a changed value finds the kept one under the same lock.
         with self._lock:
             self._known = known
 
     def take(self) -> list[AnyArray]:
-        """Copies of the columns as they were. To be called once."""
+        """Copies of the columns as they were when frozen. To be called once."""
         copies = [column[: self._size].copy() for column in self._columns]
         with self._lock:
             self.open = False
@@ -58,7 +58,7 @@ class FrozenColumns:
         return [copy.view(kind) for copy, kind in zip(copies, self._types, strict=True)]
 
     def release(self) -> None:
-        """Nobody copies any more."""
+        """Ends the freeze without a copy."""
         self.open = False
 
 

@@ -1,7 +1,7 @@
 """Key -> slot for a batch at a time, and slots back to key columns. Slots are dense: 0 .. size - 1, never reused.
 
-Keys are append-only, so a snapshot shares their arrays and needs only the number of keys: growing replaces an array and
-leaves the old one to whoever froze it. Not safe for use by two threads, except for frozen views.
+Keys are append-only, so a snapshot shares their arrays and needs only the number of keys: growing replaces an array,
+and frozen views keep the old one. Not safe for use by two threads, except for frozen views.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class KeyIndex(ABC):
 
     @property
     def size(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return int(self._counters[KEYS])
 
     @abstractmethod
@@ -76,10 +76,10 @@ class KeyIndex(ABC):
 
     @abstractmethod
     def freeze(self) -> FrozenKeys:
-        """The keys as they are now, in constant time."""
+        """The keys as of this call, in constant time."""
 
     def _table_for(self, rows: int) -> AnyArray | None:
-        """A new table when keys fill half of the present one, or ``rows`` new ones could fill 7/8 of it.
+        """A new table when keys fill half of the present one, or ``rows`` new keys could fill 7/8 of it.
 
         Most rows bring no new key: sizing the table for all of them would spread it over more cache than it needs.
         """
@@ -95,7 +95,7 @@ def _empty_table() -> AnyArray:
 
 
 def key_index(schema: pa.Schema) -> KeyIndex:
-    """The fitting index: one integer-like or float column has a fast one."""
+    """The index for this schema: a single integer-like or float column gets a fast one."""
     check_key_types(schema, schema.names)
     kind = columns.decoded_type(schema.field(0).type)
     if len(schema) == 1 and (columns.is_integer_like(kind) or pa.types.is_floating(kind)):
@@ -111,7 +111,7 @@ def grown(array: AnyArray, capacity: int, used: int) -> AnyArray:
 
 
 def capacity_for(present: int, needed: int) -> int:
-    """Doubles until ``needed`` fits."""
+    """The present capacity, or the next power of two if ``needed`` exceeds it."""
     return present if needed <= present else 1 << (needed - 1).bit_length()
 
 
@@ -152,14 +152,14 @@ class _DirectTable:
 
     @classmethod
     def over(cls, least: int, greatest: int) -> Self:
-        """An empty one, with room on both sides: keys that grow by and by do not replace it each time."""
+        """An empty table, with room on both sides, so that slowly growing keys do not replace it each time."""
         span = greatest - least + 1
         length = capacity_for(_FIRST_CAPACITY, span + span // 4)
         return cls(max(least - (length - span) // 2, _LEAST_INT64), np.zeros(length, dtype=np.uint32))
 
 
 class Int64KeyIndex(KeyIndex):
-    """One key column that fits 64 bits. Its table is a direct one while the keys lie close together."""
+    """An index of one key column that fits 64 bits. Its table is a direct one while the keys lie close together."""
 
     def __init__(self, schema: pa.Schema) -> None:
         super().__init__(schema)
@@ -171,7 +171,7 @@ class Int64KeyIndex(KeyIndex):
         key = fixed_key(columns.plain(arrays[0]))
         self._make_room(key)
         slots = np.empty(len(key.values), dtype=np.uint32)
-        # Once more over the whole batch: keys that the smaller table could take are found now.
+        # A retry covers the whole batch: keys that the smaller table could take are found now.
         while not self._find_or_insert(key, slots):
             self._replace_table(key)
         return slots
@@ -196,7 +196,7 @@ class Int64KeyIndex(KeyIndex):
         return True
 
     def _make_room(self, key: columns.FixedColumn) -> None:
-        """Room for as many new keys as there are rows; a direct table says itself when it has none."""
+        """Makes room for as many new keys as there are rows; a direct table itself reports when it has no room."""
         size, rows = self.size, len(key.values)
         capacity = capacity_for(len(self._keys), size + rows)
         if capacity != len(self._keys):
@@ -206,7 +206,7 @@ class Int64KeyIndex(KeyIndex):
             self._replace_table(key)
 
     def _replace_table(self, key: columns.FixedColumn) -> None:
-        """A direct table if the keys that are known and those that come fit one; or else the hashed one is filled."""
+        """Makes a direct table if the known and the new keys fit one; otherwise fills the hashed table."""
         size, null_slot = self.size, int(self._counters[NULL_SLOT])
         known = key_bounds(read_only(self._keys[:size]), columns.NO_BITMAP, 0)
         coming = key_bounds(key.values, key.bitmap, key.bit_offset)
@@ -243,7 +243,7 @@ class _FrozenBytesKeys(FrozenKeys):
 
 
 class BytesKeyIndex(KeyIndex):
-    """Any other key, encoded as bytes."""
+    """An index of any other key, encoded as bytes."""
 
     def __init__(self, schema: pa.Schema) -> None:
         super().__init__(schema)

@@ -1,9 +1,9 @@
-"""What value, list and map state share: entries by key in a freezable dict, time to live, and the way to columns.
+"""The common part of value, list and map state: entries by key in a freezable dict, time to live, column conversion.
 
 Keys are tuples of Python values, one per key column, made canonical by the caller (``values.canonical_key``). With a
 time to live, every stored tuple ends with the time at which it expires (ms since epoch); expired entries are never
-returned, and removed little by little in :meth:`MemoryState.maintain`. One thread owns a state; frozen ones may go to
-another.
+returned, and removed step by step in :meth:`MemoryState.maintain`. One thread owns a state; another thread may use
+frozen ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ StoredRow: TypeAlias = tuple[Key, ...]
 
 
 class Entries(Protocol):
-    """What a state keeps by key. Values are never None."""
+    """The entries of a state by key. Values are never None."""
 
     def get(self, key: Key) -> Any:
         """The value, or None."""
@@ -39,10 +39,10 @@ class Entries(Protocol):
         """Removes the entry if there is one."""
 
     def writable(self, key: Key, copy: Callable[[Any], Any]) -> Any:
-        """The value for changing in place; copied first when a snapshot still shows it."""
+        """The value, to be changed in place; copied first when a snapshot still shows it."""
 
     def freeze(self) -> Any:
-        """What a snapshot shows."""
+        """The view of the entries for a snapshot."""
 
     def maintain(self, budget: int) -> object:
         """Housekeeping of up to ``budget`` steps."""
@@ -97,7 +97,7 @@ class MemoryState(ABC):
         return FrozenState(self, self._entries.freeze())
 
     def maintain(self, budget: int) -> None:
-        """Does up to ``budget`` steps of merging after snapshots and of removing what has expired."""
+        """Does up to ``budget`` steps of merging after snapshots and of removing expired entries."""
         self._entries.maintain(budget)
         if self.ttl is None:
             return
@@ -111,7 +111,7 @@ class MemoryState(ABC):
             budget -= 1
 
     def watch(self, key: Key, expires_at: int) -> None:
-        """Asks for a look at ``key`` when something under it may have expired."""
+        """Schedules a check of ``key`` for the time when a value under it may have expired."""
         if key not in self._watched:
             self._watched.add(key)
             self._sequence += 1
@@ -131,11 +131,11 @@ class MemoryState(ABC):
 
     @abstractmethod
     def expire(self, key: Key, now: int) -> int | None:
-        """Removes what has expired under ``key``; when the rest expires first, None if nothing is left."""
+        """Removes expired values under ``key``; returns the rest's earliest expiry time, or None if nothing is left."""
 
     @abstractmethod
     def load(self, rows: Iterable[StoredRow]) -> None:
-        """Adds restored rows, with stamps if there is a time to live."""
+        """Adds restored rows, with expiry times if there is a time to live."""
 
 
 class FrozenState:
@@ -148,7 +148,7 @@ class FrozenState:
         self._schema = state.stored_schema()
 
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
-        """The asynchronous part: to columns in chunks, sort by key group, write."""
+        """The asynchronous part: converts to columns in chunks, sorts by key group, writes."""
         batches = [
             rows_to_batch(rows, self._schema)
             for chunk in self._view.chunks()
@@ -157,7 +157,7 @@ class FrozenState:
         write_batches(writer, self._state.name, self._descriptor, self._schema, batches, owned, max_parallelism)
 
     def release(self) -> None:
-        """Lets the owner merge again."""
+        """Releases the view, so that the owner can merge again."""
         self._view.release()
 
 
@@ -167,7 +167,7 @@ def _pieces(rows: list[StoredRow]) -> Iterator[list[StoredRow]]:
 
 
 def rows_to_batch(rows: list[StoredRow], schema: pa.Schema) -> pa.RecordBatch:
-    """Columns of some stored rows; there is at least one."""
+    """Columns of some stored rows, of which there must be at least one."""
     arrays: list[pa.Array] = []
     for part in zip(*rows, strict=True):
         for column in zip(*part, strict=True):

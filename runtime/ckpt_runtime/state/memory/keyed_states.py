@@ -1,7 +1,7 @@
-"""Value, list and map state of one operator: what a StatefulProcessor's state variables stand on.
+"""Value, list and map state of one operator: the implementation of a StatefulProcessor's state variables.
 
 Values are canonical tuples (``state/values.py`` checks them before they come here). Lists and maps are changed in
-place, unless a snapshot still shows them: then the first change copies them.
+place, except that the first change copies them while a snapshot still shows them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ValueStateTable(MemoryState):
 
 
 class ListStateTable(MemoryState):
-    """A list of tuples per key; an empty list is no list."""
+    """A list of tuples per key; an empty list counts as absent."""
 
     kind = "list"
 
@@ -70,7 +70,7 @@ class ListStateTable(MemoryState):
         return [value[:-1] for value in stored if value[-1] > now]
 
     def elements(self, key: Key) -> Iterator[Value]:
-        """The live elements as they are now."""
+        """The live elements as of this call."""
         return iter(tuple(self.get(key)))
 
     def exists(self, key: Key) -> bool:
@@ -118,7 +118,7 @@ class ListStateTable(MemoryState):
 
 
 class MapStateTable(MemoryState):
-    """A map from tuple to tuple per key, in order of first insertion; an empty map is no map."""
+    """A map from tuple to tuple per key, in order of first insertion; an empty map counts as absent."""
 
     kind = "map"
 
@@ -147,7 +147,7 @@ class MapStateTable(MemoryState):
         return {name: value[:-1] for name, value in stored.items() if value[-1] > now}
 
     def items(self, key: Key) -> Iterator[tuple[Value, Value]]:
-        """The live entries as they are now."""
+        """The live entries as of this call."""
         return iter(tuple(self.get(key).items()))
 
     def exists(self, key: Key) -> bool:

@@ -1,8 +1,8 @@
 """A dict that can be frozen in constant time: frozen layers below, one writable layer on top.
 
-Reads look from the top down; a deletion in an upper layer is a tombstone. When no frozen view is in use any more,
+Reads look from the top down; a deletion in an upper layer is a tombstone. Once no frozen view is in use,
 upper layers are merged back into the lowest one a few entries at a time (:meth:`LayeredDict.maintain`), so that
-neither taking nor giving up a snapshot stalls the owner. One thread owns the dict; any thread may read or release a
+neither taking nor releasing a snapshot stalls the owner. One thread owns the dict; any thread may read or release a
 frozen view. Values are never None. Mutable values (lists, dicts) are changed through :meth:`LayeredDict.writable`
 only.
 """
@@ -30,7 +30,7 @@ class FrozenView(Generic[K, V]):
         self.released = False
 
     def chunks(self, size: int = CHUNK) -> Iterator[list[tuple[K, V]]]:
-        """All entries, up to ``size`` at a time, so that the interpreter lock is given up in between."""
+        """All entries, up to ``size`` at a time, so that the interpreter lock is released in between."""
         for position in range(len(self._layers)):
             entries = iter(self._layers[position].items())
             above = self._layers[position + 1 :]
@@ -45,13 +45,13 @@ class FrozenView(Generic[K, V]):
                     yield chunk
 
     def release(self) -> None:
-        """The owner may change these layers again."""
+        """Releases the layers, which the owner may change again."""
         self._layers = ()
         self.released = True
 
 
 class LayeredDict(Generic[K, V]):
-    """See the module."""
+    """See the module docstring."""
 
     def __init__(self) -> None:
         self._layers: list[dict[K, V]] = [{}]
@@ -76,7 +76,7 @@ class LayeredDict(Generic[K, V]):
         elif self._views:
             layers[-1][key] = value
         else:
-            # Nobody looks at the layers: straight to the bottom, where no entry above may hide it.
+            # No view shows the layers: write to the bottom layer, and remove entries above that would hide it.
             for layer in layers[1:]:
                 layer.pop(key, None)
             layers[0][key] = value
@@ -91,7 +91,7 @@ class LayeredDict(Generic[K, V]):
             layer.pop(key, None)
 
     def writable(self, key: K, copy: Callable[[V], V]) -> V | None:
-        """The value for changing in place; copied first when a frozen view still shows it."""
+        """The value, to be changed in place; copied first when a frozen view still shows it."""
         layers = self._layers
         if len(layers) == 1 or not self._views:
             return self.get(key)
@@ -108,7 +108,7 @@ class LayeredDict(Generic[K, V]):
     def freeze(self) -> FrozenView[K, V]:
         """A view of the present entries, in constant time."""
         self._forget_released()
-        # Nothing has changed since the last one: no second empty layer is piled up.
+        # Nothing has changed since the last view: do not add a second empty layer.
         if len(self._layers) > 1 and not self._layers[-1]:
             view = FrozenView(tuple(self._layers[:-1]))
         else:
@@ -120,14 +120,14 @@ class LayeredDict(Generic[K, V]):
         return view
 
     def _collapsed(self) -> dict[K, V]:
-        """Upper layers as one new dict, so that overlapping snapshots do not pile up layers; old ones stay."""
+        """The upper layers as one new dict, so that overlapping snapshots do not pile up layers; old layers stay."""
         merged: dict[K, V] = {}
         for layer in self._layers[1:]:
             merged.update(layer)
         return merged
 
     def maintain(self, budget: int) -> bool:
-        """Merges up to ``budget`` entries back; true when there is more to merge."""
+        """Merges up to ``budget`` entries back; returns True when there is more to merge."""
         if len(self._layers) == 1:
             return False
         self._forget_released()
@@ -137,7 +137,7 @@ class LayeredDict(Generic[K, V]):
         while len(self._layers) > 1 and budget > 0:
             layer = self._layers[1]
             while layer and budget > 0:
-                # Taken out as it is moved: wherever the budget ends, each entry is in one layer.
+                # The entry is removed as it is moved, so that each is in one layer wherever the budget ends.
                 key, value = layer.popitem()
                 if value is _TOMBSTONE:
                     base.pop(key, None)

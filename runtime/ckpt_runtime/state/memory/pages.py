@@ -1,9 +1,9 @@
-"""The native form of in-memory keyed state: what lies in a snapshot's file and how it is found again.
+"""The native form of in-memory keyed state: the content of a snapshot's file and how it is located.
 
 A file is a run of *sections*, one per named state. A section is a run of *key-group blocks* in key-group order, empty
 groups left out. A block is a run of Arrow IPC record batch messages (encapsulated form: continuation marker, metadata
 length, metadata, body; 8-byte aligned relative to the block) with stored rows, without schema messages and
-uncompressed. Offsets of blocks count from the file's start and stand in
+uncompressed. Offsets of blocks count from the file's start and are stored in
 :class:`~ckpt_runtime.checkpoint.state_handles.KeyedSection`, with the state's descriptor.
 """
 
@@ -25,7 +25,7 @@ from ckpt_runtime.state.kernels.split_kernels import order_by_group
 from ckpt_runtime.state.stored_rows import check_owned
 
 ROWS_TAKEN = 1 << 14
-"""Each call that takes rows gives up the interpreter, and a busy task gives it back only after a while."""
+"""Each call that takes rows releases the interpreter lock, and a busy task gives it back only after a while."""
 
 
 class SectionWriter:
@@ -62,7 +62,7 @@ def _by_group(table: pa.Table, groups: AnyArray, owned: KeyGroupRange) -> Iterat
         return
     counted = np.zeros(len(owned), dtype=np.int64)
     order = np.empty(len(groups), dtype=np.int64)
-    # The kernel has no bounds: a row of another key group would be counted in memory that is not its own.
+    # The kernel checks no bounds: a row of another key group would be counted outside of the array.
     order_by_group(read_only(groups), owned.first, counted, order)
     ends = counted.tolist()
     start = 0
@@ -77,7 +77,7 @@ def _by_group(table: pa.Table, groups: AnyArray, owned: KeyGroupRange) -> Iterat
 
 
 def _runs(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of groups whose rows are taken together: as few as have :data:`ROWS_TAKEN` of them, and the rest."""
+    """Ranges of groups whose rows are taken together: each has at least :data:`ROWS_TAKEN` rows, except the last."""
     first = start = 0
     for last, end in enumerate(ends, 1):
         if end - start >= ROWS_TAKEN or last == len(ends):

@@ -1,9 +1,9 @@
-"""Buffered rows per key, for several inputs whose rows meet by key: the state of a join.
+"""Buffered rows per key, for several inputs that are joined by key: the state of a join.
 
-Each side keeps its rows in the order in which they came, as columns; sides share the index from keys to slots, so that
-a batch is looked up once for finding matches and for being kept. Rows are forgotten by event time, or when they match.
-A snapshot shares all columns and copies one byte per row. What has been forgotten is removed from memory when it is
-more than what lives. One thread owns the buffers; frozen ones may go to another.
+Each side keeps its rows in order of arrival, as columns. The sides share the index from keys to slots, so that the keys
+of a batch are looked up once, both for finding matches and for storing. Rows are removed by event time, or when they
+match. A snapshot shares all columns and copies one byte per row. Memory is compacted when removed rows outnumber the
+live ones. One thread owns the buffers; frozen ones may go to another.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _stored_columns(spec: RowBufferSpec) -> list[str]:
 
 
 def _ends(spec: RowBufferSpec) -> dict[str, Any]:
-    """What the descriptor says about the ends of rows."""
+    """The descriptor's entry about when rows are removed."""
     return {"event_time": spec.event_time, "keeps_matched": spec.keeps_matched}
 
 
@@ -75,7 +75,7 @@ class RowBuffer:
 
     @property
     def at_hand(self) -> int:
-        """Living rows in memory."""
+        """The number of live rows in memory."""
         return self._rows.rows - self.dead
 
     def _clear(self) -> None:
@@ -93,20 +93,20 @@ class RowBuffer:
         return stored_schema(self.spec)
 
     def times_of(self, batch: pa.RecordBatch) -> AnyArray:
-        """Event times of a batch in their own unit; empty when rows do not end by time."""
+        """Event times of a batch in their own unit; empty when rows do not expire by time."""
         if self.spec.event_time is None:
             return _NO_TIMES
         return int64_column(batch.column(self.spec.event_time)).values
 
     def make_slots(self, slots: int) -> None:
-        """Room for ``slots`` slots."""
+        """Makes room for ``slots`` slots."""
         capacity = capacity_for(len(self._heads), slots)
         if capacity != len(self._heads):
             self._heads = grown(self._heads, capacity, len(self._heads))
             self._tails = grown(self._tails, capacity, len(self._tails))
 
     def append(self, batch: pa.RecordBatch, slots: AnyArray, matched: AnyArray) -> None:
-        """Raises StateError when there are 2**31 - 2 rows."""
+        """Adds rows. Raises StateError when there would be more than 2**31 - 2 rows."""
         first = self._rows.rows
         self._make_rows(first + batch.num_rows)
         kernels.append_rows(
@@ -133,7 +133,7 @@ class RowBuffer:
     def matches(
         self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray
     ) -> Iterator[tuple[AnyArray, AnyArray]]:
-        """At most :data:`PAIRS_PER_CALL` pairs at a time."""
+        """Yields at most :data:`PAIRS_PER_CALL` pairs at a time."""
         mode = kernels.PAIRS if self.spec.keeps_matched else kernels.CONSUME
         cursor = _new_cursor()
         while cursor[kernels.POSITION] < len(slots):
@@ -147,7 +147,7 @@ class RowBuffer:
                 yield probes[:pairs], rows[:pairs]
 
     def mark_found(self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray) -> None:
-        """As :meth:`matches`, only setting ``found``."""
+        """Like :meth:`matches`, but only sets ``found``."""
         nothing = np.empty(1, dtype=np.int32)
         self._probe(slots, times, lower, upper, kernels.FIRST, found, _new_cursor(), nothing, nothing)
 
@@ -161,7 +161,7 @@ class RowBuffer:
         )  # fmt: skip
 
     def expire(self, bound: int) -> AnyArray:
-        """Forgets rows whose event time is at or before ``bound`` (own unit); the numbers of those without a match."""
+        """Removes rows whose event time is at most ``bound`` (own unit); returns numbers of those without a match."""
         unmatched = np.empty(self._rows.rows, dtype=np.int32)
         result = np.zeros(2, dtype=np.int64)
         kernels.expire_rows(bound, self._rows.rows, self._times, self._flags, self._block_least, unmatched, result)
@@ -169,19 +169,19 @@ class RowBuffer:
         return unmatched[: int(result[kernels.UNMATCHED])]
 
     def expired(self, bound: int) -> Iterator[AnyArray]:
-        """The same for all that there is, some at a time: numbers hold until the next ones are asked for."""
+        """The same in several parts for all rows: numbers are valid until the next part is asked for."""
         yield self.expire(bound)
 
     def take(self, rows: AnyArray, wanted: Sequence[int]) -> list[pa.Array]:
-        """Columns of rows by number. Numbers hold until :meth:`RowBuffers.compact_if_due`."""
+        """Columns of rows by number. Numbers are valid until :meth:`RowBuffers.compact_if_due`."""
         return self._rows.take(rows, wanted)
 
     def living(self) -> list[tuple[pa.RecordBatch, AnyArray]]:
-        """The rows that live, in order, with whether they have matched (0 or 1)."""
+        """The live rows, in order, with whether they have matched (0 or 1)."""
         return _living(self._rows.segments, self._flags)
 
     def refill(self, parts: list[tuple[pa.RecordBatch, AnyArray]], index: KeyIndex) -> None:
-        """Starts anew with these rows and slots of a new index."""
+        """Replaces the content by these rows, with slots of a new index."""
         self._clear()
         for batch, matched in parts:
             slots = index.slots_of([batch.column(key) for key in self.spec.keys])
@@ -189,7 +189,7 @@ class RowBuffer:
             self.append(batch, slots, matched)
 
     def loaded(self, stored: pa.RecordBatch) -> tuple[pa.RecordBatch, AnyArray]:
-        """A stored batch as rows and whether they have matched."""
+        """Splits a stored batch into its rows and whether they have matched."""
         columns = dict(zip(_stored_columns(self.spec), stored.columns, strict=False))
         arrays = [columns[name] for name in self.spec.schema.names]
         matched = stored.column(stored_rows.MATCHED).cast(pa.uint8()).to_numpy()
@@ -209,13 +209,13 @@ class FrozenRows:
         self._flags = flags
 
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
-        """The asynchronous part: leaves forgotten rows out, sorts by key group, writes."""
+        """The asynchronous part: leaves out removed rows, sorts by key group, writes."""
         spec = self._spec
         batches = [to_stored(spec, batch, matched) for batch, matched in _living(self._segments, self._flags)]
         write_batches(writer, spec.name, rows_descriptor(spec), stored_schema(spec), batches, owned, max_parallelism)
 
     def release(self) -> None:
-        """Gives the columns up."""
+        """Releases the columns."""
         self._segments = ()
 
 
@@ -230,7 +230,7 @@ class RowBuffers:
         self._index = key_index(self._key_schema)
 
     def slots_of(self, keys: list[pa.Array]) -> AnyArray:
-        """The slot of each row's key, with room for it in all sides."""
+        """The slot of each row's key; makes room for it in all sides."""
         slots = self._index.slots_of(keys)
         for side in self.sides:
             side.make_slots(self._index.size)
@@ -242,7 +242,7 @@ class RowBuffers:
         side.append(batch, self.slots_of([batch.column(key) for key in side.spec.keys]), matched)
 
     def take_all(self) -> Iterator[pa.RecordBatch]:
-        """The rows of all sides, one side after the other, in order, in parts that split no key. Nothing is left."""
+        """Removes and returns all rows, one side after the other and in order, in parts that split no key."""
         taken = [[batch for batch, _ in side.living()] for side in self.sides]
         self._index = key_index(self._key_schema)
         for side in self.sides:
@@ -250,7 +250,7 @@ class RowBuffers:
         return (pa.concat_batches(batches) for batches in taken if batches)
 
     def compact_if_due(self) -> None:
-        """Removes forgotten rows and keys without rows, when they outnumber the living ones: constant work per row."""
+        """Frees removed rows and keys without rows, when they outnumber the live ones: constant work per row."""
         living = sum(side.at_hand for side in self.sides)
         dead = sum(side.dead for side in self.sides)
         if dead <= living + _SPARE_ROWS and self._index.size <= 2 * living + _SPARE_ROWS:
@@ -273,7 +273,7 @@ def check_same_keys(uid: str, specs: Sequence[RowBufferSpec]) -> None:
 
 
 def check_ends(uid: str, spec: RowBufferSpec, descriptor: dict[str, Any]) -> None:
-    """Raises StateSchemaError when stored rows ended otherwise: the state does not hold what would be needed now."""
+    """Raises StateSchemaError when stored rows were removed by other rules: rows that are needed now may be missing."""
     stored = descriptor.get("rows")
     if stored != _ends(spec):
         raise schema_mismatch(uid, spec.name, "its rows end otherwise", stored, _ends(spec))

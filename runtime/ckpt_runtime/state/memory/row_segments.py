@@ -1,7 +1,7 @@
 """The columns of buffered rows: appended a batch at a time, read by row number, never changed.
 
-Batches are kept as they come and merged into larger ones as they gather: each row is copied a logarithmic number of
-times, and there are few segments to read from. A snapshot shares the segments.
+Batches are kept as they arrive and merged into larger ones as they accumulate: each row is copied a logarithmic number
+of times, and there are few segments to read from. A snapshot shares the segments.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RowSegments:
     def _gathered(
         self, index: int, parts: list[tuple[pa.RecordBatch, AnyArray, AnyArray]], inverse: AnyArray
     ) -> pa.Array:
-        """One column: plain numbers go straight to their places, the rest segment by segment and then into order."""
+        """One column: plain numbers are written to their places; other values are taken by segment, then reordered."""
         views = [unsigned_values(segment.column(index)) for segment, _, _ in parts]
         if views and all(view is not None for view in views):
             out = np.empty(len(inverse), dtype=views[0].dtype)  # type: ignore[union-attr]

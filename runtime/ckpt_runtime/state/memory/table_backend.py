@@ -1,4 +1,4 @@
-"""What backends share whose states are tables by key (``keyed_state.py``): each is made once, for one schema."""
+"""The base of backends whose states are tables by key (``keyed_state.py``): each state is made once, for one schema."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _State(Protocol):
 
 
 class TableBackend(KeyedStateBackend):
-    """See the module. The classes are those of the states."""
+    """See the module docstring. The class attributes name the class of each kind of state."""
 
     values_class: ClassVar[type[ValueStateTable]] = ValueStateTable
     lists_class: ClassVar[type[ListStateTable]] = ListStateTable
@@ -37,13 +37,13 @@ class TableBackend(KeyedStateBackend):
     @property
     @abstractmethod
     def states(self) -> Mapping[str, _State]:
-        """Those that are in use, by name."""
+        """The states that are in use, by name."""
 
     @abstractmethod
     def open_state(self, state: MemoryState) -> None:
-        """Gives a state that is new what there is of it, and puts it to the others.
+        """Loads the restored content into a new state, if there is any, and adds the state to :attr:`states`.
 
-        Raises StateSchemaError when that is of another kind, or of a schema that does not evolve into this one.
+        Raises StateSchemaError when that content has another kind, or a schema that does not evolve into this one.
         """
 
     def value_state(
@@ -86,7 +86,7 @@ class TableBackend(KeyedStateBackend):
         return known
 
     def check_rows(self, specs: Sequence[RowBufferSpec]) -> None:
-        """Raises StateSchemaError unless the sides' keys have equal types and nobody has these states."""
+        """Raises StateSchemaError unless the sides' keys have equal types and none of these states is in use."""
         check_same_keys(self.uid, specs)
         for spec in specs:
             if (known := self.states.get(spec.name)) is not None:

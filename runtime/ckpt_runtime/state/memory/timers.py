@@ -21,7 +21,7 @@ _TIME_SCHEMA = pa.schema([pa.field(stored_rows.TIME, pa.int64(), nullable=False)
 
 
 class TimerQueue(MemoryState):
-    """See the module."""
+    """See the module docstring."""
 
     kind = "timers"
 
@@ -34,7 +34,7 @@ class TimerQueue(MemoryState):
         return [(stored_rows.KEY_PREFIX, self.key_schema), ("", _TIME_SCHEMA)]
 
     def register(self, key: Key, time: int) -> None:
-        """Adds a timer; the same one twice is one."""
+        """Adds a timer; registering the same one twice adds it once."""
         times = self._entries.get(key)
         if times is None:
             self._entries.put(key, (time,))
@@ -44,7 +44,7 @@ class TimerQueue(MemoryState):
             ordered = list(times)
             insort(ordered, time)
             self._entries.put(key, tuple(ordered))
-        # Between time and key: keys of equal times are never compared, which None among their values would not bear.
+        # The number keeps keys of equal times from being compared, which would fail for None among their values.
         self._pushes += 1
         heapq.heappush(self._heap, (time, self._pushes, key))
 
@@ -73,7 +73,7 @@ class TimerQueue(MemoryState):
         return None
 
     def due(self, until: int) -> list[tuple[int, Key]]:
-        """Timers at or before ``until``, ascending. They stay listed until deleted but are not given out again."""
+        """Timers at or before ``until``, ascending. They stay listed until deleted but are not returned again."""
         # A timer that was deleted and registered again is in the heap twice.
         found: dict[tuple[int, Key], None] = {}
         while self._heap and self._heap[0][0] <= until:

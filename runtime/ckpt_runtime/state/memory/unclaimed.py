@@ -1,7 +1,7 @@
-"""What a snapshot holds for states that nobody has asked for yet: the key-group blocks of this backend's range.
+"""The restored content of states that are not in use yet: the key-group blocks of this backend's range.
 
-Blocks are read once at restore (clipped to the range), decoded when a state is claimed, and written to the next
-snapshot while it is not, so that a state survives a run of the job that does not use it.
+Blocks are read once at restore (clipped to the range), decoded when a state is claimed, and until then
+written to each snapshot, so that a state survives a run of the job that does not use it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Block: TypeAlias = bytes | memoryview | pa.Buffer
 
 
 class UnclaimedState:
-    """One unclaimed state. Blocks of one key group come from one subtask, or from several after odd repairs."""
+    """One unclaimed state. Blocks of one key group come from one subtask, or from several after unusual repairs."""
 
     def __init__(self, uid: str, name: str, descriptor: dict[str, Any]) -> None:
         stored_rows.check_descriptor(name, descriptor)
@@ -60,7 +60,7 @@ class UnclaimedState:
                 self._blocks.setdefault(key_group, []).append(block)
 
     def add_rows(self, key_group: int, batch: pa.RecordBatch) -> None:
-        """Takes over rows that were read in another form."""
+        """Adds rows that were read from another form."""
         self._blocks.setdefault(key_group, []).append(batch.serialize())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -74,7 +74,7 @@ class UnclaimedState:
                     yield key_group, batch
 
     def freeze(self) -> UnclaimedState:
-        """Blocks never change."""
+        """Returns the state itself, because blocks never change."""
         return self
 
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
@@ -82,7 +82,7 @@ class UnclaimedState:
         writer.write_batches(self.name, self.descriptor, self.schema, self._by_group())
 
     def release(self) -> None:
-        """Nothing is held for a snapshot."""
+        """Does nothing: a snapshot holds nothing of its own."""
 
 
 def unclaimed_states(

@@ -1,8 +1,8 @@
 """The keyed state backend on RocksDB: state on the worker's disk, larger than memory, in files that snapshots share.
 
 One database per operator and subtask, behind a write-back cache for each state. A snapshot's synchronous part takes
-what has changed in the caches; writing that, linking the database's files and storing the new ones is the asynchronous
-part. All calls but those on a snapshot come from the subtask's thread.
+the changed entries of the caches; the asynchronous part writes them, links the database's files and stores the new
+ones. All calls but those on a snapshot come from the subtask's thread.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ from ckpt_runtime.state.stored_rows import schema_from_json
 
 MAINTENANCE_BUDGET = 4_000
 FILTER_SHARE = 8
-"""Which part of RocksDB's memory the filter of new keys has, beside that memory, once keys leave a state's cache."""
+"""The filter of new keys gets RocksDB's memory divided by this, in addition, once keys leave a state's cache."""
 MOST_PENDING = 4
-"""Snapshots that wait for their writer before the subtask itself brings their entries to the database."""
+"""Snapshots that may wait for their writer before the subtask itself writes their entries to the database."""
 
 
 @lru_cache(maxsize=1)
 def _memory(bytes_in_all: int, write_buffer_ratio: float) -> StoreMemory:
-    """One for all databases of a worker; one of another configuration goes with its databases."""
+    """One for all databases of a worker; one of an earlier configuration is freed with its databases."""
     return StoreMemory(bytes_in_all, write_buffer_ratio)
 
 
 def _local_copies(configuration: Configuration, parameters: BackendParameters) -> LocalCopies | None:
-    """The worker's, if the job wants any."""
+    """The worker's local copies, if the job uses them."""
     shared_handles = parameters.shared_handles
     if shared_handles is None:
         return None
@@ -81,7 +81,7 @@ def _local_copies(configuration: Configuration, parameters: BackendParameters) -
 
 
 class RocksDBKeyedStateBackend(TableBackend):
-    """See the module."""
+    """See the module docstring."""
 
     values_class = StoredValues
     lists_class = StoredLists
@@ -112,7 +112,7 @@ class RocksDBKeyedStateBackend(TableBackend):
 
     @property
     def _database(self) -> Database:
-        """Opened when it is needed first: a restore puts its files in place before."""
+        """Opened on first use: a restore puts its files in place before."""
         if self._opened is None:
             store = Store(self._root / "db", self._memory, self._compaction)
             self._opened = Database(self._directory, store, self.key_groups)
@@ -147,7 +147,7 @@ class RocksDBKeyedStateBackend(TableBackend):
             self._shared.restored(restored.tables)
 
     def _load(self, handles: Sequence[CanonicalKeyedStateHandle], reader: SnapshotReader) -> None:
-        """All states are brought to the database, whoever asks for them: it passes them on by itself then."""
+        """Writes all states to the database, whether they are used or not, so that later snapshots contain them."""
         for state in canonical_states(self.uid, handles):
             entry = self._catalog.add(state.name, state.descriptor)
             form = stored_form(state.name, entry, self.key_groups, self.max_parallelism)

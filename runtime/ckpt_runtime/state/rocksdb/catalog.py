@@ -1,7 +1,7 @@
-"""Which states a database holds: their ids, and the schemas in which entries may have been written. Pure.
+"""The states that a database holds: their ids, and the schemas in which entries may have been written. Pure.
 
-It goes with every snapshot, as JSON in the handle. Ids count up, and belong to one database: when several are merged,
-each has a catalog of its own.
+The catalog is part of every snapshot, as JSON in the handle. Ids ascend, and are valid in one database only: when
+several are merged, each has its own catalog.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Id = Annotated[int, Meta(ge=0, lt=1 << 16)]
 
 
 class StateEntry(Struct):
-    """One state: ``descriptors`` by the ids of their schemas, and which of these is the present one."""
+    """One state: ``descriptors`` by the ids of their schemas; ``current`` is the id of the present one."""
 
     id: _Id
     descriptors: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=(1 << 16) - 1)]
@@ -36,20 +36,20 @@ class StateEntry(Struct):
         return str(self.descriptor["kind"])
 
     def schemas(self) -> dict[int, pa.Schema]:
-        """Those of stored rows, by their ids."""
+        """The schemas of stored rows, by their ids."""
         return {number: schema_from_json(entry.get("schema")) for number, entry in enumerate(self.descriptors)}
 
     def schema_id(self, descriptor: dict[str, Any]) -> int:
-        """Of this one, which is added if it is new."""
+        """The id of this descriptor, which is added if it is new."""
         if descriptor not in self.descriptors:
             self.descriptors.append(descriptor)
         return self.descriptors.index(descriptor)
 
     def make_current(self, descriptor: dict[str, Any]) -> None:
-        """Entries are written with this one from now on. What it lacks is removed from all others for good.
+        """Makes this descriptor the one for writing. Fields that it lacks are removed from all others for good.
 
-        Entries are not written again for that: a removed field gets a name that no schema has, so that one of its name
-        that is added later does not show what the old one held.
+        Entries are not rewritten for that: a removed field gets a name that no schema has, so that a field of the same
+        name that is added later does not show the old values.
         """
         names = set(schema_from_json(descriptor.get("schema")).names)
         self.descriptors = [_without(entry, names) for entry in self.descriptors]
@@ -94,7 +94,7 @@ class Catalog:
         return cls(uid, states)
 
     def to_json(self) -> dict[str, Any]:
-        """What a handle keeps; it does not change any more."""
+        """The description for a handle; later changes do not affect it."""
         document: dict[str, Any] = msgspec.to_builtins(self._states)
         return {"states": document}
 
@@ -108,7 +108,7 @@ class Catalog:
         return self._states[name]
 
     def add(self, name: str, descriptor: dict[str, Any]) -> StateEntry:
-        """The state, made if there is none, with this as its present schema; its kind has to be the same."""
+        """The state, made if there is none, with this descriptor as the present one. Its kind must be the same."""
         entry = self._states.get(name)
         if entry is None:
             number = 1 + max((known.id for known in self._states.values()), default=-1)
@@ -124,7 +124,7 @@ class Catalog:
         return self._states.pop(name, None)
 
     def merge(self, other: Catalog) -> dict[int, tuple[int, list[int]]]:
-        """Takes in the states of another one: by the id of each there, its id here, and the ids of its schemas."""
+        """Adds the states of another catalog; maps the id of each there to its id and the ids of its schemas here."""
         places = {}
         for name, theirs in other._states.items():
             ours = self.add(name, theirs.descriptor)

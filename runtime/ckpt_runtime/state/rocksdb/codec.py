@@ -1,16 +1,15 @@
 """Keys and entries of states as bytes. Pure.
 
-A key in the database is its key group and its state's id, two bytes each, big endian, and then the key's columns; what
-lies behind a key is the id of a schema, two bytes, and then the rows of the entry: one of a value, several of a list, a
-map or timers, each the columns behind the key in the state's stored form (``stored_rows``). Columns are MessagePack, in
-the one form that ``msgspec`` gives equal values; they are decoded by the types of their schema and by nothing else.
+A key in the database is its key group and its state's id, two bytes each, big endian, and then the key's columns. Its
+value is the id of a schema, two bytes, and then the rows of the entry: one for a value, several for a list, a map or
+timers. Each row has the columns after the key in the state's stored form (``stored_rows``). Columns are MessagePack, in
+the one form that ``msgspec`` gives equal values; they are decoded only by the types of their schema.
 
-A list or a map of many rows is *split*: :class:`SplitList` lies behind its key, and its rows lie in *elements*, whose
-keys begin with that one and go on with a *tail*: the number of a part of a list, or a map's own key, in MessagePack. No
-key is the beginning of another one otherwise, so elements follow their key in the database, and parts of a list each
-other.
+A list or a map of many rows is *split*: the value of its key is a :class:`SplitList`, and its rows are in *elements*,
+whose keys are that key followed by a *tail*: the number of a part of a list, or a map's own key, in MessagePack. No
+other key is a prefix of another one, so elements follow their key in the database, and parts of a list are in order.
 
-An entry keeps the schema with which it was written, and is read in the one that its state has now.
+An entry keeps the schema with which it was written, and is converted to the state's present schema on reading.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ Converter: TypeAlias = Callable[[Any], Any] | None
 ID_BYTES = 2
 PREFIX_BYTES = 2 * ID_BYTES
 BATCH = 10_000
-"""Entries of one write: larger batches are no faster, and keep other writers waiting."""
+"""Entries of one write: larger batches are no faster, and make other writers wait."""
 _DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError)
 
 _encode = msgspec.msgpack.Encoder(enc_hook=values.plain_number).encode
 
 SPLIT = b"\xff\xff"
-"""Where other entries have the id of a schema. No state has that many schemas."""
+"""Stands in place of the schema id of other entries. No state has that many schemas."""
 _NUMBER, _PAIR = b"\xcf", b"\x92"
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _split_decoder = msgspec.msgpack.Decoder(tuple[_Count, _Count])
 
 
 class SplitList(NamedTuple):
-    """Lies behind a key instead of rows: how many elements there are, and which number the next part of a list gets."""
+    """The value of a key instead of rows: the number of elements, and the number of the next part of a list."""
 
     elements: int
     next: int
 
     def encode(self) -> bytes:
-        """As an entry."""
+        """The encoded entry."""
         return SPLIT + _encode((self.elements, self.next))
 
     @classmethod
@@ -69,27 +68,27 @@ class SplitList(NamedTuple):
 
 
 def number_tail(number: int) -> bytes:
-    """The tail of a part of a list; they are ordered as numbers are."""
+    """The tail of a part of a list; tails are ordered like their numbers."""
     return _NUMBER + number.to_bytes(8, "big")
 
 
 def elements_of(key: bytes) -> tuple[bytes, bytes]:
-    """Between which keys the elements of one lie: no tail begins with these bytes."""
+    """The range of the keys of a key's elements: no tail begins with these bytes."""
     return key + b"\0", key + b"\xff"
 
 
 def group_prefix(key_group: int) -> bytes:
-    """How the keys of a key group begin."""
+    """The prefix of the keys of a key group."""
     return key_group.to_bytes(ID_BYTES, "big")
 
 
 def state_prefix(key_group: int, state_id: int) -> bytes:
-    """How the keys of a state begin in one key group."""
+    """The prefix of the keys of a state in one key group."""
     return ((key_group << 16) + state_id).to_bytes(PREFIX_BYTES, "big")
 
 
 def without_key(schema: pa.Schema) -> pa.Schema:
-    """The columns that lie behind a key."""
+    """The columns after the key's columns."""
     return pa.schema([field for field in schema if not field.name.startswith(KEY_PREFIX)])
 
 
@@ -108,7 +107,7 @@ class KeyCodec:
         return len(self._schema)
 
     def encode(self, state_id: int, keys: Sequence[Key], *, to_write: bool = False) -> list[bytes]:
-        """Keys of a state as the database has them. CorruptStateError for one to write that is another subtask's."""
+        """Encoded keys of a state. Raises CorruptStateError for a key to write that belongs to another subtask."""
         if not keys:
             return []
         arrays = [
@@ -134,7 +133,7 @@ class KeyCodec:
             raise CorruptStateError(f"the key {encoded!r} cannot be read: {error}") from error
 
     def decode_element(self, encoded: bytes) -> tuple[Key, bytes]:
-        """The key, and the tail if it is an element's, or nothing."""
+        """The key, and the tail of an element; the tail is empty for other entries."""
         try:
             return self.decode(encoded), b""
         except CorruptStateError:
@@ -146,15 +145,15 @@ class KeyCodec:
 
 
 def map_tail(name: Row) -> bytes:
-    """The tail of a map's own key: equal ones have the same, nested ones as well."""
+    """The tail of a map's own key: equal keys, also nested ones, have equal tails."""
     return _encode(name)
 
 
 class RowsCodec:
-    """The rows behind the keys of one state: ``schemas`` by their ids, all without the key's columns.
+    """The codec of the rows of one state: ``schemas`` by their ids, all without the key's columns.
 
-    They are written, and handed out, with the schema ``current``; ``check_evolution`` has to have passed the others.
-    Rows that have no end yet, but a time to live now, get ``fresh_stamp`` as their end.
+    Rows are written, and returned, with the schema ``current``; the others must have passed ``check_evolution``.
+    Rows without an expiry time get ``fresh_stamp`` if the state has a time to live now.
     """
 
     def __init__(self, schemas: Mapping[int, pa.Schema], current: int, fresh_stamp: Callable[[], int | None]) -> None:
@@ -204,7 +203,7 @@ def _decoder(
 
 
 def _evolution(stored: pa.Schema, wanted: pa.Schema) -> Converter:
-    """A row of one schema as one of the other; None where nothing moves. All widenings are none in Python."""
+    """Converts a row of one schema to the other; None if no field moves. Widenings change nothing in Python."""
     if stored.names == wanted.names:
         return None
     places = [stored.get_field_index(name) for name in wanted.names]
@@ -232,11 +231,11 @@ _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
 
 
 def _python_type(kind: pa.DataType) -> Any:
-    """The type of canonical values, or null. Structs are tuples here."""
+    """The Python type of canonical values, with None. Structs are tuples here."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return list[_python_type(kind.value_type)] | None  # type: ignore[misc]
     if pa.types.is_map(kind):
-        # msgspec takes no key that may be null, and there is none.
+        # msgspec rejects a nullable key type, and keys are never null.
         key: Any = get_args(_python_type(kind.key_type))[0]
         return GenericAlias(dict, (key, _python_type(kind.item_type))) | None
     if pa.types.is_struct(kind):
@@ -252,7 +251,7 @@ def _row_type(fields: Iterable[pa.Field]) -> Any:
 
 
 def _row_converter(fields: Iterable[pa.Field]) -> Converter:
-    """Makes ``Row`` values of the structs inside a row; None where there are none."""
+    """Converts the structs inside a row to ``Row`` values; None if there are no structs."""
     converters = [_converter(field.type) for field in fields]
     if not any(converters):
         return None

@@ -1,11 +1,11 @@
-"""Aggregates whose rows lie in the database, behind a write-back cache that is updated as the table in memory is.
+"""Aggregates whose rows are in the database, behind a write-back cache that is updated like the in-memory table.
 
-The cache is two tables. The younger one takes all updates; keys that it does not have come out of the older one, or all
-together by one call out of the database. When it holds as many as shall be at hand, it becomes the older one, and what
-nobody has asked for since then is forgotten: changed rows have gone to the database by then, some with each batch, so
-that no batch waits for all of them. A filter of what was forgotten knows most keys that are new, and which the database
-need not be asked for. What the database had before, out of a snapshot, the filter learns as new keys come, a few for
-each that was read in vain. So who has no new keys pays nothing. The subtask's thread owns it.
+The cache is two tables. The younger one takes all updates; keys that it lacks are moved from the older one, or all read
+from the database in one call. When the younger table reaches the capacity, it becomes the older one, and the previous
+older one is dropped: its changed rows are in the database by then, because each batch writes some of them, so that no
+batch waits for all. A filter of the dropped keys identifies most new keys, which need no database read. Keys that the
+database had from a snapshot are added to the filter as new keys arrive, a few for each key that was read in vain.
+A job without new keys pays nothing for this. The subtask's thread owns it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
 from ckpt_runtime.state.states import Key
 
 _WRITTEN_PER_NEW_KEY = 2
-"""How much faster changed rows of the older table go to the database than the younger one becomes full."""
+"""How much faster changed rows of the older table are written to the database than the younger one fills up."""
 _LEARNED_PER_READ = 2
-"""Keys of a snapshot that the filter learns for each key that was read in vain, at about the price of that read."""
+"""Keys of a snapshot added to the filter for each key that was read in vain, at about the cost of that read."""
 _LEAST_LEARNED = 256
-"""At a time: to find where to go on in the database costs as much as some dozen keys."""
+"""The least number of keys per step: a seek in the database costs as much as some dozen keys."""
 _PATIENCE = 1.5
-"""How many times its keys the younger table may hold before it waits for snapshots that nobody has written yet."""
+"""How many times its capacity the younger table may hold before it waits for snapshots that are not written yet."""
 
 
 class _Generation:
-    """A table, and which of its rows (1) the database does not have and no snapshot brings there."""
+    """A table, and which of its rows (1) are neither in the database nor in a pending snapshot."""
 
     def __init__(self, table: AggregateTable) -> None:
         self.table = table
@@ -46,7 +46,7 @@ class _Generation:
         return len(self.table)
 
     def slots_of(self, keys: list[pa.Array]) -> AnyArray:
-        """The slots of keys, new ones for those that are not here yet."""
+        """The slots of keys; keys that are not in the table yet get new ones."""
         before = len(self)
         slots = self.table.slots_of(keys)
         capacity = capacity_for(len(self.dirty), len(self))
@@ -70,7 +70,7 @@ class FrozenAggregates:
         self._rows: list[pa.RecordBatch] | None = None
 
     def puts(self) -> Iterator[tuple[bytes, bytes]]:
-        """Entries for the database; the same ones when it has to be tried again."""
+        """Entries for the database; a retry yields the same ones."""
         if self._rows is None:
             tables = [frozen.rows(slots) for frozen, slots in self._parts]
             self._rows = [rows for table in tables for rows in table.to_batches(max_chunksize=BATCH)]
@@ -78,7 +78,7 @@ class FrozenAggregates:
             yield from self._codec.entries(rows)
 
     def deletes(self) -> Iterable[bytes]:
-        """Nothing is ever removed."""
+        """No keys: aggregates are never removed."""
         return ()
 
     def release(self) -> None:
@@ -88,9 +88,9 @@ class FrozenAggregates:
 
 
 class CachedAggregates:
-    """The state ``entry`` of a database; the ``capacity`` keys used last stay at hand, and up to twice as many more.
+    """The state ``entry`` of a database; the ``capacity`` keys used last stay in memory, and up to twice as many more.
 
-    ``forgotten`` is an empty filter, and ``unknown`` are the keys that the database has already.
+    ``forgotten`` is an empty filter, and ``unknown`` are the keys that the database already has.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CachedAggregates:
 
     @property
     def cache(self) -> CachedAggregates:
-        """There is nothing to it but the cache."""
+        """The state itself is the cache."""
         return self
 
     def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
@@ -143,7 +143,7 @@ class CachedAggregates:
             self._fetch(np.arange(known, known + new))
         young.dirty[slots] = 1
         result = young.table.add(slots, batch)
-        # Behind a snapshot whose writer has not come to it, a write would have to do that work first.
+        # While a snapshot waits for its writer, a write would have to do that writer's work first.
         if new and not self._database.pending:
             self._write_old(_WRITTEN_PER_NEW_KEY * len(self._unwritten) * new // max(1, self._capacity - known))
         keys = len(young)
@@ -152,7 +152,7 @@ class CachedAggregates:
         return result
 
     def _fetch(self, new: AnyArray) -> None:
-        """Fills the latest slots of the younger table with what there is."""
+        """Fills the latest slots of the younger table with the existing rows of their keys."""
         young = self._young
         young.table.load_nothing()
         keys = young.table.keys_of(new)
@@ -163,7 +163,7 @@ class CachedAggregates:
             absent &= self._forgotten.may_hold(young.table.hashes_of(keys))
         if not absent.any():
             return
-        # In the order of the database neighbours are read together.
+        # In key order, neighbours in the database are read together.
         keys, encoded = self._codec.ordered_keys([key.filter(pa.array(absent)) for key in keys])
         found = self._database.multi_get(encoded)
         for schema_id, rows in self._codec.rows(keys, found):
@@ -182,7 +182,7 @@ class CachedAggregates:
             self._unknown = None
 
     def _move_from(self, old: _Generation, keys: list[pa.Array], new: AnyArray) -> AnyArray:
-        """Takes over what the older table has; which keys it does not have."""
+        """Moves the rows that the older table has; returns which keys it lacks."""
         slots = old.table.find(keys)
         absent = slots < 0
         moved = slots[~absent]
@@ -193,9 +193,9 @@ class CachedAggregates:
         return absent
 
     def _age(self) -> None:
-        """The younger table becomes the older one, once the database has all that this one had."""
+        """Makes the younger table the older one, after all rows of the previous older one are in the database."""
         self._write_old(len(self._unwritten))
-        # What snapshots have frozen of it as well: from here on reads of these keys go to the database.
+        # Snapshots' frozen rows of it are written, too: from here on reads of these keys go to the database.
         self._database.settle()
         if self._old is not None:
             self._forgotten.add(self._old.table.hashes())
@@ -204,7 +204,7 @@ class CachedAggregates:
         self._young = _Generation(self._new_table())
 
     def _write_old(self, most: int) -> None:
-        """Brings some of the older table's changed rows to the database."""
+        """Writes some of the older table's changed rows to the database."""
         if self._old is None or not len(self._unwritten):
             return
         slots, self._unwritten = self._unwritten[:most], self._unwritten[most:]
@@ -214,13 +214,13 @@ class CachedAggregates:
             self._old.dirty[slots] = 0
 
     def freeze(self) -> FrozenAggregates | None:
-        """Takes what has changed, in constant time but for a byte per key at hand."""
+        """Takes the changed rows, in constant time except for a byte per key in memory."""
         generations = [self._young] if self._old is None else [self._old, self._young]
         parts = [(known.table.freeze(), slots) for known in generations if len(slots := known.take_dirty())]
         return FrozenAggregates(self._codec, parts) if parts else None
 
     def prefetch(self, keys: Iterable[Key]) -> None:
-        """A batch brings its keys itself."""
+        """Does nothing: :meth:`update` reads the keys of its batch."""
 
     def maintain(self, budget: int) -> None:
-        """There is nothing to do between batches."""
+        """Does nothing: :meth:`update` does the housekeeping."""

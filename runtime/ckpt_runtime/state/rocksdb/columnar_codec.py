@@ -1,7 +1,7 @@
 """Stored rows with one row per key as entries of the database, encoded and decoded in bulk. Pure.
 
-A key is its key group and its state's id, two bytes each, big endian, then the key's columns; what lies behind it is
-the id of a schema, two bytes, and the other columns. Columns have the form of ``row_codec``.
+A key is its key group and its state's id, two bytes each, big endian, then the key's columns; its value is the
+id of a schema, two bytes, and the other columns. Columns have the form of ``row_codec``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREFIX_BYTES = 2 * ID_BYTES
 
 
 class ColumnarCodec:
-    """Of one state: ``schemas`` of stored rows by their ids, of which ``current`` is written."""
+    """The codec of one state: ``schemas`` of stored rows by their ids, of which ``current`` is written."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class ColumnarCodec:
         self._alike = alike_bytes(self._key_fields[0].type)
 
     def ordered_keys(self, arrays: Sequence[pa.Array]) -> tuple[list[pa.Array], list[bytes]]:
-        """Keys by their columns, about in the order of the database: the columns, and the keys as they are there.
+        """Keys by their columns, roughly in the order of the database: the columns, and the encoded keys.
 
-        Raises CorruptStateError for those of another subtask.
+        Raises CorruptStateError for keys of another subtask.
         """
         offsets, data = self._encoded_keys(arrays)
         order = self._order(offsets, data)
@@ -67,16 +67,16 @@ class ColumnarCodec:
         return offsets, data
 
     def _order(self, offsets: AnyArray, data: AnyArray) -> AnyArray:
-        """About that of the database: by key group and the first six bytes behind what all keys have alike.
+        """Roughly the order of the database: by key group and the first six bytes after the part that all keys share.
 
-        It saves RocksDB most of the way from one entry to the next, and costs a tenth of sorting the bytes.
+        It shortens RocksDB's searches from one entry to the next, and costs a tenth of sorting the bytes.
         """
         words = np.empty(len(offsets) - 1, dtype=np.uint64)
         order_words(read_only(data), read_only(offsets), PREFIX_BYTES, self._alike, words)
         return np.argsort(words)
 
     def entries(self, rows: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
-        """Stored rows in the current schema, about in the order of the database."""
+        """Entries of stored rows in the current schema, roughly in the order of the database."""
         keys = len(self._key_fields)
         names = rows.schema.names[keys:]
         offsets, data = encode_rows(rows.columns[keys:], names, header=ID_BYTES)
@@ -87,7 +87,7 @@ class ColumnarCodec:
         return zip(_pieces(key_offsets, key_data, order), _pieces(offsets, data, order), strict=True)
 
     def rows(self, keys: Sequence[pa.Array], found: Sequence[bytes | None]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Stored rows of those keys that were found, by schema. Raises CorruptStateError."""
+        """Stored rows of the keys that were found, by schema. Raises CorruptStateError."""
         places = np.array([place for place, value in enumerate(found) if value is not None], dtype=np.int64)
         values = [value for value in found if value is not None]
         for schema_id, at, arrays in self._decoded(values):
@@ -95,12 +95,12 @@ class ColumnarCodec:
             yield schema_id, self._batch(schema_id, [*(key.take(taken) for key in keys), *arrays])
 
     def decode(self, entries: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Stored rows of entries as the database has them, by schema. Raises CorruptStateError."""
+        """Stored rows of encoded entries, by schema. Raises CorruptStateError."""
         keys = self._decoded_keys([key for key, _ in entries])
         yield from self.rows(keys, [value for _, value in entries])
 
     def hashes(self, keys: Sequence[bytes]) -> AnyArray:
-        """The stable hashes of keys as the database has them. Raises CorruptStateError."""
+        """The stable hashes of encoded keys. Raises CorruptStateError."""
         return hash_arrays(self._decoded_keys(keys), [field.name for field in self._key_fields])
 
     def _decoded_keys(self, keys: Sequence[bytes]) -> list[pa.Array]:
@@ -143,7 +143,7 @@ def _joined(parts: Sequence[bytes]) -> tuple[AnyArray, AnyArray]:
 
 
 def _pieces(offsets: AnyArray, data: AnyArray, order: AnyArray) -> list[bytes]:
-    """The inverse, in this order."""
+    """The parts, in this order."""
     lengths = np.diff(offsets)
     if len(lengths) and lengths[0] and (lengths == lengths[0]).all():  # NumPy makes the bytes, six times as fast
         alike = data.reshape(len(lengths), lengths[0])[order]

@@ -1,8 +1,9 @@
 """Buffered rows as entries of the database. Pure.
 
-They are in *chunks*: the rows of one key group that came between two snapshots, in order, as one entry, and beside it,
-once some of them have matched or ended, a byte for each. A chunk without living rows goes, and one with less than half
-of its rows is written anew. Rows that do not fit into memory are in runs instead (``row_runs.py``).
+They are stored in *chunks*. One entry holds the rows of one key group that arrived between two snapshots, in order. A
+second entry, once some of them have matched or were removed, holds a byte for each row. A chunk without live rows is
+deleted, and one with less than half of its rows is rewritten. Rows that do not fit into memory are in runs instead
+(``row_runs.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ckpt_runtime.state.stored_rows import KEY_PREFIX, check_owned
 from ckpt_runtime.state.stored_rows import MATCHED as IS_MATCHED
 
 POSITION = "position"
-"""The column of a stored chunk that says which of the chunk's flags is a row's."""
+"""The column of a stored chunk with the index of each row's flag."""
 
 _NUMBER_BYTES = 8
 _ROWS, _FLAGS = b"\0", b"\1"
@@ -34,7 +35,7 @@ _RUNS_AT_ONCE = 2_048
 
 
 Decoded: TypeAlias = tuple[int, pa.RecordBatch, AnyArray, AnyArray]
-"""A chunk's number, its living rows in the current schema, their positions, and its flags if there are any."""
+"""A chunk's number, its live rows in the current schema, their positions, and its flags if there are any."""
 
 
 class ChunkCodec:
@@ -48,7 +49,7 @@ class ChunkCodec:
         self.schema = schemas[current]
 
     def keys(self, key_group: int, number: int) -> tuple[bytes, bytes]:
-        """Of a chunk's rows, and of its flags."""
+        """The keys of a chunk's rows and of its flags."""
         key = state_prefix(key_group, self.id) + number.to_bytes(_NUMBER_BYTES, "big")
         return key + _ROWS, key + _FLAGS
 
@@ -106,7 +107,7 @@ class ChunkCodec:
 
 
 class ChunksForm:
-    """Chunks and runs as stored rows, and chunks of those, whether somebody has asked for the state or not."""
+    """Converts chunks and runs to stored rows, and stored rows to chunks, also for a state that is not in use."""
 
     def __init__(
         self, name: str, codec: ChunkCodec, runs: RunCodec, owned: KeyGroupRange, max_parallelism: int
@@ -118,7 +119,7 @@ class ChunksForm:
         self._max_parallelism = max_parallelism
 
     def batches(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
-        """Living rows in the present schema, in the order of the entries."""
+        """Live rows in the present schema, in the order of the entries."""
         entries = iter(entries)
         others: list[tuple[bytes, bytes]] = []
         for _, rows, _, _ in self._codec.decode(chunks_of(entries, others)):
@@ -144,7 +145,7 @@ class ChunksForm:
 def chunks_of(
     entries: Iterator[tuple[bytes, bytes]], others: list[tuple[bytes, bytes]] | None = None
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Those of chunks, which come first in a key group; the first one of another kind is added to ``others``."""
+    """The entries of chunks, which come first in a key group; the first other entry is added to ``others``."""
     for entry in entries:
         if entry[0][PREFIX_BYTES] >= COUNTS:
             if others is not None:
@@ -154,7 +155,7 @@ def chunks_of(
 
 
 def rows_by(values: AnyArray, rows: AnyArray) -> Iterator[tuple[int, AnyArray]]:
-    """The numbers of rows by the rows' values, in order."""
+    """Groups row numbers by the rows' values, in order."""
     ordered = rows[np.argsort(values[rows], kind="stable")]
     found, starts = np.unique(values[ordered], return_index=True)
     ends = [*starts[1:].tolist(), len(ordered)]

@@ -1,9 +1,9 @@
 """The database of one backend, its snapshots in the order in which they were taken, and its local files.
 
 A snapshot is taken in memory (``dirty.py``). Its entries reach the database before those of any later moment, and
-between the two its files are linked into a directory: whoever needs that first does it, which usually is the thread
-that writes the snapshot, and otherwise the subtask when its cache has to give up changed entries. So a slow or late
-writer costs memory or time, never content. Files and database go with the last of the backend and its snapshots.
+between the two its files are linked into a directory. The first thread that needs this does it: usually the thread that
+writes the snapshot, otherwise the subtask when its cache has to evict changed entries. So a slow or late writer costs
+memory or time, but loses no content. Files and database are deleted when the backend and all snapshots are closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.dirty import FrozenDirty
 from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
 
-if TYPE_CHECKING:  # what every worker loads before it has a job must not load rocksdict
+if TYPE_CHECKING:  # modules that a worker loads before it has a job must not load rocksdict
     from ckpt_runtime.state.rocksdb.store import Store
 
 
@@ -36,14 +36,14 @@ class Moment:
         self._failure: Exception | None = None
 
     def files(self) -> list[Path]:
-        """The files of a database with this content, until the release. Raises what RocksDB raises."""
+        """The files of a database with this content, valid until the release. Raises RocksDB's errors."""
         self._database.settle(self)
         if self._failure is not None:
             raise self._failure
         return sorted(self.directory.iterdir())
 
     def store(self, store: Store) -> None:
-        """Brings the entries to the database; once more after an error does no harm."""
+        """Writes the entries to the database; calling it again after an error does no harm."""
         for part in self._parts:
             store.write(part.puts(), part.deletes())
         for part in self._parts:
@@ -51,13 +51,13 @@ class Moment:
         self._parts = ()
 
     def link(self, store: Store) -> None:
-        """Links the files, unless nobody wants them any more."""
+        """Links the files, unless the moment was released."""
         if not self._wanted:
             return
         try:
             store.flush()
             store.checkpoint(self.directory)
-        except Exception as failure:  # of this snapshot alone: the database goes on
+        except Exception as failure:  # only this snapshot fails, the database remains usable
             self._failure = failure
         self._discard_unwanted()  # it may have been released meanwhile
 
@@ -66,14 +66,14 @@ class Moment:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def release(self) -> None:
-        """The files go. Called once, from any thread."""
+        """Deletes the files. Called once, from any thread."""
         self._wanted = False
         self._discard_unwanted()
         self._database.left()
 
 
 class Database:
-    """See the module. The store lies in ``directory``; both are this object's from here on."""
+    """See the module docstring. The store is in ``directory``; this object takes ownership of both."""
 
     def __init__(self, directory: LocalDirectory, store: Store, key_groups: KeyGroupRange) -> None:
         self._directory = directory
@@ -90,11 +90,11 @@ class Database:
         self.figure = store.figure
 
     def freeze(self, parts: Sequence[FrozenDirty]) -> Moment:
-        """The content at this moment, of which ``parts`` are what is not in the database yet. Does not wait."""
+        """The content at this moment; ``parts`` are the entries that are not in the database yet. Does not wait."""
         with self._users_lock:
             self._users += 1
         moment = Moment(self, parts, self._directory.path / f"snapshot-{next(self._numbers)}")
-        # Without the lock of the order, which a writer may hold for as long as the disk takes.
+        # Without ``_order``, which a writer may hold for as long as the disk takes.
         self._pending.append(moment)
         return moment
 
@@ -104,7 +104,7 @@ class Database:
         return len(self._pending)
 
     def settle(self, last: Moment | None = None) -> None:
-        """Brings the moments up to ``last``, or all, to the database."""
+        """Writes the moments up to ``last``, or all, to the database."""
         with self._order:
             self._settle(last)
 
@@ -112,13 +112,13 @@ class Database:
         while self._pending and (last is None or last in self._pending):
             moment = self._pending[0]
             moment.store(self._store)
-            # Before the entries of the next moment come: the files show this one and nothing younger.
+            # Before the entries of the next moment are written: the files contain nothing younger than this one.
             moment.link(self._store)
-            # Only now: an error above leaves it the first, and whoever settles next goes on with it.
+            # Only now: after an error above it stays the first, and the next call retries it.
             self._pending.popleft()
 
     def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> None:
-        """Sets and removes entries that are younger than all moments: these come first."""
+        """Sets and removes entries that are younger than all moments, which are therefore written first."""
         with self._order:
             self._settle(None)
             self._store.write(puts, deletes)
@@ -129,18 +129,18 @@ class Database:
             self._settle(None)
             for group in range(self._key_groups.first, self._key_groups.last + 1):
                 prefix = state_prefix(group, state_id)
-                # A range that was deleted costs every later read: none where nothing was.
+                # A deleted range slows every later read, so none is deleted where there is no entry.
                 if next(self.scan(prefix), None) is not None:
                     self._store.delete_range(prefix, state_prefix(group, state_id + 1))
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
-        """Removes many entries at once, as of now; moments keep them. It costs every later read there."""
+        """Removes many entries at once, as of now; moments keep them. It slows every later read in that range."""
         with self._order:
             self._settle(None)
             self._store.delete_range(begin, end)
 
     def left(self) -> None:
-        """The backend or a moment needs the database no more."""
+        """Releases one use, by the backend or a moment; the last one closes the database and deletes its files."""
         with self._users_lock:
             self._users -= 1
             if self._users:

@@ -1,8 +1,8 @@
-"""What a state in front of the database owes to a snapshot: the entries that the database does not hold yet.
+"""The interface of cached states to snapshots: the entries that the database does not hold yet.
 
-States write to a cache. Taking a snapshot freezes what has changed in it, which is written to the database later by
-another thread, in the order of the snapshots. Until then a state must find these entries itself, and must not evict
-them: the database would answer with what they were before.
+States write to a cache. Taking a snapshot freezes its changed entries, which another thread writes to the database
+later, in the order of the snapshots. Until then a state must find these entries itself, and must not evict them: the
+database would return their old values.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Protocol
 
 
 class FrozenDirty(Protocol):
-    """The changed entries of a state as of one moment; they do not change any more."""
+    """The changed entries of a state as of one moment; they no longer change."""
 
     def puts(self) -> Iterable[tuple[bytes, bytes]]:
-        """Keys and values as the database has them, from any thread; once more when writing them has failed."""
+        """Encoded keys and values, from any thread; called again when writing them has failed."""
 
     def deletes(self) -> Iterable[bytes]:
-        """Keys that are no more, none of them in :meth:`puts`. Called as that one is."""
+        """Keys to delete, none of them in :meth:`puts`. Called under the same conditions."""
 
     def release(self) -> None:
-        """The database has these entries, or will never be asked for them again. Called once, from any thread."""
+        """The database has these entries, or will never be asked for them. Called once, from any thread."""
 
 
 class CachedState(Protocol):
-    """A state whose changes lie in memory first."""
+    """A state whose changes are first kept in memory."""
 
     def freeze(self) -> FrozenDirty | None:
-        """Takes what has changed since the last call, in a time that depends on that alone; None for nothing.
+        """Takes the changes since the last call, in time that depends only on them; None when there are none.
 
         Called by the subtask's thread.
         """

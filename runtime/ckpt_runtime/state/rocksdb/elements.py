@@ -1,7 +1,7 @@
-"""Elements of split entries (``codec.py``): a write-back cache of them, and all that lie behind one key in order.
+"""Elements of split entries (``codec.py``): a write-back cache of them, and ordered iteration over those of one key.
 
-They are cached one by one, as entries are, by their key and tail. Going through those of a key reads the database and
-puts what has changed in its place, without bringing them into the cache: it needs memory for what has changed alone.
+Like entries, they are cached one by one, by key and tail. Iterating over the elements of a key reads the database and
+merges the changed elements in, without filling the cache: it needs memory for the changed elements only.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Place: TypeAlias = tuple[Key, bytes]
 """A key and a tail."""
 
 _MOST_SINGLY = 256
-"""Elements that are removed one by one: a range that was deleted costs every later read."""
+"""The most elements that are removed one by one, because a deleted range slows every later read."""
 _KEYS_AT_HAND = 10_000
 MOST_ROWS = 64
-"""Of an entry that is not split, and of a part of a list."""
+"""The most rows of an entry that is not split, and of a part of a list."""
 
 _tail = itemgetter(0)
 
 
 class SplitTable(EntryTable):
-    """Entries of which some are split."""
+    """The entries of one state, some of which are split."""
 
     def to_bytes(self, entry: Any) -> bytes:
         return entry.encode() if type(entry) is SplitList else super().to_bytes(entry)
@@ -55,12 +55,12 @@ class ElementTable(EntryTable):
         self._at_hand: dict[Key, bytes] = {}
 
     def prefix_of(self, key: Key) -> bytes:
-        """How the keys of a key's elements begin. Remembered: a key has many."""
+        """The prefix of the keys of a key's elements. It is cached, because a key has many elements."""
         found = self._at_hand.get(key)
         if found is None:
             (found,) = self._keys.encode(self._id, [key], to_write=True)
             if len(self._at_hand) >= _KEYS_AT_HAND:
-                self._at_hand = {}  # another thread may look into the old one
+                self._at_hand = {}  # another thread may be reading the old one
             self._at_hand[key] = found
         return found
 
@@ -89,7 +89,7 @@ def _some(rows: list[Row]) -> list[Row]:
 
 
 class CachedElements(CachedEntries):
-    """See the module. An element is a list of rows, never an empty one."""
+    """See the module docstring. An element is a list of rows, never an empty one."""
 
     table: ElementTable
 
@@ -111,7 +111,7 @@ class CachedElements(CachedEntries):
         return ((tail, self.table.from_bytes(rows) if type(rows) is bytes else rows) for tail, rows in entries)
 
     def _changed_of(self, key: Key) -> dict[bytes, list[Row] | None]:
-        """What the database may not have yet."""
+        """The changed elements of a key that the database may not have yet."""
         layers = [self._changed, *(frozen.changed for frozen in reversed(self._frozen))]
         if self._tails is None:
             self._tails = {}
@@ -128,13 +128,13 @@ class CachedElements(CachedEntries):
         return found
 
     def remove_all(self, key: Key, elements: int) -> None:
-        """Those of a key, of which there are so many."""
+        """Removes all elements of a key; ``elements`` is their number."""
         if elements <= _MOST_SINGLY:
             for tail, _ in list(self.of(key)):
                 self.remove((key, tail))
             return
         self.table.forget(key)
-        self._frozen.clear()  # the database has these
+        self._frozen.clear()  # the database has their entries
         self._tails = None
         self._young, self._old, self._changed = (
             {place: rows for place, rows in known.items() if place[0] != key}
@@ -153,7 +153,7 @@ class CachedElements(CachedEntries):
 
 
 class FrozenBoth:
-    """What has changed in entries and their elements until one moment."""
+    """The changes of entries and their elements up to one moment."""
 
     def __init__(self, parts: Sequence[FrozenDirty]) -> None:
         self._parts = parts

@@ -1,9 +1,9 @@
 """Entries of one state, by key: a write-back cache in front of the database, of bounded size.
 
-Reads look at what was used lately (two generations: when the younger one is full, the older one goes), at what has
-changed since the last snapshot, at what snapshots have frozen that the database does not hold yet, and then into the
-database. Values are never None; mutable ones are changed through :meth:`CachedEntries.writable` only. The subtask's
-thread owns it.
+Reads look at the recently used entries (two generations: when the younger one is full, the older one is dropped), at
+the changes since the last snapshot, at frozen changes that the database does not hold yet, and then into the database.
+Values are never None; mutable ones are changed through :meth:`CachedEntries.writable` only. The subtask's thread owns
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNKNOWN: Any = object()
 
 
 class StoredEntry(NamedTuple):
-    """One entry of the database, and whether it has the present schema; an element's has a tail."""
+    """One entry of the database, and whether it has the present schema; an element has a tail."""
 
     encoded_key: bytes
     key: Key
@@ -30,7 +30,7 @@ class StoredEntry(NamedTuple):
 
 
 class EntryTable:
-    """The entries of one state in the database. ``to_rows`` and ``from_rows`` say what an entry's rows are."""
+    """The entries of one state in the database. ``to_rows`` and ``from_rows`` convert entries."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class EntryTable:
         return self._keys.encode(self._id, keys, to_write=to_write)
 
     def to_bytes(self, entry: Any) -> bytes:
-        """What lies behind a key."""
+        """The stored value of an entry."""
         return self._rows.encode(self._to_rows(entry))
 
     def from_bytes(self, value: bytes) -> Any:
@@ -63,7 +63,7 @@ class EntryTable:
     def read(self, keys: Sequence[Key]) -> list[tuple[Key, Any]]:
         """The keys with their entries, or None."""
         encoded = self.encoded(keys)
-        # In the order of the database neighbours are read together.
+        # In key order, neighbours in the database are read together.
         order = sorted(range(len(encoded)), key=encoded.__getitem__)
         found = self.database.multi_get([encoded[place] for place in order])
         return [
@@ -72,8 +72,8 @@ class EntryTable:
         ]
 
     def puts(self, changed: dict[Key, Any]) -> Iterator[tuple[bytes, bytes]]:
-        """What the database has to hold."""
-        # No pair of its own for each: so many new tuples make the interpreter look for garbage.
+        """The entries to put into the database."""
+        # No tuple per entry: so many new tuples would trigger the garbage collector.
         keys = [key for key, entry in changed.items() if entry is not None]
         entries = [entry for entry in changed.values() if entry is not None]
         for start in range(0, len(keys), BATCH):
@@ -81,7 +81,7 @@ class EntryTable:
             yield from zip(encoded, map(self.to_bytes, entries[start : start + BATCH]), strict=True)
 
     def deletes(self, changed: dict[Key, Any]) -> list[bytes]:
-        """What it has to forget."""
+        """The keys to delete from the database."""
         return self.encoded([key for key, entry in changed.items() if entry is None], to_write=True)
 
     def scan(self, key_group: int, start: bytes = b"") -> Iterator[StoredEntry]:
@@ -91,7 +91,7 @@ class EntryTable:
 
 
 class FrozenEntries:
-    """What has changed until one moment; None for what was removed."""
+    """The changed entries as of one moment; None for removed ones."""
 
     def __init__(self, table: EntryTable, changed: dict[Key, Any]) -> None:
         self._table = table
@@ -109,7 +109,7 @@ class FrozenEntries:
 
 
 class CachedEntries:
-    """See the module. :meth:`attach` comes before everything else; it keeps about ``capacity`` keys."""
+    """See the module docstring. :meth:`attach` must be called first; the cache keeps about ``capacity`` keys."""
 
     table: EntryTable
 
@@ -121,7 +121,7 @@ class CachedEntries:
         self._half = 0
 
     def attach(self, table: EntryTable, capacity: int) -> None:
-        """Gives it the database."""
+        """Connects the cache with its table in the database."""
         self.table = table
         self._half = max(1, capacity // 2)
 
@@ -138,7 +138,7 @@ class CachedEntries:
         return entry
 
     def _at_hand(self, key: Key) -> Any:
-        # From the youngest to the oldest: whichever knows the key first has its latest entry.
+        # From the youngest to the oldest: the first one that has the key has its latest entry.
         for known in (self._old, self._changed, *(frozen.changed for frozen in reversed(self._frozen))):
             entry = known.get(key, _UNKNOWN)
             if entry is not _UNKNOWN:
@@ -155,7 +155,7 @@ class CachedEntries:
         self.put(key, None)
 
     def writable(self, key: Key, copy: Callable[[Any], Any]) -> Any:
-        """The entry for changing in place; copied first unless it was since the last snapshot."""
+        """The entry, to be changed in place; copied first unless it was copied since the last snapshot."""
         entry = self._changed.get(key, _UNKNOWN)
         if entry is _UNKNOWN:
             entry = self.get(key)
@@ -165,7 +165,7 @@ class CachedEntries:
         return entry
 
     def prefetch(self, keys: Iterable[Key]) -> None:
-        """Reads what is not at hand in one call."""
+        """Reads all entries that are not in memory in one call."""
         young = self._young
         wanted = []
         for key in [key for key in keys if key not in young]:
@@ -178,7 +178,7 @@ class CachedEntries:
             young.update(self.table.read(wanted))
 
     def freeze(self) -> FrozenEntries | None:
-        """Takes what has changed."""
+        """Takes the changed entries."""
         self._forget_stored()
         if not self._changed:
             return None
@@ -188,14 +188,14 @@ class CachedEntries:
         return frozen
 
     def maintain(self, budget: int) -> None:
-        """Keeps to the capacity: changed entries beyond it go to the database, unused ones are forgotten."""
+        """Enforces the capacity: writes excess changed entries to the database and drops unused ones."""
         self._forget_stored()
         excess = len(self._changed) - self._half
         if excess > 0:
-            # Not by the dozen: a write costs something by itself.
+            # Not in small batches: each write has a fixed cost.
             oldest = dict(islice(self._changed.items(), max(excess, budget)))
             self.table.database.write(self.table.puts(oldest), self.table.deletes(oldest))
-            # What was frozen is in the database before them.
+            # The frozen entries were written to the database before them.
             self._frozen.clear()
             for key in oldest:
                 del self._changed[key]

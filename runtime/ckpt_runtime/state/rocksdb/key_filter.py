@@ -1,9 +1,9 @@
-"""Which keys a database may hold: those that were added, and a few others. So most new keys need no read.
+"""A filter of the keys that a database may hold: the added ones, and a few others. So most new keys need no read.
 
-A database that comes out of a snapshot has keys that nobody has added: :class:`UnknownKeys` are read bit by bit.
+A restored database has keys that were not added: :class:`UnknownKeys` reads them step by step.
 
-Never says no of a key that was added. The more keys there are for its size, the more often it says yes of others: with
-ten bits per key about once in a hundred times.
+There are no false negatives. The rate of false positives grows with the number of keys per size: with ten bits per key
+it is about one in a hundred.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ckpt_runtime.state.rocksdb.database import Database
 
 
 class KeyFilter:
-    """Has no memory before the first key, and then up to ``size`` bytes, however many keys there are."""
+    """Uses no memory before the first key, and then up to ``size`` bytes, however many keys there are."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -49,7 +49,7 @@ class KeyFilter:
 class UnknownKeys:
     """The keys that a state had in a database before anything was added to its filter, read in their order.
 
-    Keys that come meanwhile are not among them, or need not be: whoever writes them adds them.
+    Keys that are written meanwhile need not be among them: their writer adds them to the filter.
     """
 
     def __init__(self, database: Database, codec: ColumnarCodec, state_id: int, key_groups: KeyGroupRange) -> None:
@@ -65,12 +65,12 @@ class UnknownKeys:
         return self._prefix is not None
 
     def hashes(self, most: int) -> AnyArray:
-        """The stable hashes of the next keys, so many at most."""
+        """The stable hashes of the next keys, at most ``most``."""
         keys = list(islice(self._keys(), most))
         return self._codec.hashes(keys) if keys else np.empty(0, dtype=np.uint64)
 
     def _keys(self) -> Iterator[bytes]:
-        """An iterator of the database that stays open would keep files that nobody else needs."""
+        """The next keys. Callers drop the iterator: an open one would keep files that are no longer needed."""
         while self._prefix is not None:
             for key in self._database.keys(self._prefix, self._start):
                 self._start = key + b"\0"

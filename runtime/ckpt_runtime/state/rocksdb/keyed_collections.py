@@ -1,9 +1,9 @@
 """List and map state whose entries lie in the database.
 
-What lies under a key is one entry while it is short: it is read with its key and written as a whole. When it grows
-beyond ``MOST_ROWS`` it is split (``codec.py``): each entry of a map, each ``MOST_ROWS`` elements of a list are
-elements of the database, which come and go by themselves. So a change costs the same however much there is, and memory
-holds what was used last. A split map goes through its entries in the order of their keys' bytes.
+The content of a key is one entry while it is short: it is read and written as a whole. When it grows beyond
+``MOST_ROWS`` it is split (``codec.py``): each entry of a map, and each ``MOST_ROWS`` elements of a list, becomes an
+element in the database that is read and written on its own. So the cost of a change does not depend on the size, and
+memory holds the elements that were used last. A split map iterates over its entries in the order of their keys' bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ckpt_runtime.state.states import Key, Map, TimeToLive, Value
 
 
 class StoredCollection(RocksDBState):
-    """What lists and maps share."""
+    """The common part of lists and maps."""
 
     _rows_per_element: int
 
@@ -67,7 +67,7 @@ class StoredCollection(RocksDBState):
                     yield found.key, found.entry
 
     def rows_of(self, key: Key) -> Iterator[Row]:
-        """The live rows of a split entry as they are now, a few at a time."""
+        """The live rows of a split entry as of this call, a few at a time."""
         parts = self._elements.of(key)
         now = None if self.ttl is None else self.ttl.now_ms()
         return (row for _, rows in parts for row in rows if now is None or row[-1] > now)
@@ -80,10 +80,10 @@ class StoredCollection(RocksDBState):
 
     @abstractmethod
     def get(self, key: Key) -> Any:
-        """All that is live."""
+        """The whole live content of a key."""
 
     def expire(self, key: Key, now: int) -> int | None:
-        """Elements expire by themselves."""
+        """Does nothing for split entries, whose elements expire one by one."""
         if type(self._entries.get(key)) is SplitList:
             return None
         return super().expire(key, now)  # type: ignore[safe-super]
@@ -96,18 +96,18 @@ class StoredCollection(RocksDBState):
         place = (found.key, found.tail)
         rows = self._elements.get(place)
         head = self._entries.get(found.key)
-        if rows is None or type(head) is not SplitList:  # removed, but not in the database
+        if rows is None or type(head) is not SplitList:  # already removed, but not yet in the database
             return
         live = [row for row in rows if row[-1] > now]
         if not live:
             self.remove_element(found.key, head, found.tail)
         elif len(live) < len(rows):
             self._elements.put(place, live)
-        elif not found.is_current:  # its end was made up when it was read
+        elif not found.is_current:  # its expiry time was assigned when it was read
             self._elements.writable(place, copy)
 
     def remove_element(self, key: Key, head: SplitList, tail: bytes) -> None:
-        """One that is there."""
+        """Removes an element that exists."""
         self._elements.remove((key, tail))
         if head.elements == 1:
             self._entries.remove(key)
@@ -154,7 +154,7 @@ class StoredLists(StoredCollection, ListStateTable):
             self._add(key, SplitList(0, 0), rows)
 
     def _add(self, key: Key, head: SplitList, rows: Sequence[Row]) -> None:
-        """The last part is filled, then new ones are made."""
+        """Fills the last part, then makes new ones."""
         start = 0
         if head.next:
             last = (key, number_tail(head.next - 1))
@@ -240,11 +240,11 @@ class StoredMaps(StoredCollection, MapStateTable):
             self.remove_element(key, head, tail)
 
     def remove_element(self, key: Key, head: SplitList, tail: bytes) -> None:
-        """What has become small is one entry again."""
+        """Removes an element; a map that has become small is stored as one entry again."""
         super().remove_element(key, head, tail)
         if 1 < head.elements <= MOST_ROWS // 2:
             rows = [rows[0] for _, rows in self._elements.of(key)]
             self._elements.remove_all(key, len(rows))
             self._entries.put(key, self.from_rows(rows))
-            if self.ttl is not None:  # whoever looks for expired ones has passed this key
+            if self.ttl is not None:  # the search for expired entries has already passed this key
                 self.expire(key, self.ttl.now_ms())

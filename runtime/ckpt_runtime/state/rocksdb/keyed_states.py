@@ -1,10 +1,10 @@
-"""Value state and timers whose entries lie in the database: the states of the backend in memory, with entries that come
-and go; and what they share with lists and maps.
+"""Value state and timers whose entries are in the database: the states of the in-memory backend on cached entries; and
+the part that they share with lists and maps.
 
-An entry is everything under one key, read and written as a whole, but for long lists and large maps
-(``keyed_collections.py``). Timers are found by their time through an index in
-memory, made anew when their state is restored; what they are is in the database. A time to live ends entries as it
-does in memory; what has outlived it is found by going through the database, once per time to live.
+An entry is everything under one key, read and written as a whole, except long lists and large maps
+(``keyed_collections.py``). The database holds the timers; an index in memory finds them by time, and is rebuilt when
+their state is restored. Entries expire as in memory; a sweep through the database, once per time to live, removes
+expired ones.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable, Stored
 from ckpt_runtime.state.states import Key
 
 SWEEP_STEP = 100
-"""Entries that one step looks at in search of expired ones."""
+"""Entries that one step of the sweep checks for expired ones."""
 
 
 class RocksDBState(MemoryState):
-    """What the kinds share. :meth:`attach` comes before everything else."""
+    """The common part of the kinds of state. :meth:`attach` must be called first."""
 
     make_entries = CachedEntries
     _entries: CachedEntries
@@ -40,7 +40,7 @@ class RocksDBState(MemoryState):
     def attach(
         self, database: Database, entry: StateEntry, keys: KeyCodec, groups: KeyGroupRange, capacity: int
     ) -> None:
-        """Gives it the database, in which it is ``entry`` of the catalog."""
+        """Connects the state with the database, where it is ``entry`` of the catalog."""
         rows = RowsCodec(
             {number: without_key(schema) for number, schema in entry.schemas().items()},
             entry.current,
@@ -52,7 +52,7 @@ class RocksDBState(MemoryState):
         self._next_sweep = 0
 
     def attach_entries(self, database: Database, state_id: int, keys: KeyCodec, rows: RowsCodec, capacity: int) -> None:
-        """Gives the cache its table."""
+        """Connects the cache with its table."""
         self._entries.attach(EntryTable(database, state_id, keys, rows, self.to_rows, self.from_rows), capacity)
 
     @property
@@ -60,7 +60,7 @@ class RocksDBState(MemoryState):
         return self._entries
 
     def prefetch(self, keys: Iterable[Key]) -> None:
-        """Reads what is not at hand in one call."""
+        """Reads all entries that are not in memory in one call."""
         self._entries.prefetch(keys)
 
     def _fresh_stamp(self) -> int:
@@ -76,13 +76,13 @@ class RocksDBState(MemoryState):
         """The inverse."""
 
     def stored_entries(self) -> Iterator[tuple[Key, Any]]:
-        """What the database holds, group by group."""
+        """All entries of the database, group by group."""
         for group in range(self._groups.first, self._groups.last + 1):
             for found in self._entries.table.scan(group):
                 yield found.key, found.entry
 
     def watch(self, key: Key, expires_at: int) -> None:
-        """Nothing is kept per key: the database is gone through instead."""
+        """Does nothing: the sweep through the database finds expired entries."""
 
     def maintain(self, budget: int) -> None:
         self._entries.maintain(budget)
@@ -95,7 +95,7 @@ class RocksDBState(MemoryState):
             self._sweep_group, self._next_sweep = self._groups.first, now + self.ttl.duration_ms
 
     def _remove_expired(self, now: int) -> None:
-        """One step. No iterator is kept: it would keep files that are no more."""
+        """Does one step. It keeps no iterator, which would keep obsolete files."""
         step = list(islice(self._entries.table.scan(self._sweep_group, self._sweep_key), SWEEP_STEP))
         for found in step:
             self.look_at(found, now)
@@ -105,10 +105,10 @@ class RocksDBState(MemoryState):
             self._sweep_key = step[-1].encoded_key + b"\0"
 
     def look_at(self, found: StoredEntry, now: int) -> None:
-        """Removes what has expired."""
+        """Removes the expired rows of an entry."""
         if any(row[-1] <= now for row in self.to_rows(found.entry)):
             self.expire(found.key, now)
-        elif not found.is_current:  # its end was made up when it was read
+        elif not found.is_current:  # its expiry time was assigned when it was read
             self._entries.writable(found.key, copy)
 
 

@@ -1,11 +1,11 @@
-"""Table files of the job's last checkpoints as they lie on the worker's own disk, for a restart on the same worker.
+"""Copies of the table files of the job's last checkpoints on the worker's own disk, for a restart on the same worker.
 
-They are hard links of files that a database had when the checkpoint was written, so they cost disk only once the
-database has given them up. A file is known by the name that it got in the storage, its length and its checksum; who
-takes one compares it with these. One object is a worker's, for all of its databases and all deployments of its job.
+They are hard links of files that a database had when the checkpoint was written, so they use disk space only after the
+database has deleted them. A file is identified by its name in the storage, its length and its checksum; the reader of a
+copy verifies these. A worker has one object, for all of its databases and all deployments of its job.
 
-They lie in the worker's temporary directory, which its agent removes: the worker is ended when its job is, and learns
-nothing of that. So there are none when databases lie on another file system.
+They are in the worker's temporary directory, which its agent removes: the worker is ended with its job, without notice.
+So there are no copies when databases are on another file system.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ckpt_runtime.checkpoint.state_handles import StateFile
 logger = logging.getLogger(__name__)
 
 MOST_CHECKPOINTS = 8
-"""Of which files are kept: the last one that has completed, and those of which that is not known yet."""
+"""The most checkpoints with kept files: the last completed one, and those whose outcome is not known yet."""
 
 _Known: TypeAlias = tuple[str, int, str]
 
 
 class LocalCopies:
-    """See the module. Writers of snapshots keep and remove; subtasks only say what becomes of checkpoints."""
+    """See the module docstring. Snapshot writers keep and remove files; subtasks report outcomes of checkpoints."""
 
     def __init__(self, make_directory: Callable[[], str]) -> None:
         self._make_directory = make_directory
@@ -44,7 +44,7 @@ class LocalCopies:
         self._warned = False
 
     def keep(self, checkpoint_id: int, files: Mapping[StateFile, Path]) -> None:
-        """Links local files that hold what the checkpoint's files hold. What cannot be linked is not kept."""
+        """Links local files with the content of the checkpoint's files. Files that cannot be linked are not kept."""
         with self._lock:
             if self._closed:
                 return
@@ -74,12 +74,12 @@ class LocalCopies:
         return True
 
     def path_of(self, file: StateFile) -> Path | None:
-        """The local file that should have this content."""
+        """The local file that should have this file's content."""
         with self._lock:
             return self._paths.get(_known(file))
 
     def forget(self, file: StateFile) -> None:
-        """It is not what it should be."""
+        """Drops the copy of a file, which does not have the expected content."""
         with self._lock:
             for files in self._checkpoints.values():
                 files.discard(_known(file))
@@ -87,7 +87,7 @@ class LocalCopies:
         _remove(unwanted)
 
     def completed(self, checkpoint_id: int) -> None:
-        """No earlier one will be restored. Files go with the next :meth:`keep`: a subtask has no time for that."""
+        """Forgets earlier checkpoints. The next :meth:`keep` deletes their files, so that the subtask does not wait."""
         with self._lock:
             if checkpoint_id > self._completed:
                 self._completed = checkpoint_id
@@ -96,17 +96,17 @@ class LocalCopies:
                 }
 
     def aborted(self, checkpoint_id: int) -> None:
-        """It will not be restored."""
+        """Forgets the checkpoint, which will not be restored."""
         with self._lock:
             self._checkpoints.pop(checkpoint_id, None)
 
     def _unwanted(self) -> list[Path]:
-        """Files of no checkpoint, which are removed without the lock: a subtask may wait for it."""
+        """Files of no checkpoint. The caller deletes them without the lock, because a subtask may wait for it."""
         wanted = {known for files in self._checkpoints.values() for known in files}
         return [self._paths.pop(known) for known in self._paths.keys() - wanted]
 
     def close(self) -> None:
-        """All files go; nothing is kept from here on. Once more does no harm."""
+        """Deletes all files; nothing is kept after this. Calling it again does no harm."""
         with self._lock:
             self._closed = True
             self._paths.clear()
@@ -118,10 +118,10 @@ class LocalCopies:
 
 def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
-        with suppress(OSError):  # it goes with the directory
+        with suppress(OSError):  # it is deleted with the directory
             path.unlink()
 
 
 def _known(file: StateFile) -> _Known:
-    """The storage gives each file a name that there is once: what tells two of them with equal content apart."""
+    """The identity of a file. Its name in the storage is unique, and distinguishes files with equal content."""
     return file.path.rpartition("/")[2], file.length, file.checksum

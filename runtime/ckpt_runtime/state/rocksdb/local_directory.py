@@ -1,7 +1,7 @@
-"""Where a backend has its database: in the worker's temporary directory, or below one that the user has named.
+"""The directory of a backend's database: in the worker's temporary directory, or below one that the user configures.
 
-The former goes with its worker, however that ends. The latter is held by the process that uses it: what a killed one
-has left goes when the next one is made there.
+The former is deleted with its worker, however that ends. The latter is locked by the process that uses it: the remains
+of a killed process are deleted when the next directory is made there.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class LocalDirectory:
             return
         try:
             Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Its lock lies in a directory of this user alone. One on ``root`` any user who may read it could keep.
+            # The lock is in a private directory of this user. Any user with read access could hold a lock on ``root``.
             self._held = HeldDirectory(_PREFIX, root)
         except OSError as error:
             raise OSError(error.errno, f"{_KEY}: {error.strerror}", root) from error
         self.path = self._held.path
 
     def remove(self) -> None:
-        """With all its content; once more does no harm."""
+        """Deletes it with all its content; calling it again does no harm."""
         if self._held is not None:
             self._held.remove()
         else:

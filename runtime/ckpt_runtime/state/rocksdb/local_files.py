@@ -1,7 +1,7 @@
-"""The files of a database, locally and in a snapshot: which there are, and how they come back.
+"""The files of a database, locally and in a snapshot: their kinds, and how they are fetched.
 
-Content lies in table files, which never change and are shared between snapshots; a manifest, which changes, says which
-belong to the database. Nothing else is kept: ``CURRENT`` names the manifest only, and the log is off.
+Content is in table files, which never change and are shared between snapshots; a manifest, which changes, lists those
+that belong to the database. Snapshots keep no other file: ``CURRENT`` only names the manifest, and the log is off.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _MANIFEST = re.compile(r"MANIFEST-[0-9]{6,20}")
 
 
 def is_table(name: str) -> bool:
-    """Whether it is a file of entries."""
+    """Whether it is the name of a table file."""
     return _TABLE.fullmatch(name) is not None
 
 
 def is_kept(name: str) -> bool:
-    """Whether a snapshot keeps it."""
+    """Whether a snapshot keeps a file of this name."""
     return is_table(name) or _MANIFEST.fullmatch(name) is not None
 
 
 def tables_of(handle: IncrementalKeyedStateHandle) -> dict[str, StateFile]:
-    """The files that may be shared."""
+    """The table files of a handle, which may be shared."""
     return {name: file for name, file in handle.files.items() if is_table(name)}
 
 
 def at_once(threads: int, transfer: Callable[[str], R], names: Collection[str]) -> dict[str, R]:
-    """What ``transfer`` gives for each name, so many at the same time.
+    """The result of ``transfer`` for each name, with ``threads`` calls at a time.
 
-    When one fails no other begins, and the error comes when those that had begun have ended.
+    After a failure no further call begins, and the error is raised when the running ones have ended.
     """
     if min(threads, len(names)) <= 1:
         return {name: transfer(name) for name in names}
@@ -59,9 +59,9 @@ def fetch(
     threads: int,
     copies: LocalCopies | None = None,
 ) -> None:
-    """Makes the directory of a database out of a snapshot's files, of local copies where there are good ones.
+    """Makes the directory of a database from a snapshot's files, or from valid local copies of them.
 
-    Raises CorruptStateError for files of no database.
+    Raises CorruptStateError for files that form no database.
     """
     manifests = [name for name in handle.files if _MANIFEST.fullmatch(name)]
     unknown = [name for name in handle.files if not is_kept(name)]

@@ -1,7 +1,8 @@
-"""A database out of the snapshots of several: one is opened as it is and clipped, the others' entries are added to it.
+"""Makes one database of several snapshots: one is opened as it is and clipped, the others' entries are added to it.
 
-So a restore with the same or fewer key groups reads no entry at all. With more, the part that holds most of them is
-opened, and the entries of each other one come as one sorted file.
+So a restore from a single snapshot, which is usual with the same or fewer key groups, reads no entry at all. With
+several, the one that holds most of the key groups is opened, and the entries of each other one are ingested as one
+sorted file.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ def restored_database(
     threads: int,
     copies: LocalCopies | None = None,
 ) -> Restored:
-    """The database in ``root / "db"`` with the key groups ``owned`` of all handles, of ``threads`` files at a time."""
+    """The database in ``root / "db"`` with the key groups ``owned`` of all handles; fetches ``threads`` at a time."""
     parts = [handle for handle in handles if len(handle.key_groups.intersection(owned))]
     if not parts:
         return Restored(Store(root / "db", memory, compaction), Catalog(uid))
-    # Bytes decide between equals: the others are copied.
+    # Size breaks ties, because the entries of the other parts are copied.
     parts.sort(key=lambda part: (len(part.key_groups.intersection(owned)), _bytes(part)), reverse=True)
     largest = parts[0]
     catalog = Catalog.from_json(uid, largest.description)
@@ -88,9 +89,9 @@ def _add(
 def _entries(
     store: Store, groups: KeyGroupRange, places: dict[int, tuple[int, list[int]]]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """The entries of a database in the order of the keys that they get in the other one."""
+    """The entries of a database in the order of their keys in the other one."""
     if all(new_id == old_id and schemas == list(range(len(schemas))) for old_id, (new_id, schemas) in places.items()):
-        # So it is whenever a job is rescaled: entries go over as they are.
+        # This is the case whenever a job is rescaled: entries are copied unchanged.
         yield from store.between(group_prefix(groups.first), group_prefix(groups.last + 1))
         return
     by_new_id = sorted((new_id, old_id, schemas) for old_id, (new_id, schemas) in places.items())

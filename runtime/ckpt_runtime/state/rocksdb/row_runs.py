@@ -1,13 +1,13 @@
 """The rows of a key as one entry of the database: a *run*, encoded and decoded for many keys at once. Pure.
 
-Beside chunks (``columnar_rows.py``), whose keys begin with small numbers, a state of rows has three kinds of entries in
-each key group:
+Besides chunks (``columnar_rows.py``), whose keys begin with small numbers, a state of rows has three kinds of entries
+in each key group:
 
-* ``RUNS``, the key's columns: the id of a schema, the earliest event time, how many rows there are, a byte for each
-  that says whether it has matched, and the rows. Where all columns are plain these are lengths and rows in the form of
-  ``row_codec``, otherwise an Arrow record batch
-* ``TIMES``, that event time, the key's columns: nothing. So runs are found by time
-* ``COUNTS``: how many rows are in runs
+* ``RUNS``, the key's columns: the id of a schema, the earliest event time, the number of rows, a byte for each row
+  that says whether it has matched, and the rows. If all columns are plain, the rows are lengths and rows in the form
+  of ``row_codec``, otherwise an Arrow record batch
+* ``TIMES``, that event time, the key's columns: an empty value. This entry finds runs by time
+* ``COUNTS``: the number of rows in runs
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _is_plain(field: pa.Field) -> bool:
 
 
 class RunCodec:
-    """Of one state: ``schemas`` of stored rows by their ids, of which ``current`` is written."""
+    """The runs of one state: ``schemas`` of stored rows by their ids, of which ``current`` is written."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class RunCodec:
 
     @property
     def key_width(self) -> int:
-        """How many columns a key has."""
+        """The number of columns of a key."""
         return len(self._key_fields)
 
     def keys(self, arrays: Sequence[pa.Array]) -> tuple[AnyArray, list[bytes]]:
-        """Key groups, and keys of runs. Raises CorruptStateError for those of another subtask."""
+        """Key groups, and keys of runs. Raises CorruptStateError for keys of another subtask."""
         names = [field.name for field in self._key_fields]
         groups = key_groups_of(hash_arrays(arrays, names), self._max_parallelism)
         check_owned(self._name, groups, self._owned)
@@ -98,23 +98,23 @@ class RunCodec:
         return decode_rows(kinds, data, read_only(offsets[:-1]))
 
     def times_prefix(self, key_group: int) -> bytes:
-        """How the keys of ``TIMES`` begin in a key group."""
+        """The prefix of the keys of ``TIMES`` in a key group."""
         return state_prefix(key_group, self._id) + bytes([TIMES])
 
     def runs_prefix(self, key_group: int) -> bytes:
-        """How those of runs begin."""
+        """The prefix of the keys of runs in a key group."""
         return state_prefix(key_group, self._id) + bytes([RUNS])
 
     def spilled_range(self, key_group: int) -> tuple[bytes, bytes]:
-        """Between which keys those of runs and their times lie."""
+        """The range of the keys of runs and their times, end exclusive."""
         return self.times_prefix(key_group), state_prefix(key_group, self._id + 1)
 
     def count_key(self, key_group: int) -> bytes:
-        """Of the number of rows in runs."""
+        """The key of the number of rows in runs."""
         return state_prefix(key_group, self._id) + bytes([COUNTS])
 
     def encode_count(self, rows: int) -> bytes:
-        """It. Like all entries it begins with a schema, as those are translated when databases are merged."""
+        """The value of that entry. Like all values it begins with a schema id, which merging databases translates."""
         return self._header + rows.to_bytes(8, "big")
 
     def decode_count(self, value: bytes) -> int:
@@ -125,18 +125,18 @@ class RunCodec:
         return rows
 
     def time_key(self, key: bytes, least: int) -> bytes:
-        """By which a run is found whose earliest event time this is."""
+        """The key of ``TIMES`` for a run with this earliest event time."""
         time = (least + (1 << 63)).to_bytes(_TIME_BYTES, "big")
         return b"".join((key[:PREFIX_BYTES], bytes([TIMES]), time, key[_KEY:]))
 
     def found_by_time(self, time_key: bytes) -> tuple[int, bytes]:
-        """The time, and the run's key."""
+        """The event time and the run's key, from a key of ``TIMES``."""
         end = _KEY + _TIME_BYTES
         time = int.from_bytes(time_key[_KEY:end], "big") - (1 << 63)
         return time, time_key[:PREFIX_BYTES] + bytes([RUNS]) + time_key[end:]
 
     def encode(self, rows: pa.RecordBatch, starts: AnyArray, least: AnyArray) -> Iterator[bytes]:
-        """Runs of stored rows in the current schema, which begin at ``starts``."""
+        """Runs of stored rows in the current schema; the runs begin at ``starts``."""
         flags = rows.column(MATCHED).cast(pa.uint8()).to_numpy().tobytes()
         bare = rows.select([field.name for field in self._bare[self._current]])
         bounds = pairwise([*starts.tolist(), rows.num_rows])
@@ -151,7 +151,7 @@ class RunCodec:
                 yield b"".join((head, memoryview(bare.slice(start, end - start).serialize())))
 
     def size(self, run: bytes) -> tuple[int, int]:
-        """The earliest event time, and how many rows there are. Raises CorruptStateError."""
+        """The earliest event time and the number of rows. Raises CorruptStateError."""
         if len(run) < _HEAD:
             raise self._corrupt("a run that is too short")
         time, rows = _head.unpack_from(run, ID_BYTES)
@@ -160,7 +160,7 @@ class RunCodec:
         return time, rows
 
     def decode(self, runs: Sequence[bytes]) -> Iterator[tuple[AnyArray, pa.RecordBatch]]:
-        """Stored rows in the current schema, and of each the place of its run. Raises CorruptStateError."""
+        """Stored rows in the current schema, with the position of each row's run. Raises CorruptStateError."""
         by_schema: dict[int, list[int]] = {}
         for place, run in enumerate(runs):
             by_schema.setdefault(int.from_bytes(run[:ID_BYTES], "big"), []).append(place)

@@ -1,4 +1,4 @@
-"""The asynchronous part of a snapshot: the files of a database as of one moment go to the storage."""
+"""The asynchronous part of a snapshot: uploads the files of a database as of one moment to the storage."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 class RocksDBSnapshot:
-    """See the module. ``description`` is the catalog's, as of the moment; ``threads`` files go at a time.
+    """See the module docstring. ``description`` is the catalog's as of the moment; ``threads`` uploads run at a time.
 
-    ``copies`` keep the tables of checkpoints.
+    ``copies`` keeps the table files of checkpoints.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class RocksDBSnapshot:
         self._threads = threads
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
-        """Table files that the storage has already are referred to, or duplicated for a savepoint."""
+        """Uploads the files. Tables that the storage already has are referred to, or duplicated for a savepoint."""
         local = {path.name: path for path in self._moment.files() if is_kept(path.name)}
         tables = self._known(files, local.keys())
         new = [name for name in sorted(local.keys() - tables.keys()) if is_table(name)]
         tables |= at_once(self._threads, lambda name: files.shared_from(local[name]), new)
         if not self._properties.is_savepoint:
-            # Only when all are there: after an error nobody knows what it refers to, and others keep away from it.
+            # Only after all are stored: after an error the references are unknown, and other checkpoints reuse none.
             self._shared.written(self._id, tables)
             if self._copies is not None:
                 self._copies.keep(self._id, {file: local[name] for name, file in tables.items()})
@@ -81,7 +81,7 @@ class RocksDBSnapshot:
 
 
 class CanonicalSnapshot:
-    """A savepoint for every backend."""
+    """A savepoint in canonical form, which every backend can read."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class CanonicalSnapshot:
         self._memory = memory
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
-        """Goes through the linked files, since what is iterated over shows no moment otherwise."""
+        """Reads the linked files, because only they show the state as of the moment."""
         catalog = Catalog.from_json(self._uid, self._description)
         writer = CanonicalWriter(files, self._uid, self._key_groups)
         self._moment.files()
@@ -122,13 +122,13 @@ class CanonicalSnapshot:
 
 
 class EmptySnapshot:
-    """Of a backend that holds no state."""
+    """The snapshot of a backend that holds no state."""
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
         return ()
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to release."""
 
 
 def _copied(path: Path, file: SnapshotFile) -> StateFile:

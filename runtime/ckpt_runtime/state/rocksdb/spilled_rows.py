@@ -1,8 +1,8 @@
 """Rows of one side that do not fit into memory: a run per key in the database (``row_runs.py``).
 
-A key's rows are all in memory or all here. Those of keys that nobody has asked for are put here when memory is full,
-and taken back when a row with their key comes or the earliest of them ends. What was taken is removed from the database
-with the next write; until then it is known to be gone. The subtask's thread owns it.
+A key's rows are all in memory or all here. Rows of unused keys are put here when memory is full, and taken back when a
+row with their key arrives or the earliest of them expires. Taken rows are removed from the database with the next
+write; until then they are recorded as gone. The subtask's thread owns it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RUNS_AT_ONCE = 2_048
 
 
 class FrozenSpill:
-    """What the database has to learn until one moment."""
+    """The changes up to one moment that have to be written to the database."""
 
     def __init__(self, counts: list[tuple[bytes, bytes]], gone: dict[bytes, None]) -> None:
         self.counts = counts
@@ -33,7 +33,7 @@ class FrozenSpill:
 
 
 class SpilledRows:
-    """See the module. ``is_timed``: whether rows end by event time."""
+    """See the module docstring. ``is_timed``: whether rows expire by event time."""
 
     def __init__(self, codec: RunCodec, database: Database, owned: KeyGroupRange, *, is_timed: bool) -> None:
         self._codec = codec
@@ -52,7 +52,7 @@ class SpilledRows:
         return self._rows
 
     def restore(self) -> None:
-        """Sees what the database has."""
+        """Reads the numbers of spilled rows from the database."""
         keys = [self._codec.count_key(self._first + place) for place in range(len(self._counts))]
         for place, found in enumerate(self._database.multi_get(keys)):
             if found is not None:
@@ -67,7 +67,7 @@ class SpilledRows:
         self._rows += int(rows.sum())
 
     def put(self, rows: pa.RecordBatch, starts: AnyArray, times: AnyArray) -> None:
-        """Stored rows, sorted by key, with the first ones of each key and, if rows end, their event times."""
+        """Adds stored rows, sorted by key, with the first row of each key and, if rows expire, their event times."""
         least = np.minimum.reduceat(times, starts) if self._is_timed else np.zeros(len(starts), dtype=np.int64)
         first = rows.take(pa.array(starts))
         groups, keys = self._codec.keys(first.columns[: self._codec.key_width])
@@ -80,7 +80,7 @@ class SpilledRows:
         self._count(groups, np.diff([*starts, rows.num_rows]))
 
     def take(self, keys: Sequence[pa.Array]) -> Iterator[tuple[AnyArray, pa.RecordBatch]]:
-        """Stored rows of keys, and of each the place of its key. They are here no more."""
+        """Removes and yields the stored rows of keys, with the position of each row's key."""
         groups, encoded = self._codec.keys(keys)
         order = sorted((place for place, key in enumerate(encoded) if not self._is_gone(key)), key=encoded.__getitem__)
         for start in range(0, len(order), _RUNS_AT_ONCE):
@@ -102,7 +102,7 @@ class SpilledRows:
         return key in self._gone or any(key in frozen.gone for frozen in self._frozen)
 
     def due(self, bound: int) -> Iterator[list[pa.Array]]:
-        """Keys with rows whose event time is at or before ``bound``, some at a time, to be taken."""
+        """Keys with rows whose event time is at or before ``bound``, some at a time; the caller takes them."""
         for place in np.flatnonzero((self._least <= bound) & (self._counts > 0)).tolist():
             self._least[place] = _MAX
             entries = self._database.scan(self._codec.times_prefix(self._first + place))
@@ -118,7 +118,7 @@ class SpilledRows:
             self._least[place] = min(self._least[place], following)
 
     def take_all(self) -> Iterator[pa.RecordBatch]:
-        """All stored rows, in parts that split no key. From this call on they are here no more."""
+        """Removes and yields all stored rows, in parts that split no key. The call itself removes them."""
         groups = (np.flatnonzero(self._counts) + self._first).tolist()
         scans = [self._database.scan(self._codec.runs_prefix(group)) for group in groups]
         gone = self._gone.keys() | {key for frozen in self._frozen for key in frozen.gone}
@@ -135,7 +135,7 @@ class SpilledRows:
                     yield rows
 
     def freeze(self) -> FrozenSpill | None:
-        """What the database has to learn."""
+        """The changes that have to be written to the database."""
         self._frozen = [frozen for frozen in self._frozen if not frozen.is_stored]
         if not self._gone and not self._changed:
             return None

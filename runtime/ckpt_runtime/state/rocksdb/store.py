@@ -1,8 +1,8 @@
-"""One RocksDB database of bytes: the only module that knows ``rocksdict``, its limits and its traps.
+"""One RocksDB database of bytes: the only module that uses ``rocksdict`` and works around its limits.
 
-The write-ahead log is off: what a checkpoint does not hold is written again after a failure. All databases of a process
-share one block cache, which the memory of their write buffers is charged to. RocksDB has threads, so no process that
-others are forked from may open a database; nothing here is imported before the first one is.
+The write-ahead log is off: changes that no checkpoint holds are made again after a failure. All databases of a process
+share one block cache, to which the memory of their write buffers is charged. RocksDB has threads, so a process that
+forks others must not open a database; this module is not imported before the first one is opened.
 """
 
 from __future__ import annotations
@@ -33,43 +33,43 @@ from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.rocksdb.codec import BATCH
 
 _LEVEL_0_FILES = 20
-"""How many small files wait for each other before they are merged.
+"""The number of small files that accumulate before they are merged.
 
-Each checkpoint leaves one. By levels a merge writes all large files that have keys in between, which are nearly all of
-a small database: with RocksDB's own 4 files 17 bytes are written, and sent to the storage, for each that has changed.
+Each checkpoint adds one. With level compaction a merge rewrites all large files with overlapping keys, which are nearly
+all of a small database: with RocksDB's default of 4 files, 17 bytes are written, and uploaded, for each changed byte.
 """
 _OTHERS_PERCENT = 100
-"""How large the other files may become, as a share of the largest run of files, before all are merged into one."""
+"""The size of the other files, in percent of the largest run of files, at which all are merged into one."""
 _JOBS = 4
-"""Of all databases: while a thread merges everything others merge the small files that come, which wait else."""
+"""Threads of all databases: while one merges everything, others merge new small files, which would wait otherwise."""
 _LEVEL_0_SLOWDOWN, _LEVEL_0_STOP = 3 * _LEVEL_0_FILES, 5 * _LEVEL_0_FILES
 _BLOOM_BITS = 10
 _METADATA_BLOCK = 4096
 _WRONG_CONTENT = ("Corruption:", "Invalid argument:", "Not implemented:")
-"""How RocksDB's answer begins when the files are at fault. Any other answer is about the host that they lie on."""
+"""The beginnings of RocksDB's messages for damaged files. Any other message is about the host of the files."""
 _IO_ERROR = "IO error:"
 _MISSING = "IO error: No such file"
 
 
 class StoreMemory:
-    """The memory that all databases of a process share: blocks that were read, and what is not yet in a file."""
+    """The memory that all databases of a process share: blocks that were read, and entries not yet in a file."""
 
     def __init__(self, bytes_in_all: int, write_buffer_ratio: float) -> None:
         self.cache = Cache(bytes_in_all)
         size = int(bytes_in_all * write_buffer_ratio)
         self.write_buffers = WriteBufferManager.new_write_buffer_manager_with_cache(size, False, self.cache)
-        # One buffer must be full long before all are, or each little write would be flushed as a file of its own.
+        # One buffer must be full long before all are, or each small write would be flushed to a file of its own.
         self.write_buffer_size = max(size // 4, 1 << 20)
 
 
 def _options(memory: StoreMemory, compaction: CompactionStyle | None) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(memory.cache)
-    # Else they lie beside the cache and its limit, and memory grows with the number of files.
+    # Otherwise they are outside of the cache and its limit, and memory grows with the number of files.
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     table.set_bloom_filter(_BLOOM_BITS, False)
-    # In pieces: whole ones of a large file are larger than a shard of the cache, which is to say read for each key.
+    # Partitioned: a whole index of a large file exceeds a shard of the cache, and would be read for each key.
     table.set_index_type(BlockBasedIndexType.two_level_index_search())
     table.set_partition_filters(True)
     table.set_metadata_block_size(_METADATA_BLOCK)
@@ -83,7 +83,7 @@ def _options(memory: StoreMemory, compaction: CompactionStyle | None) -> Options
     options.set_level_zero_file_num_compaction_trigger(_LEVEL_0_FILES)
     options.set_level_zero_slowdown_writes_trigger(_LEVEL_0_SLOWDOWN)
     options.set_level_zero_stop_writes_trigger(_LEVEL_0_STOP)
-    # All stay open: a file that is opened anew has its footer and index read anew.
+    # All files stay open: reopening a file reads its footer and index again.
     options.set_max_open_files(-1)
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(1 << 20)
@@ -100,10 +100,10 @@ def _options(memory: StoreMemory, compaction: CompactionStyle | None) -> Options
 
 
 def _is_damage(answer: str) -> bool:
-    """Whether an answer of RocksDB proves that the files are damaged, so that no other attempt can open them either.
+    """Whether a message of RocksDB proves that the files are damaged, so that no other attempt can open them either.
 
-    RocksDB also says Corruption when it cannot read a table that the manifest names: that proves something only if
-    there is no such table.
+    RocksDB also reports Corruption when it cannot read a table that the manifest names: that is a proof only if the
+    table is missing.
     """
     return answer.startswith(_WRONG_CONTENT) and answer.count(_IO_ERROR) == answer.count(_MISSING)
 
@@ -111,18 +111,18 @@ def _is_damage(answer: str) -> bool:
 class Store:
     """Opens the database in ``directory``, or makes one there. Any thread may call; keys are ordered as bytes are.
 
-    Its files are merged as ``compaction`` says, whatever was said before; without, which is for one that is read once,
-    they stay as they are. Raises :class:`CorruptStateError` for files that are no whole database, and
-    OSError when the host is at fault: a full disk, no rights, too many open files.
+    ``compaction`` determines how its files are merged, whatever was set before; None, for a database that is read only
+    once, leaves them as they are. Raises :class:`CorruptStateError` for files that are not a complete database, and
+    OSError when the host is at fault: a full disk, missing permissions, too many open files.
     """
 
     def __init__(self, directory: Path, memory: StoreMemory, compaction: CompactionStyle | None = None) -> None:
         self._options = _options(memory, compaction)
-        for remembered in directory.glob("OPTIONS-*"):  # rocksdict would take these, whatever it is given
+        for remembered in directory.glob("OPTIONS-*"):  # rocksdict would use these instead of the given options
             remembered.unlink()
         try:
             self._database = Rdict(str(directory), self._options)
-        except Exception as error:  # rocksdict has no class of its own for what RocksDB answers
+        except Exception as error:  # rocksdict has no class of its own for RocksDB's errors
             kind = CorruptStateError if _is_damage(str(error)) else OSError
             raise kind(f"RocksDB cannot open {directory}: {error}") from error
         self._unlogged = WriteOptions()
@@ -130,7 +130,7 @@ class Store:
         self._database.set_write_options(self._unlogged)
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key, or None. Fastest for sorted keys: neighbours lie in the same block."""
+        """The value of each key, or None. Fastest for sorted keys: neighbours are in the same block."""
         found: list[bytes | None] = self._database.get(list(keys))
         return found
 
@@ -139,7 +139,7 @@ class Store:
         entries, keys = iter(puts), iter(deletes)
         while True:
             batch = WriteBatch(raw_mode=True)
-            deque(starmap(batch.put, islice(entries, BATCH)), maxlen=0)  # a loop without the interpreter
+            deque(starmap(batch.put, islice(entries, BATCH)), maxlen=0)  # a loop in C
             for key in islice(keys, BATCH):
                 batch.delete(key)
             if batch.is_empty():
@@ -149,13 +149,13 @@ class Store:
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """The entries whose keys have the prefix, from ``start`` on, as of this call, in key order.
 
-        Without bounds inside RocksDB: rocksdict keeps none of the memory that a bound lies in.
+        RocksDB gets no upper bound: rocksdict does not keep the memory of a bound alive.
         """
         entries = self._database.items(from_key=max(prefix, start))
         return takewhile(lambda entry: entry[0].startswith(prefix), entries)
 
     def between(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The entries from the key ``begin`` to before ``end``, otherwise as :meth:`scan`."""
+        """The entries from the key ``begin`` to before ``end``, otherwise like :meth:`scan`."""
         return takewhile(lambda entry: entry[0] < end, self._database.items(from_key=begin))
 
     def keys(self, prefix: bytes, start: bytes = b"") -> Iterator[bytes]:
@@ -164,12 +164,12 @@ class Store:
         return takewhile(lambda key: key.startswith(prefix), keys)
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
-        """Removes the keys from ``begin`` to before ``end`` in constant time; their space comes back bit by bit."""
+        """Removes the keys from ``begin`` to before ``end`` in constant time; their space is freed gradually."""
         if begin < end:
             self._database.delete_range(begin, end, self._unlogged)
 
     def ingest(self, entries: Iterable[tuple[bytes, bytes]], path: Path) -> None:
-        """Adds entries, which come in the order of their keys, as a file made at ``path`` that becomes the store's."""
+        """Adds entries, which must be in key order, as a file that is made at ``path`` and moved into the database."""
         writer = SstFileWriter(self._options)
         entries = iter(entries)
         first = next(entries, None)
@@ -185,18 +185,18 @@ class Store:
         path.unlink(missing_ok=True)
 
     def flush(self) -> None:
-        """Writes what is in memory to files; other threads go on."""
+        """Writes the entries in memory to files; other threads continue to run."""
         self._database.flush()
 
     def checkpoint(self, directory: Path) -> None:
-        """All files of the present content as hard links in a new directory.
+        """Makes hard links of all files of the present content in a new directory.
 
-        What is not in files yet is written while the interpreter stands still: :meth:`flush` first.
+        Entries in memory are written while the interpreter lock is held, so call :meth:`flush` first.
         """
         Checkpoint(self._database).create_checkpoint(str(directory))
 
     def figure(self, name: str) -> int | None:
-        """What RocksDB says of the property ``rocksdb.<name>``; None when it has none, or is closed."""
+        """The value of the property ``rocksdb.<name>``; None when it does not exist or the database is closed."""
         try:
             figure: int | None = self._database.property_int_value(f"rocksdb.{name}")
         except Exception:  # rocksdict has no class of its own; it is being closed by another thread
@@ -204,5 +204,5 @@ class Store:
         return figure
 
     def close(self) -> None:
-        """Calls that come later raise; a scan that has begun goes on."""
+        """Closes the database. Later calls raise; a scan that has begun can continue."""
         self._database.close()

@@ -1,6 +1,6 @@
-"""Entries of the database as stored rows and back, by what the catalog says of a state: nobody need have asked for it.
+"""Converts entries of the database to stored rows and back, by a state's catalog entry: the state need not be in use.
 
-That is how state comes from other backends and goes to them, in canonical form.
+State moves between backends this way, in canonical form.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Entry: TypeAlias = tuple[bytes, bytes]
 
 
 class StoredForm(Protocol):
-    """Of one state."""
+    """The conversion of one state."""
 
     def batches(self, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
         """Stored rows in the present schema, in the order of the entries."""
 
     def entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Entry]:
-        """Entries of stored rows in the present schema, those of one key standing together."""
+        """Entries of stored rows in the present schema; rows of one key must be adjacent."""
 
 
 def stored_form(name: str, entry: StateEntry, owned: KeyGroupRange, max_parallelism: int) -> StoredForm:
-    """Of the state ``entry``, whose rows may have been written in several schemas."""
+    """The conversion of the state ``entry``, whose rows may have been written in several schemas."""
     if entry.kind == "rows":
         chunks = ChunkCodec(name, entry.id, entry.schemas(), entry.current)
         runs = RunCodec(name, entry.id, entry.schemas(), entry.current, owned, max_parallelism)
@@ -116,7 +116,7 @@ class _RowsForm:
         yield prefix, SplitList(elements, elements).encode()
 
     def _rows_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Row]]:
-        """Each row's key, and what lies behind it."""
+        """Each row's key and its other columns."""
         width = len(self._keys)
         keys = zip(*[values.from_arrow(column) for column in batch.columns[:width]], strict=True)
         others = zip(*[values.state_from_arrow(column) for column in batch.columns[width:]], strict=True)
@@ -124,7 +124,7 @@ class _RowsForm:
 
 
 def _no_stamp_yet() -> Any:
-    """Rows that get a time to live begin it when somebody asks for them."""
+    """No expiry time: rows that get a time to live start it when the state is used."""
     return None
 
 

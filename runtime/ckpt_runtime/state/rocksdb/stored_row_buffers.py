@@ -1,11 +1,11 @@
-"""Buffered rows whose changes go to the database with snapshots: the state of joins, and rows that are gathered.
+"""Buffered rows whose changes are written to the database with snapshots: the state of joins and of gathered rows.
 
-The rows in use are in memory, as in the backend there (``memory/row_buffer.py``): what a join matches and forgets does
-so at once. The database has them in chunks (``columnar_rows.py``): a snapshot writes those of new rows, and flags of
-rows that have matched or ended.
+The rows in use are in memory, as in the in-memory backend (``memory/row_buffer.py``): a join matches and removes rows
+there. The database holds them in chunks (``columnar_rows.py``): a snapshot writes chunks of the new rows, and flags of
+rows that have matched or were removed.
 
-When there are more rows than memory shall hold, those of keys that have not come lately leave it: they end here, and
-are in the database as ``spilled_rows.py`` says, until they are taken back.
+When there are more rows than the memory limit, the rows of keys that were not used lately are spilled: their chunks no
+longer count them, and ``spilled_rows.py`` keeps them in the database until they are taken back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NEW = -1
 
 @dataclass(slots=True)
 class _Chunk:
-    """``size`` counts the rows that it was made with, ``stored`` those in its entry, ``living`` those that are left."""
+    """``size`` counts the rows that it was made with, ``stored`` those in its entry, ``living`` the live ones."""
 
     key_group: int
     number: int
@@ -45,7 +45,7 @@ class _Chunk:
 
 
 class StoredRowBuffer(RowBuffer):
-    """One side, which knows of each row whether the database has it, and in which chunk."""
+    """One side, which records for each row whether the database has it, and in which chunk."""
 
     owner: SpillingRowBuffers
 
@@ -89,7 +89,7 @@ class StoredRowBuffer(RowBuffer):
         self._homes[first:last] = _NEW
 
     def refill(self, parts: list[tuple[pa.RecordBatch, AnyArray]], index: KeyIndex) -> None:
-        """Rows that stay in memory keep their places in the database; with no parts, all end."""
+        """Rows that stay in memory keep their places in the database; without parts, all rows are removed."""
         self._note()
         living = np.flatnonzero(self._flags[: self._rows.rows] & ALIVE)
         homes, positions = self._homes[living], self._positions[living]
@@ -103,16 +103,16 @@ class StoredRowBuffer(RowBuffer):
         self._noted[:rows] = self._flags[:rows]
 
     def living_rows(self) -> tuple[AnyArray, pa.RecordBatch]:
-        """Numbers and columns."""
+        """The numbers and the columns of the live rows in memory."""
         numbers = np.flatnonzero(self._flags[: self._rows.rows] & ALIVE).astype(np.int32)
         arrays = self.take(numbers, range(len(self.spec.schema)))
         return numbers, pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema)
 
     def spill(self, numbers: AnyArray, rows: pa.RecordBatch, slots: AnyArray) -> None:
-        """These rows, all of their keys, leave memory. What they were in it is removed by the next compaction."""
+        """Moves these rows, all rows of their keys, to the database. The next compaction frees their memory."""
         if not len(numbers):
             return
-        # Stable: rows of one key stay in the order in which they came.
+        # Stable: rows of one key stay in order of arrival.
         order = np.argsort(slots, kind="stable")
         slots, numbers = slots[order], numbers[order]
         matched = (self._flags[numbers] & MATCHED) >> 1
@@ -123,7 +123,7 @@ class StoredRowBuffer(RowBuffer):
         self.dead += len(numbers)
 
     def expired(self, bound: int) -> Iterator[AnyArray]:
-        """What is not in memory is taken there, some at a time."""
+        """Rows that are not in memory are first taken back, some at a time."""
         yield self.expire(bound)
         for keys in self.spilled.due(bound):
             self.owner.slots_of(keys)
@@ -131,10 +131,10 @@ class StoredRowBuffer(RowBuffer):
             self.owner.compact_if_due()
 
     def restore_chunk(self, key_group: int, number: int, positions: AnyArray, flags: AnyArray) -> None:
-        """The latest rows are those of this chunk."""
+        """Records that the latest rows are those of this chunk."""
         rows = self._rows.rows
         first = rows - len(positions)
-        size = max(len(flags), 1 + int(positions.max(initial=0)))  # written anew, a chunk has gaps and no flags
+        size = max(len(flags), 1 + int(positions.max(initial=0)))  # a rewritten chunk has gaps and no flags
         chunk = self._add_chunk(_Chunk(key_group, number, size, size, len(positions)))
         self._homes[first:rows] = chunk
         self._positions[first:rows] = positions
@@ -142,7 +142,7 @@ class StoredRowBuffer(RowBuffer):
         self._next_number = max(self._next_number, number + 1)
 
     def restore_as_new(self, key_group: int, number: int) -> None:
-        """The latest rows were those of this chunk, and will be in another one."""
+        """Records that the latest rows were those of this chunk, and will be written in another one."""
         self._touched.add(self._add_chunk(_Chunk(key_group, number, 0, 0, 0)))
         self._next_number = max(self._next_number, number + 1)
 
@@ -152,7 +152,7 @@ class StoredRowBuffer(RowBuffer):
         return self._next_chunk - 1
 
     def _note(self) -> None:
-        """Sees which rows that the database has have matched or ended since the last time."""
+        """Finds the rows in the database that have matched or were removed since the last call."""
         rows = self._rows.rows
         changed = np.flatnonzero((self._flags[:rows] != self._noted[:rows]) & (self._homes[:rows] != _NEW))
         self._touched.update(np.unique(self._homes[changed]).tolist())
@@ -160,14 +160,14 @@ class StoredRowBuffer(RowBuffer):
         self._noted[changed] = self._flags[changed]
 
     def _end(self, homes: AnyArray) -> None:
-        """Of one row each."""
+        """Counts down the live rows of these chunks, by one for each entry."""
         for chunk, rows in zip(*(part.tolist() for part in np.unique(homes, return_counts=True)), strict=True):
             if chunk != _NEW:
                 self._chunks[chunk].living -= rows
                 self._touched.add(chunk)
 
     def freeze_changes(self) -> FrozenChunks | None:
-        """What the database has to learn."""
+        """The changes that have to be written to the database."""
         self._note()
         rows = self._rows.rows
         new = np.flatnonzero((self._homes[:rows] == _NEW) & ((self._flags[:rows] & ALIVE) != 0))
@@ -184,7 +184,7 @@ class StoredRowBuffer(RowBuffer):
             chunk = self._chunks[number]
             if not chunk.living:
                 frozen.ended.append(self._chunks.pop(number))
-            # Less than half is left: it is written anew. Of others only the flags are, which are a byte per row.
+            # If less than half is live, the chunk is rewritten. Otherwise only its flags are, which are a byte per row.
             elif 2 * chunk.living < chunk.stored:
                 frozen.rewritten[number] = chunk
                 chunk.stored = chunk.living
@@ -207,7 +207,7 @@ class StoredRowBuffer(RowBuffer):
 
 
 class FrozenChunks:
-    """What has changed in one side until one moment. ``homes`` and ``positions`` of these rows never change."""
+    """The changes of one side up to one moment. ``homes`` and ``positions`` of these rows never change."""
 
     def __init__(
         self,
@@ -254,19 +254,19 @@ class FrozenChunks:
         return self._codec.encode_rows(stored, self._positions[rows])
 
     def deletes(self) -> Iterator[bytes]:
-        """Keys that are no more."""
+        """Keys to delete from the database."""
         for chunk in self.ended:
             yield from self._codec.keys(chunk.key_group, chunk.number)
         for chunk in self.rewritten.values():
             yield self._codec.keys(chunk.key_group, chunk.number)[1]
 
     def release(self) -> None:
-        """The columns go."""
+        """Releases the columns."""
         self._segments = ()
 
 
 class FrozenRowChanges:
-    """Of chunks, and of what is not in memory."""
+    """The changes of chunks, and of rows that are not in memory."""
 
     def __init__(self, chunks: FrozenChunks | None, spilled: FrozenSpill | None) -> None:
         self._chunks = chunks
@@ -303,23 +303,23 @@ class RowsState:
 
     @property
     def cache(self) -> RowsState:
-        """All of it is at hand."""
+        """The state itself is the cache."""
         return self
 
     def freeze(self) -> FrozenRowChanges | None:
-        """What has changed since the last call, in the time of a byte per row and of the new rows' order."""
+        """The changes since the last call; it copies a byte per row and sorts the new rows."""
         chunks, spilled = self._side.freeze_changes(), self._side.spilled.freeze()
         return None if chunks is None and spilled is None else FrozenRowChanges(chunks, spilled)
 
     def prefetch(self, keys: Iterable[Key]) -> None:
-        """Nothing has to be read."""
+        """Does nothing: rows are read when their slots are asked for."""
 
     def maintain(self, budget: int) -> None:
-        """Joins say themselves when to compact."""
+        """Does nothing: joins themselves call for compaction."""
 
 
 class SpillingRowBuffers(RowBuffers):
-    """All sides; about ``capacity`` rows of them are in memory, and those of the keys of a batch."""
+    """All sides; about ``capacity`` of their rows are in memory, plus the rows of a batch's keys."""
 
     sides: list[StoredRowBuffer]  # type: ignore[assignment]
 
@@ -334,13 +334,13 @@ class SpillingRowBuffers(RowBuffers):
         self._database = database
         self._capacity = capacity
         self._used: AnyArray = np.zeros(1024, dtype=np.uint8)
-        """Slots of keys that have come since rows were spilled last."""
+        """1 for the slots of keys that were used since rows were last spilled."""
         self._has_spilled = False
         for side in self.sides:
             side.owner = self
 
     def restore(self, owned: KeyGroupRange) -> None:
-        """Loads what the database has in chunks. Raises CorruptStateError."""
+        """Loads the chunks of the database. Raises CorruptStateError."""
         for side in self.sides:
             side.spilled.restore()
         for side in self.sides:
@@ -348,7 +348,7 @@ class SpillingRowBuffers(RowBuffers):
                 entries = chunks_of(self._database.scan(state_prefix(group, side.codec.id)))
                 for number, rows, positions, flags in side.codec.decode(entries):
                     self.load(side, rows)
-                    if self._has_spilled:  # earlier rows of these keys may have been taken back, and come first
+                    if self._has_spilled:  # earlier rows of these keys may have been taken back, and precede these
                         side.restore_as_new(group, number)
                     else:
                         side.restore_chunk(group, number, positions, flags)
@@ -366,7 +366,7 @@ class SpillingRowBuffers(RowBuffers):
         return slots
 
     def _take_back(self, slots: AnyArray) -> None:
-        """The rows of keys that are new in memory."""
+        """Takes back the spilled rows of keys that are new in memory."""
         keys = self._index.freeze().arrays(slots)
         for side in self.sides:
             if len(side.spilled):
@@ -382,12 +382,12 @@ class SpillingRowBuffers(RowBuffers):
     def compact_if_due(self) -> None:
         super().compact_if_due()
         rows = sum(side.at_hand for side in self.sides)
-        # Behind a snapshot whose writer has not come to it, a write would have to do that work first.
+        # While a snapshot waits for its writer, a write would have to do that writer's work first.
         if rows > self._capacity and (not self._database.pending or rows > 2 * self._capacity):
             self._spill()
 
     def _spill(self) -> None:
-        """Rows of keys that have not come lately leave memory; of all keys, when too many have come."""
+        """Spills the rows of keys that were not used lately; the rows of all keys, when too many were used."""
         self._has_spilled = True
         living = []
         for side in self.sides:
