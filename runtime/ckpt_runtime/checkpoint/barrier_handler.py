@@ -25,7 +25,7 @@ Channel = tuple[int, int]
 
 
 class BarrierProtocolError(RuntimeError):
-    """Something arrived that the sender may not send: an element on a blocked channel, anything after the end."""
+    """The sender violated the protocol: an element arrived on a blocked channel or after a channel's end."""
 
 
 # --- events
@@ -333,7 +333,7 @@ class BarrierHandler:
             for pending in self._in_order():
                 self._consume(pending, channel, now, block=False)
 
-    # --- which checkpoints there are
+    # --- beginning and end of checkpoints
 
     def _in_order(self) -> list[_Pending]:
         return [self._pending[known] for known in sorted(self._pending)]
@@ -375,7 +375,7 @@ class BarrierHandler:
     def _see(self, checkpoint_id: int) -> None:
         if checkpoint_id > self._latest:
             self._latest = checkpoint_id
-            # Barriers of older ones are obsolete from now on, so that nobody asks for them again.
+            # Barriers of older checkpoints are obsolete from now on, so their ids need not be kept.
             self._aborted = {known for known in self._aborted if known > checkpoint_id}
 
     def _cancel(self, checkpoint_id: int) -> None:
@@ -424,7 +424,7 @@ class BarrierHandler:
             self._effects.append(StopRecording(pending.checkpoint_id, channel))
             self._end_collecting(pending, now)
 
-    # --- what follows
+    # --- triggering
 
     def _advance(self, now: Instant, measured: int | None) -> None:
         """Triggers or aborts checkpoints in the order of the ids, up to the first that has to continue aligning.
@@ -452,7 +452,7 @@ class BarrierHandler:
             self._trigger(pending, now, unaligned=not aligned)
 
     def _turns(self, pending: _Pending, measured: int | None) -> bool:
-        """Whether the oldest aligning checkpoint turns unaligned now."""
+        """Whether this checkpoint, the oldest aligning one, turns unaligned now."""
         if not pending.may_turn or not pending.overdue:
             return False
         # In-flight data there is counted work (a range, all committables of a checkpoint) and must not be overtaken.

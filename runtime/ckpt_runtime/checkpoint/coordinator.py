@@ -52,7 +52,7 @@ SUSPENDED = "SUSPENDED"
 
 
 class CoordinatorState(Enum):
-    """CREATED: no deployment runs. RESTORING: waits for writes in flight. CLOSING: waits for clean-up."""
+    """CREATED: no deployment runs. RESTORING: waits for writes in progress. CLOSING: waits for clean-up."""
 
     CREATED = "created"
     RUNNING = "running"

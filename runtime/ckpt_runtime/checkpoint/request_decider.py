@@ -67,7 +67,7 @@ class CheckpointRequestDecider:
 
     def offer(self, request: TriggerRequest) -> TriggerRequest | None:
         """Queues a request. Returns the dropped one, if any (the new one, or a periodic one it displaced)."""
-        # One tick in the queue is enough: two in a row would store the same moment twice.
+        # One queued tick is enough: two in a row would snapshot the same state twice.
         if request.periodic and any(queued.periodic for queued in self._queue):
             return request
         if len(self._queue) >= CAPACITY:

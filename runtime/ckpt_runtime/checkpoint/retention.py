@@ -140,8 +140,7 @@ class Retention:
         """Adds a new checkpoint of this driver; removes the subsumed ones and the leftovers of earlier drivers."""
         for subsumed in self._store.add(entry):
             self._retire(subsumed, subsumed.owned)
-        # Not earlier: only a checkpoint of this driver is newer than any pointer that an earlier driver may still
-        # write.
+        # Not earlier: only a checkpoint of this driver is newer than any late pointer of an earlier driver.
         self._sweep_leftovers()
         self.delete_unused_shared_files()
 

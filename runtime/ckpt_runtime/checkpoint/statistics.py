@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TypedDict
 
 ABSENT = -1
-"""What Flink shows for a timestamp or duration that is not known yet."""
+"""The value that Flink shows for an unknown timestamp or duration."""
 
 
 class CheckpointStatsStatus(StrEnum):
