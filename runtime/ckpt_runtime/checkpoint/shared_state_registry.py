@@ -97,7 +97,7 @@ class SharedStateRegistry:
         return tuple(sorted(path for path in unused if self._entries.pop(path).deletable))
 
     def unregister_all(self, kept: Collection[str] = ()) -> tuple[str, ...]:
-        """Drops all files at the end of a job, except ``kept``; returns the sorted paths to delete."""
+        """Clears the registry at the end of a job; returns the sorted paths to delete, without ``kept``."""
         paths = tuple(sorted(path for path, entry in self._entries.items() if entry.deletable and path not in kept))
         self._entries.clear()
         return paths
