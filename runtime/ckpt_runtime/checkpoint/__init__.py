@@ -27,12 +27,13 @@ Contract for the shell:
 * Each effect that names an answer gets exactly one. "Unknown" is an answer; it leads to a Resolve effect, never to a
   deletion. A write is only reported failed when it can no longer take effect.
 * Messages of tasks may be lost, repeated and reordered. Names of private state files must contain the execution's
-  attempt, so that the discarded files of a stranger are nobody else's.
+  attempt, so that discarding the files of an unknown execution deletes no other execution's files.
 * A task repeats ``options.directory`` in its acknowledgement, and sends it before it reports that it has finished.
 * ``TimerFired`` carries the generation it was scheduled with; firing early or late is safe.
-* ``Instant.rel_ms`` never falls. ``CheckpointIdSource`` never yields an id twice, over all drivers of the job.
+* ``Instant.rel_ms`` never decreases. ``CheckpointIdSource`` never yields an id twice, over all drivers of the job.
 * ``UnexpectedEventError`` means a bug of the shell; the machine has not changed.
 
-Beside it: ``barrier_handler`` (one subtask's barriers), ``state_assignment`` (who restores what), ``statistics``
-(what REST shows), ``overrides`` (FLIP-571), ``state_handles`` and ``completed_checkpoint`` (the metadata's content).
+Other modules: ``barrier_handler`` (one subtask's barriers), ``state_assignment`` (which subtask restores what),
+``statistics`` (what REST shows), ``overrides`` (FLIP-571), ``state_handles`` and ``completed_checkpoint`` (the
+metadata's content).
 """

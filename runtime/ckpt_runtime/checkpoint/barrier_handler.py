@@ -1,14 +1,14 @@
 """Collects the checkpoint barriers of one subtask's inputs. Pure: no channel, no clock, no thread.
 
-Source: FLIP-76 and Flink's SingleCheckpointBarrierHandler, for several checkpoints at once. A checkpoint begins with
-the first sign of its barrier and is ALIGNING: a channel whose barrier was consumed is blocked. It ends in an aligned
-trigger when every channel has delivered its barrier; or, if its options allow that, it turns unaligned: the snapshot is
-taken at once, the blocked channels go on, and the data that lies before the barriers that are still under way is
-recorded (COLLECTING) until the last of them shows.
+Source: FLIP-76 and Flink's SingleCheckpointBarrierHandler, for several checkpoints at once. A checkpoint begins when
+its barrier is first announced or received, and is then ALIGNING: a channel whose barrier was consumed is blocked. When
+every channel has delivered its barrier, the checkpoint triggers aligned. If its options allow it, it can turn unaligned
+instead: the snapshot is taken at once, the blocked channels resume, and the data ahead of the outstanding barriers is
+recorded (COLLECTING) until the last of these barriers arrives.
 
-All of it rests on one rule of the senders: **barriers never overtake barriers**. In each channel they arrive in the
-order of their ids, announced or polled, with gaps where a checkpoint was given up upstream. So a newer barrier in a
-channel says that the older one will never come there, and checkpoints trigger in the order of their ids.
+This relies on one guarantee of the senders: **barriers never overtake barriers**. In each channel, barriers arrive
+(announced or polled) in the order of their ids, with gaps where a checkpoint was aborted upstream. A newer barrier in a
+channel therefore means that the older one will never arrive there, and checkpoints trigger in the order of their ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Channel = tuple[int, int]
 
 
 class BarrierProtocolError(RuntimeError):
-    """Something arrived that the sender may not send: an element on a blocked channel, anything after the end."""
+    """The sender violated the protocol: an element arrived on a blocked channel or after a channel's end."""
 
 
 # --- events
@@ -33,7 +33,7 @@ class BarrierProtocolError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class BarrierAnnounced:
-    """A barrier that may overtake stands in the channel's queue; it is polled later, in its place."""
+    """A barrier that may overtake data is in the channel's queue; it is polled later, at its position."""
 
     channel: Channel
     checkpoint_id: int
@@ -43,8 +43,8 @@ class BarrierAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class BarrierReceived:
-    """A barrier was polled in its place. The channel delivers nothing more until the effects are carried out: then it
-    goes on, unless it was blocked and not resumed."""
+    """A barrier was polled at its position. The channel delivers nothing more until the effects are carried out; then
+    it continues, unless it was blocked and not resumed."""
 
     channel: Channel
     checkpoint_id: int
@@ -54,7 +54,7 @@ class BarrierReceived:
 
 @dataclass(frozen=True, slots=True)
 class CancelBarrierReceived:
-    """Upstream gave the checkpoint up. The channel is not blocked by this."""
+    """The checkpoint was aborted upstream. This event does not block the channel."""
 
     channel: Channel
     checkpoint_id: int
@@ -62,7 +62,7 @@ class CancelBarrierReceived:
 
 @dataclass(frozen=True, slots=True)
 class EndOfPartitionAnnounced:
-    """The channel's end stands in its queue; no barrier will arrive there any more."""
+    """The end of the channel is in its queue; no further barrier will arrive there."""
 
     channel: Channel
 
@@ -78,8 +78,8 @@ class EndOfPartitionReceived:
 class TriggeredByCoordinator:
     """A trigger message reached a subtask with inputs, because all its predecessors have finished.
 
-    The checkpoint begins without a barrier. The ends of the channels, which have been sent, stand for the barriers:
-    what still lies before them belongs to this checkpoint.
+    The checkpoint begins without a barrier. The end-of-partition markers, which have been sent, act as the barriers:
+    the data ahead of them belongs to this checkpoint.
     """
 
     checkpoint_id: int
@@ -89,19 +89,19 @@ class TriggeredByCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """``BarrierHandler.next_deadline_ms`` may have been reached: look at the time."""
+    """``BarrierHandler.next_deadline_ms`` may have been reached: the handler checks the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightMeasured:
-    """Bytes that ``BarrierHandler.pending_checkpoint`` would record if it turned unaligned now."""
+    """The bytes that ``BarrierHandler.pending_checkpoint`` would record if it turned unaligned now."""
 
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class AbortedByCoordinator:
-    """The checkpoint is given up; everybody hears of it from the coordinator."""
+    """The checkpoint is aborted; the coordinator notifies every subtask."""
 
     checkpoint_id: int
 
@@ -131,7 +131,7 @@ class BlockChannel:
 
 @dataclass(frozen=True, slots=True)
 class ResumeChannels:
-    """Go on with these channels, each of which had been blocked."""
+    """Resume reading these channels, each of which was blocked."""
 
     channels: tuple[Channel, ...]
 
@@ -140,10 +140,10 @@ class ResumeChannels:
 class TakeSnapshot:
     """Take the snapshot now, before any other input.
 
-    ``alignment_duration`` are the milliseconds since the first sign of the barrier. Aligned: all barriers are consumed
-    and there is no in-flight data of the inputs. Unaligned: in ``captured`` channels record what is queued before the
-    barrier (or the end); in ``recording`` ones the rest in work and all that is polled until StopRecording. The other
-    channels have nothing for this checkpoint.
+    ``alignment_duration`` is the time in milliseconds since the barrier was first announced or received. Aligned: all
+    barriers are consumed and the inputs have no in-flight data. Unaligned: in ``captured`` channels, record what is
+    queued ahead of the barrier (or the end); in ``recording`` channels, record the rest being processed and everything
+    polled until StopRecording. The other channels have nothing to record for this checkpoint.
     """
 
     checkpoint_id: int
@@ -157,7 +157,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StopRecording:
-    """The barrier, or the end, of a recorded channel is here: record what is queued before it, and nothing more."""
+    """The barrier (or end) of a recorded channel has arrived: record what is queued ahead of it, and nothing more."""
 
     checkpoint_id: int
     channel: Channel
@@ -165,7 +165,7 @@ class StopRecording:
 
 @dataclass(frozen=True, slots=True)
 class AllBarriersReceived:
-    """Nothing more is recorded: the in-flight data of the inputs is known. Milliseconds since the first sign."""
+    """Recording is over: the inputs' in-flight data is complete. The duration is as in TakeSnapshot, in ms."""
 
     checkpoint_id: int
     alignment_duration: int
@@ -197,11 +197,12 @@ BarrierEffect = (
 
 @dataclass(slots=True)
 class _Pending:
-    """A checkpoint whose barriers are under way.
+    """A checkpoint whose barriers have not all arrived.
 
-    Of the channels that were open when it began: ``unseen`` have shown nothing (while collecting these are recorded),
-    ``announced`` have the barrier or their end in the queue, the others have delivered it. ``overdue``: its time of
-    staying aligned is over. ``measuring``: only the bound of in-flight data keeps it from turning unaligned.
+    Of the channels that were open when it began, the ``unseen`` ones have neither announced nor delivered a barrier
+    (while collecting, these are recorded), the ``announced`` ones have the barrier or their end in the queue, and the
+    others have delivered it. ``overdue``: the aligned timeout has passed. ``measuring``: only the limit on in-flight
+    data keeps the checkpoint from turning unaligned.
     """
 
     checkpoint_id: int
@@ -216,7 +217,7 @@ class _Pending:
 
     @property
     def may_turn(self) -> bool:
-        """Nothing fits into a bound of 0: that is full alignment."""
+        """Whether it may turn unaligned. A limit of 0 bytes means full alignment, because no data fits into it."""
         return self.options.unaligned and not self.collecting and self.options.max_inflight_data_bytes != 0
 
     @property
@@ -228,10 +229,10 @@ class _Pending:
 
 
 class BarrierHandler:
-    """One subtask. ``aligned_only`` are the channels in which no barrier may overtake data.
+    """Handles the barriers of one subtask. In ``aligned_only`` channels, no barrier may overtake data.
 
-    ``now.rel_ms`` only measures alignment. ``now.abs_ms`` is compared with the trigger's time, which another machine
-    took: a clock that is behind makes a checkpoint stay aligned for longer, never wrong.
+    ``now.rel_ms`` is only used to measure alignment. ``now.abs_ms`` is compared with the trigger timestamp, which was
+    taken on another machine: a clock that is behind keeps a checkpoint aligned for longer, but never makes it wrong.
     """
 
     def __init__(self, channels: Iterable[Channel], aligned_only: Iterable[Channel] = ()) -> None:
@@ -253,7 +254,7 @@ class BarrierHandler:
 
     @property
     def collecting_checkpoints(self) -> tuple[int, ...]:
-        """Those that have turned unaligned and record channels."""
+        """The checkpoints that have turned unaligned and are recording channels."""
         return tuple(sorted(known for known, pending in self._pending.items() if pending.collecting))
 
     @property
@@ -262,7 +263,7 @@ class BarrierHandler:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """Wall clock: when DeadlinePassed is due."""
+        """The wall-clock time at which DeadlinePassed is due."""
         if not self._pending:
             return None
         deadlines = [p.deadline_ms for p in self._pending.values() if p.may_turn and not p.overdue]
@@ -270,11 +271,11 @@ class BarrierHandler:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether the oldest checkpoint turns unaligned as soon as its in-flight data fits the bound."""
+        """Whether the oldest checkpoint turns unaligned as soon as its in-flight data fits the limit."""
         return any(pending.measuring for pending in self._pending.values())
 
     def handle(self, event: BarrierEvent, now: Instant) -> list[BarrierEffect]:
-        """Takes one event; returns what to do, in order. Raises :class:`BarrierProtocolError`, nothing changed then."""
+        """Takes one event; returns the ordered effects. Changes nothing if it raises :class:`BarrierProtocolError`."""
         self._check(event)
         match event:
             case BarrierAnnounced() | BarrierReceived():
@@ -301,7 +302,7 @@ class BarrierHandler:
         if event.channel not in self._open:
             raise BarrierProtocolError(f"channel {event.channel} has ended or is unknown")
         announcement = isinstance(event, BarrierAnnounced | EndOfPartitionAnnounced)
-        # Announcements are taken when data arrives, so that they come from blocked channels too; polling does not.
+        # Announcements are read when data arrives, so blocked channels send them too; a blocked channel is not polled.
         if event.channel in self._blocked and not announcement:
             raise BarrierProtocolError(
                 f"channel {event.channel} is blocked by checkpoint {self._blocked[event.channel]}"
@@ -319,10 +320,10 @@ class BarrierHandler:
             self._announce(pending, event.channel, now)
 
     def _on_end(self, event: EndOfPartitionAnnounced | EndOfPartitionReceived, now: Instant) -> None:
-        """An ended channel counts as aligned: everything that it sent lies before the barrier (FLIP-147)."""
+        """An ended channel counts as aligned: everything it sent precedes the barrier (FLIP-147)."""
         channel = event.channel
         if isinstance(event, EndOfPartitionAnnounced):
-            # Kept for checkpoints that begin before the end is polled: this channel will show them no barrier.
+            # Kept for checkpoints that begin before the end is polled: this channel will send no barrier for them.
             self._ending.add(channel)
             for pending in self._in_order():
                 self._announce(pending, channel, now)
@@ -332,16 +333,16 @@ class BarrierHandler:
             for pending in self._in_order():
                 self._consume(pending, channel, now, block=False)
 
-    # --- which checkpoints there are
+    # --- beginning and end of checkpoints
 
     def _in_order(self) -> list[_Pending]:
         return [self._pending[known] for known in sorted(self._pending)]
 
     def _pass(self, channel: Channel, checkpoint_id: int, in_order: bool) -> None:
-        """The channel has gone past the older checkpoints: one whose barrier it never showed has been given up there.
+        """The channel has passed the older checkpoints: those whose barrier it never sent were aborted upstream.
 
-        A barrier that is only announced may be followed by the announcement of the next; but what is polled comes
-        behind all that was announced before.
+        A barrier that is only announced may be followed by the announcement of the next one, but a polled element comes
+        after everything that was announced before it.
         """
         for pending in self._in_order():
             if pending.checkpoint_id >= checkpoint_id:
@@ -351,7 +352,7 @@ class BarrierHandler:
                 self._give_up(pending.checkpoint_id, Reason.CHECKPOINT_DECLINED_SUBSUMED)
 
     def _begin_by_sign(self, event: BarrierAnnounced | BarrierReceived, now: Instant) -> _Pending | None:
-        """The checkpoint of a barrier; None if that is obsolete: done, given up, or older than what has been seen."""
+        """The checkpoint of a barrier; None if the checkpoint is done, aborted, or older than the latest seen one."""
         if event.checkpoint_id > self._latest:
             aborted = event.checkpoint_id in self._aborted
             self._see(event.checkpoint_id)
@@ -360,7 +361,7 @@ class BarrierHandler:
         return self._pending.get(event.checkpoint_id)
 
     def _begin(self, event: BarrierAnnounced | BarrierReceived | TriggeredByCoordinator, now: Instant) -> None:
-        """What the coordinator triggers does not count as seen: older barriers may still come before the ends."""
+        """A coordinator trigger does not count as seen: older barriers may still arrive before the channels end."""
         if event.checkpoint_id not in self._pending:
             self._pending[event.checkpoint_id] = _Pending(
                 event.checkpoint_id,
@@ -374,11 +375,11 @@ class BarrierHandler:
     def _see(self, checkpoint_id: int) -> None:
         if checkpoint_id > self._latest:
             self._latest = checkpoint_id
-            # Barriers of older ones are obsolete from now on, so that nobody asks for them again.
+            # Barriers of older checkpoints are obsolete from now on, so their ids need not be kept.
             self._aborted = {known for known in self._aborted if known > checkpoint_id}
 
     def _cancel(self, checkpoint_id: int) -> None:
-        """Cancels a pending checkpoint, or one whose barriers have yet to come; those are then obsolete."""
+        """Cancels a pending checkpoint, or one whose barriers are still to come; these barriers are then ignored."""
         reason = Reason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
         if checkpoint_id in self._pending:
             self._give_up(checkpoint_id, reason)
@@ -387,20 +388,20 @@ class BarrierHandler:
         self._see(checkpoint_id)
 
     def _give_up(self, checkpoint_id: int, reason: Reason) -> None:
-        """Downstream hears of it in the order of the ids (see :meth:`_advance`); the channels go on at once."""
+        """Downstream is notified in the order of the ids (see :meth:`_advance`); the channels resume at once."""
         del self._pending[checkpoint_id]
         self._resume(checkpoint_id)
         self._given_up[checkpoint_id] = reason
 
     def _abort_silently(self, checkpoint_id: int) -> None:
-        """Remembers one that has not begun, so that its barriers block nothing when they come."""
+        """A checkpoint that has not begun is remembered, so that its barriers block nothing when they arrive."""
         if self._pending.pop(checkpoint_id, None) is not None:
             self._resume(checkpoint_id)
         self._given_up.pop(checkpoint_id, None)
         if checkpoint_id > self._latest:
             self._aborted.add(checkpoint_id)
 
-    # --- what the channels have shown
+    # --- what the channels have delivered
 
     def _announce(self, pending: _Pending, channel: Channel, now: Instant) -> None:
         if channel in pending.unseen:
@@ -423,18 +424,19 @@ class BarrierHandler:
             self._effects.append(StopRecording(pending.checkpoint_id, channel))
             self._end_collecting(pending, now)
 
-    # --- what follows
+    # --- triggering
 
     def _advance(self, now: Instant, measured: int | None) -> None:
-        """Does all that has become possible, in the order of the ids, up to the first that has to go on aligning.
+        """Triggers or aborts checkpoints in the order of the ids, up to the first that has to continue aligning.
 
-        A cancel barrier waits for the older ones too: downstream it would say that their barriers will not come.
+        A cancel barrier also waits for the older checkpoints: downstream, it would mean that their barriers will not
+        come.
         """
         for pending in self._pending.values():
-            # 0 means at once, whatever the difference between two machines' clocks.
+            # 0 means at once, regardless of the difference between two machines' clocks.
             if pending.options.aligned_timeout_ms == 0 or now.abs_ms >= pending.deadline_ms:
                 pending.overdue = True
-        # A list of its own: triggering takes entries out of `_pending` inside of the loop.
+        # Iterates over a copy, because triggering removes entries from `_pending` inside the loop.
         for checkpoint_id in sorted({*self._pending, *self._given_up}):
             if checkpoint_id in self._given_up:
                 self._effects.append(AbortCheckpoint(checkpoint_id, self._given_up.pop(checkpoint_id)))
@@ -445,21 +447,21 @@ class BarrierHandler:
             aligned = not pending.unseen and not pending.announced
             if not aligned and not self._turns(pending, measured):
                 break
-            # It was measured for the oldest one, and says nothing about the next.
+            # The measurement was for the oldest checkpoint and does not apply to the next.
             measured = None
             self._trigger(pending, now, unaligned=not aligned)
 
     def _turns(self, pending: _Pending, measured: int | None) -> bool:
-        """Whether the oldest aligning checkpoint turns unaligned now."""
+        """Whether this checkpoint, the oldest aligning one, turns unaligned now."""
         if not pending.may_turn or not pending.overdue:
             return False
-        # What is on its way there is counted work (a range, all committables of a checkpoint), not to be overtaken.
+        # In-flight data there is counted work (a range, all committables of a checkpoint) and must not be overtaken.
         if not self._aligned_only.isdisjoint(pending.unseen | pending.announced):
             return False
         limit = pending.options.max_inflight_data_bytes
         if limit is None:
             return True
-        # What such a channel will deliver before its barrier cannot be measured yet.
+        # The data that an unseen channel will deliver before its barrier cannot be measured yet.
         if pending.unseen:
             return False
         if not pending.measuring:
@@ -483,7 +485,7 @@ class BarrierHandler:
                 tuple(sorted(pending.announced)),
             )
         )
-        # Channels go on last of all: nothing of theirs may be processed before the snapshot is taken.
+        # Channels are resumed last: none of their data may be processed before the snapshot is taken.
         self._end_collecting(pending, now)
         self._resume(checkpoint_id)
 

@@ -1,10 +1,10 @@
-"""Which subtask of a new deployment gets which in-flight data of an unaligned checkpoint. Pure; reads no file.
+"""Assigns the in-flight data of an unaligned checkpoint to the subtasks of a new deployment. Pure; reads no file.
 
-The receiver of a channel processes what was on its way before anything new: first what had arrived at the old receiver,
-then what still stood in the old senders' queues. These streams of one old receiver and edge are its *bundle*; it moves
-as a whole to the new receivers that own its rows. Sources: FLIP-76, Flink's SubtaskStateMapper; unlike the latter, key
-groups are counted with the real max parallelism, so that no owner is missed, and broadcast data moves together with the
-broadcast state that has seen what came before it.
+The receiver of a channel processes the in-flight data before any new data: first the data that had reached the old
+receiver, then the data that was queued at the old senders. These streams of one old receiver and edge form a *bundle*,
+which moves as a whole to the new receivers that own its rows. Sources: FLIP-76, Flink's SubtaskStateMapper;
+unlike the latter, key groups are computed with the actual max parallelism, so that no owner is missed, and broadcast
+data moves together with the broadcast state that has seen the data before it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, Partition
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
 
 _SPREAD = frozenset({Partitioning.FORWARD, Partitioning.REBALANCE})
-"""Any subtask may take these rows. A change of parallelism turns one into the other."""
+"""Any subtask may take these rows. A change of parallelism turns one partitioning into the other."""
 
 
 class StateAssignmentError(ValueError):
@@ -27,7 +27,7 @@ class StateAssignmentError(ValueError):
 
 
 class UnalignedUpgradeError(StateAssignmentError):
-    """The job has changed where the checkpoint has data in flight, which fits the old job only."""
+    """The job has changed at a place where the checkpoint has in-flight data, which only fits the old job."""
 
     def __init__(self, uid: str, change: str) -> None:
         super().__init__(
@@ -38,7 +38,7 @@ class UnalignedUpgradeError(StateAssignmentError):
 
 
 class ChannelStateHandleError(StateAssignmentError):
-    """The metadata's handles of in-flight data cannot be right. Names the vertex by its id and operators."""
+    """The metadata's handles of in-flight data are inconsistent. Names the vertex by its id and operators."""
 
     def __init__(self, checkpoint: CompletedCheckpoint, key: SubtaskKey, reason: str) -> None:
         operators = next((vertex.operator_uids for vertex in checkpoint.vertices if vertex.id == key[0]), ())
@@ -49,10 +49,10 @@ class ChannelStateHandleError(StateAssignmentError):
 
 
 def broadcast_origin(index: int, parallelism: int, before: int, alive: Sequence[int]) -> int:
-    """Whose copy of broadcast state, and of what was broadcast and is still on its way, a new subtask takes over.
+    """The old subtask whose broadcast state and in-flight broadcast data a new subtask takes over.
 
-    ``alive`` are the old subtasks that have not finished, ascending, at least one; one without state counts: it has
-    seen nothing yet. A subtask takes its own at equal parallelism.
+    ``alive`` are the old subtasks that have not finished, ascending, at least one. A subtask without state counts as
+    alive: it has received nothing yet. At equal parallelism, a subtask takes its own copy if it is alive.
     """
     return index if parallelism == before and index in alive else alive[index % len(alive)]
 
@@ -62,8 +62,8 @@ def assign_channel_state(
 ) -> Mapping[SubtaskKey, tuple[ChannelStateStream, ...]]:
     """The streams that each subtask of ``graph`` reads before its channels, in order; subtasks without any are absent.
 
-    ``edge`` of a stream is the input gate in ``graph``; ``peer`` is :data:`NO_PEER` unless both ends of the edge have
-    the parallelism that they had: the channel of the checkpoint is none of the job's then. Raises
+    ``edge`` of a stream is the input gate in ``graph``. ``peer`` is :data:`NO_PEER` unless both ends of the edge keep
+    their parallelism, because otherwise the checkpoint's channel does not exist in the job. Raises
     :class:`UnalignedUpgradeError` or :class:`ChannelStateHandleError`.
     """
     if not any(state.has_channel_state for state in checkpoint.states.values()):
@@ -86,7 +86,7 @@ def assign_channel_state(
 
 
 def keyed_channel_targets(checkpoint: CompletedCheckpoint) -> Iterator[VertexDescriptor]:
-    """Vertices with rows on their way by key, whose number of key groups therefore has to stay."""
+    """The vertices with in-flight data on a hash edge; their number of key groups therefore must not change."""
     if any(state.has_channel_state for state in checkpoint.states.values()):
         for position in sorted(_bundles(checkpoint)):
             edge = checkpoint.edges[position]
@@ -95,7 +95,7 @@ def keyed_channel_targets(checkpoint: CompletedCheckpoint) -> Iterator[VertexDes
 
 
 def _bundles(checkpoint: CompletedCheckpoint) -> dict[int, dict[int, list[ChannelStateStream]]]:
-    """By position of the edge in the checkpoint and old receiver: all streams, in the order of processing."""
+    """All streams in processing order, by the edge's position in the checkpoint and the old receiver."""
     bundles: dict[int, dict[int, list[ChannelStateStream]]] = {}
     gates: dict[str, list[int]] = {}
     exits: dict[str, list[int]] = {}
@@ -119,7 +119,7 @@ def _bundles(checkpoint: CompletedCheckpoint) -> dict[int, dict[int, list[Channe
 def _position(
     checkpoint: CompletedCheckpoint, positions: Sequence[int], key: SubtaskKey, stream: ChannelStateStream
 ) -> int:
-    """The stream's edge in the checkpoint. Also checks its handles, which are used by calculation later."""
+    """The stream's edge in the checkpoint. Also validates its handles, because later code calculates with them."""
     if not _is_size(stream.edge) or not (_is_size(stream.peer) or stream.peer == NO_PEER):
         raise ChannelStateHandleError(checkpoint, key, f"edge {stream.edge!r:.40}, peer {stream.peer!r:.40}")
     if stream.edge >= len(positions):
@@ -141,7 +141,7 @@ def _is_size(value: object) -> bool:
 def _matched(
     checkpoint: CompletedCheckpoint, graph: JobGraph, positions: Iterable[int]
 ) -> Iterator[tuple[int, JobEdge, int]]:
-    """(position in the checkpoint, edge of the job, its gate) of the edges with data, in the job's order."""
+    """Yields (position in the checkpoint, edge of the job, its gate) for the edges with data, in the job's order."""
     wanted = {_identity(checkpoint.edges, position): position for position in positions}
     found = []
     for number, edge in enumerate(graph.edges):
@@ -159,7 +159,7 @@ def _matched(
 
 
 def _identity(edges: Sequence[EdgeDescriptor] | Sequence[JobEdge], number: int) -> tuple[str, str, int]:
-    """Both ends, and which of the edges between them it is."""
+    """Both ends of the edge, and its number among the edges between them."""
     ends = edges[number].source, edges[number].target
     return *ends, sum((earlier.source, earlier.target) == ends for earlier in edges[:number])
 
@@ -180,7 +180,7 @@ def _check_unchanged(checkpoint: CompletedCheckpoint, graph: JobGraph, old: Edge
 
 
 def _check_vertices(checkpoint: CompletedCheckpoint, graph: JobGraph, old: EdgeDescriptor) -> None:
-    """Rows in flight have passed the old chain of one end and are meant for that of the other."""
+    """In-flight rows have passed the source's old chain and are meant for the target's old chain."""
     chains = {vertex.id: tuple(operator.uid for operator in vertex.operators) for vertex in graph.vertices}
     for end in (old.target, old.source):
         before = _vertex(checkpoint, end).operator_uids
@@ -223,7 +223,8 @@ def _origins(
         case Partitioning.REBALANCE:
             return range(index, old, new)
         case Partitioning.FORWARD:
-            # Those whose index, scaled to the new parallelism and rounded down, is this one; both divisions round up.
+            # The old subtasks whose index, scaled to the new parallelism and rounded down, is `index`. Both divisions
+            # round up.
             return range(-(-index * old // new), -(-(index + 1) * old // new))
 
 
@@ -235,7 +236,7 @@ def _clipped(
     old: int,
     index: int,
 ) -> Iterator[ChannelStateStream]:
-    """The stream as the new subtask ``index`` gets it; nothing when no part of it is meant for it."""
+    """The stream as the new subtask ``index`` gets it; nothing if no part of it belongs to that subtask."""
     segments = stream.segments
     if partitioning is Partitioning.HASH:
         of_old = key_group_range(target.max_parallelism, old_parallelism, old)

@@ -1,6 +1,6 @@
-"""Orders the deletion of checkpoints: the pointer first, and only when that is certainly gone the files. Pure.
+"""Orders the deletion of checkpoints: first the pointer, and the files only after it is certainly gone. Pure.
 
-The one owner of deletions on the coordinator's side; counts what is being cleaned, since cleaning holds back triggers.
+The only owner of deletions in the coordinator. Counts the checkpoints being cleaned, because these delay triggers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _Discard = DiscardCheckpoint | DiscardLocation
 
 
 class UnaskedAnswerError(LookupError):
-    """An answer of the storage to something that is not under way. Nothing has changed."""
+    """The storage answered a request that is not in progress. Nothing has changed."""
 
 
 class CheckpointCleaner:
-    """``emit`` takes the effects."""
+    """Deletes checkpoints; ``emit`` takes the effects."""
 
     def __init__(self, emit: Callable[[Effect], None]) -> None:
         self._emit = emit
@@ -34,17 +34,17 @@ class CheckpointCleaner:
 
     @property
     def pointers_are_gone(self) -> bool:
-        """Whether no pointer to a checkpoint that is being cleaned can exist any more."""
+        """Whether all pointers to the checkpoints being cleaned are certainly gone."""
         return not self._removing
 
     @property
     def pointed_to(self) -> tuple[str, ...]:
-        """Directories of checkpoints whose pointers may still exist: the next driver would look for them."""
+        """Directories of checkpoints whose pointers may still exist: the next driver would read them."""
         return tuple(self._directories.values())
 
     @property
     def retiring(self) -> tuple[int, ...]:
-        """Checkpoints whose pointers may still exist, so that none of their shared files has gone."""
+        """Checkpoints whose pointers may still exist, so none of their shared files is deleted yet."""
         return tuple(self._directories)
 
     def is_cleaning(self, checkpoint_id: int) -> bool:
@@ -56,7 +56,7 @@ class CheckpointCleaner:
         self._remove(checkpoint.id, DiscardCheckpoint(checkpoint) if discard else None)
 
     def sweep(self, checkpoint_id: int, directory: str) -> None:
-        """Deletes what an earlier driver left, with the pointer that it may have written too late."""
+        """Deletes a leftover of an earlier driver, and the pointer that it may have written late."""
         self._remove(checkpoint_id, DiscardLocation(checkpoint_id, directory))
 
     def _remove(self, checkpoint_id: int, then: _Discard | None) -> None:
@@ -64,12 +64,12 @@ class CheckpointCleaner:
         self._emit(_removal(checkpoint_id, then, 0))
 
     def discard_location(self, checkpoint_id: int, directory: str) -> None:
-        """Deletes the directory of an aborted checkpoint, to which there never was a pointer."""
+        """Deletes the directory of an aborted checkpoint, which never had a pointer."""
         self._deleting[checkpoint_id] += 1
         self._emit(DiscardLocation(checkpoint_id, directory))
 
     def removed(self, checkpoint_id: int) -> None:
-        """The pointer is gone. Raises :class:`UnaskedAnswerError` when no removal was under way."""
+        """The pointer is gone. Raises :class:`UnaskedAnswerError` if no removal was in progress."""
         discard, _ = self._removal_of(checkpoint_id)
         del self._removing[checkpoint_id]
         self._directories.pop(checkpoint_id, None)
@@ -78,7 +78,7 @@ class CheckpointCleaner:
             self._emit(discard)
 
     def remove_failed(self, checkpoint_id: int) -> None:
-        """Tries the removal again. Raises :class:`UnaskedAnswerError` when none was under way."""
+        """Tries the removal again. Raises :class:`UnaskedAnswerError` if none was in progress."""
         discard, attempt = self._removal_of(checkpoint_id)
         self._removing[checkpoint_id] = (discard, attempt + 1)
         self._emit(_removal(checkpoint_id, discard, attempt + 1))

@@ -25,18 +25,18 @@ from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, c
 from ckpt_runtime.version import VERSION
 
 DOCUMENT_VERSION = 2
-"""Of the JSON form. 1 did not say who wrote it; handles of keyed state did not say their kind."""
+"""Version of the JSON form. Version 1 recorded neither the writing release nor the kind of keyed state handles."""
 HASHMAP = "hashmap"
 ANY = "any"
 
 
 class NewerDocumentError(DocumentError):
-    """A later release wrote the document."""
+    """The document was written by a later release."""
 
 
 @dataclass(frozen=True, slots=True)
 class VertexDescriptor:
-    """What a snapshot remembers of one vertex: ``operator_uids`` head first."""
+    """What a snapshot records about one vertex; ``operator_uids`` starts with the head of the chain."""
 
     id: str
     name: str
@@ -52,7 +52,7 @@ class VertexDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class EdgeDescriptor:
-    """What a snapshot remembers of one edge: in-flight data can only be given to the same edge again."""
+    """What a snapshot records about one edge: in-flight data can only be restored to the same edge."""
 
     source: str
     target: str
@@ -66,15 +66,15 @@ class EdgeDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpoint:
-    """``timestamp`` is the trigger time that travelled in the barriers, ``completion_timestamp`` when it was finalised.
+    """``timestamp`` is the trigger time that the barriers carried, ``completion_timestamp`` the time of finalisation.
 
     ``directory`` is the external path; paths in ``states`` are relative to it unless absolute. A subtask is in
-    ``states`` or in ``finished`` (its operators had finished, FLIP-147). It is in both when it had finished and the
-    barrier overtook data in its channels; its state is that in-flight data alone then, without operators. ``edges`` are
-    those of the job, in its order; none in snapshots from before there was in-flight data. ``written_by`` is the
-    release that wrote the snapshot; None for one from before that was recorded. ``written_to`` is the directory that
-    the metadata names, for a snapshot that was read: another one than ``directory`` after a move or a copy.
-    ``lineage`` is the job's, and None in snapshots of earlier releases.
+    ``states`` or in ``finished`` (its operators had finished, FLIP-147). It is in both if it had finished and the
+    barrier overtook data in its channels; its state is then only that in-flight data, without operators. ``edges`` are
+    the job's edges in its order; snapshots older than in-flight data have none. ``written_by`` is the release that
+    wrote the snapshot; None in snapshots older than this field. ``written_to`` is, for a snapshot that was read, the
+    directory that its metadata names; it differs from ``directory`` after a move or a copy. ``lineage`` is the job's,
+    and None in snapshots of earlier releases.
     """
 
     id: int
@@ -93,17 +93,17 @@ class CompletedCheckpoint:
 
     @property
     def lineage_id(self) -> str:
-        """The id of the first of the jobs that, each from a snapshot of one before, led to the job of this one."""
+        """The id of the first job in the chain of jobs, each started from a snapshot of an earlier one."""
         return self.lineage or self.job_id
 
     @property
     def format(self) -> SavepointFormat:
-        """FLIP-203: checkpoints are always in the backend's own."""
+        """The snapshot's format; checkpoints are always in the backend's native format (FLIP-203)."""
         return self.properties.savepoint_format or SavepointFormat.NATIVE
 
     @property
     def state_backend(self) -> str:
-        """Which backend alone reads the keyed state; :data:`ANY` of what is in canonical form, or has none."""
+        """The only backend that can read the keyed state; :data:`ANY` if it is in canonical form or there is none."""
         handles = (
             handle
             for state in self.states.values()
@@ -118,7 +118,7 @@ class CompletedCheckpoint:
 
     @property
     def fully_finished_vertices(self) -> frozenset[str]:
-        """Ids of vertices all of whose subtasks had finished."""
+        """The ids of the vertices whose subtasks had all finished."""
         return frozenset(
             vertex.id
             for vertex in self.vertices
@@ -126,17 +126,17 @@ class CompletedCheckpoint:
         )
 
     def claimed(self) -> CompletedCheckpoint:
-        """As the job that owns it from now on refers to it, in ``directory``.
+        """The snapshot as the job that now owns it refers to it, in ``directory``.
 
-        What increments may go on referring to is named by an absolute path, as all shared files are: it outlives the
-        savepoint that it belonged to (FLINK-39964). Of a checkpoint such files are shared already.
+        Files that later increments may refer to get an absolute path, like all shared files, because they outlive the
+        savepoint they belonged to (FLINK-39964). In a checkpoint, such files are shared already.
         """
         if not self.is_savepoint:
             return self
         return replace(self, states={key: _claimed_state(state, self.directory) for key, state in self.states.items()})
 
     def to_json(self) -> dict[str, Any]:
-        """Deterministic: subtasks in the order of vertex id and index."""
+        """The JSON form. It is deterministic: subtasks are ordered by vertex id and index."""
         return {
             "version": DOCUMENT_VERSION,
             "written_by": self.written_by,
@@ -160,9 +160,9 @@ class CompletedCheckpoint:
 
     @classmethod
     def from_json(cls, document: object, directory: str | None = None) -> CompletedCheckpoint:
-        """``directory`` is where the metadata was found; it replaces the recorded one (snapshots can be moved).
+        """Reads the JSON form; ``directory``, where the metadata was found, replaces the recorded one (moves).
 
-        Raises :class:`DocumentError` on a document of another shape, :class:`NewerDocumentError` of a later version.
+        Raises :class:`DocumentError` for a document of another shape, :class:`NewerDocumentError` for a later version.
         """
         _check_version(document)
         found = checked(document, _Document)
@@ -243,7 +243,7 @@ def _checked_states(found: _Document) -> dict[SubtaskKey, SubtaskState]:
     parallelism = {vertex.id: vertex.parallelism for vertex in found.vertices}
     if len(parallelism) != len(found.vertices):
         raise DocumentError("two vertices have the same id")
-    # One by one: a large document must not hold up the other threads of this process.
+    # Checked one by one, so that a large document does not block the other threads of this process.
     entries = [checked(_with_kinds(entry), _Entry) for entry in found.states]
     for name, subtasks in (("states", [entry.key for entry in entries]), ("finished", found.finished)):
         if len(set(subtasks)) != len(subtasks):
@@ -261,7 +261,7 @@ def _checked_states(found: _Document) -> dict[SubtaskKey, SubtaskState]:
 
 
 def _with_kinds(entry: Any) -> Any:
-    """Before handles of keyed state said their kind there was one. What has another shape is refused afterwards."""
+    """Adds the only kind there was before handles had a kind. Entries of another shape are rejected later."""
     with suppress(LookupError, TypeError, AttributeError):
         for operator in entry["state"]["operators"].values():
             for handle in operator["keyed"]:
@@ -270,7 +270,7 @@ def _with_kinds(entry: Any) -> Any:
 
 
 def _check_version(document: object) -> None:
-    """First of all: what a later version writes may have any shape."""
+    """Runs first, because a document of a later version may have any shape."""
     if isinstance(document, dict):
         version, writer = document.get("version", 1), document.get("written_by")
         if type(version) is not int or not 1 <= version <= DOCUMENT_VERSION:

@@ -1,4 +1,4 @@
-"""The retained completed checkpoints and which of them go when a new one comes. Pure; its pointers live in HA."""
+"""The retained completed checkpoints, and which of them a new one subsumes. Pure; the pointers are in HA."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:
-    """``owned``: its files are deleted when it is subsumed. A savepoint restored with NO_CLAIM is not."""
+    """``owned``: its files are deleted when it is subsumed. A savepoint restored with NO_CLAIM is not owned."""
 
     checkpoint: CompletedCheckpoint
     owned: bool = True
 
 
 class CompletedCheckpointStore:
-    """In ascending order of ids. Of savepoints, one that a job was restored from and the one it is stopped with."""
+    """Holds checkpoints by ascending id, and of savepoints the restored one and the one of a stop."""
 
     def __init__(self, retained: int, recovered: Iterable[RetainedCheckpoint] = ()) -> None:
         self.retained = retained
@@ -29,12 +29,12 @@ class CompletedCheckpointStore:
 
     @property
     def latest_id(self) -> int:
-        """-1 when there is none."""
+        """The id of the latest checkpoint; -1 if there is none."""
         return self._entries[-1].checkpoint.id if self._entries else -1
 
     @property
     def latest_is_owned(self) -> bool:
-        """False after a restore from a snapshot that stays the user's, until a checkpoint of this job is stored."""
+        """False after a restore from a snapshot that the user owns, until a checkpoint of this job is stored."""
         return not self._entries or self._entries[-1].owned
 
     @property
@@ -42,9 +42,9 @@ class CompletedCheckpointStore:
         return tuple(self._entries)
 
     def add(self, entry: RetainedCheckpoint) -> list[RetainedCheckpoint]:
-        """Adds the newest and returns what it subsumes, oldest first; never the newest itself.
+        """Adds the newest checkpoint and returns the subsumed ones, oldest first; never the newest itself.
 
-        Raises ValueError when the id does not rise.
+        Raises ValueError if the id is not greater than the latest.
         """
         if entry.checkpoint.id <= self.latest_id:
             raise ValueError(f"checkpoint {entry.checkpoint.id} is not newer than {self.latest_id}")
@@ -54,7 +54,7 @@ class CompletedCheckpointStore:
         return subsumed
 
     def lowest_retained(self) -> int | None:
-        """The id of the first retained checkpoint whose files are the job's: no savepoint, unless it was claimed."""
+        """The id of the first retained checkpoint whose files are the job's; a savepoint only if claimed."""
         kept = (entry for entry in self._entries if entry.owned or not entry.checkpoint.is_savepoint)
         return next((entry.checkpoint.id for entry in kept), None)
 

@@ -1,7 +1,7 @@
-"""From the messages of tasks to a published checkpoint. Pure.
+"""Turns the tasks' messages into a published checkpoint. Pure.
 
 Order of a completion: metadata, pointer, statistics and result, pointers of subsumed checkpoints, notifications; files
-go last of all.
+are deleted last.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
 
 class Completion:
-    """Has no state beside that of ``pending``; ``emit`` takes the effects.
+    """Completes checkpoints. Its only state is that of ``pending``; ``emit`` takes the effects.
 
-    Answers of the storage raise :class:`UnaskedAnswerError` when nothing of the kind is under way.
+    The handlers of storage answers raise :class:`UnaskedAnswerError` if no such request is in progress.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class Completion:
             self._on_late_acknowledgement(event)
             return
         result = pending.classify(event.execution) if event.directory == pending.directory else AckResult.UNKNOWN
-        # Nothing is discarded: its files are those of the first one, and in use.
+        # Nothing is discarded: its files are those of the first acknowledgement, and in use.
         if result is AckResult.DUPLICATE:
             return
         if result is AckResult.UNKNOWN:
             if event.directory == pending.directory and not pending.request.properties.is_savepoint:
-                self._retention.register(event)  # so that its shared files go with the checkpoint's
+                self._retention.register(event)  # so that its shared files are deleted with the checkpoint's
             self._retention.discard_state(event)
             return
         conflict = None if pending.request.properties.is_savepoint else self._retention.register(event)
         if conflict is not None:
             self._retention.discard_state(event)
-            # Not the task's fault, so not counted: it had not heard yet that a full checkpoint replaced what it built
-            # upon.
+            # Not counted, because it is not the task's fault: it did not know yet that a full checkpoint had replaced
+            # the one it built upon.
             replaced = isinstance(conflict, FileGivenUpError)
             reason = Reason.CHECKPOINT_BASE_REPLACED if replaced else Reason.CHECKPOINT_ASYNC_EXCEPTION
             self._failures.abort(pending, reason, now, str(conflict))
@@ -81,19 +81,19 @@ class Completion:
         self._report_subtask(event, now)
 
     def _on_late_acknowledgement(self, event: on.Acknowledged) -> None:
-        """After an abort the state goes. An acknowledgement of a completed one is a repetition: its files are used."""
+        """Discards the state if the checkpoint was aborted. If it completed, this is a repetition: files are in use."""
         if self._pending.was_aborted(event.checkpoint_id):
             self._retention.register(event)
             self._retention.discard_state(event)
 
     def on_declined(self, event: on.Declined, now: Instant) -> None:
         pending = self._pending.get(event.checkpoint_id)
-        # Attempts of an earlier deployment are not in the plan: what they decline is not this checkpoint's.
+        # Attempts of an earlier deployment are not in the plan, so their declines do not concern this checkpoint.
         if pending is not None and pending.can_abort and event.execution in pending.plan.to_wait_for:
             self._failures.abort(pending, event.reason, now, event.message, event.execution)
 
     def subtask_finished(self, execution: ExecutionId, now: Instant) -> None:
-        """What waits for it waits in vain."""
+        """Aborts the checkpoints that still wait for this subtask, because it will not acknowledge."""
         for pending in self._pending.abortable():
             if execution in pending.awaited:
                 detail = "a subtask ended without acknowledging"
@@ -118,10 +118,10 @@ class Completion:
     # --- finalising
 
     def finalize_what_is_ready(self, now: Instant) -> None:
-        """Starts what is complete: plain savepoints at once, all others one at a time and oldest first.
+        """Starts finalising: plain savepoints at once, all other checkpoints one at a time, oldest first.
 
-        One at a time, because a later checkpoint whose pointer came first would make completed ids fall, and because
-        nothing may be added to the store while the fate of an earlier pointer is unknown.
+        One at a time, because completed ids would decrease if a later checkpoint got its pointer first, and because
+        nothing may be added to the store while the outcome of an earlier pointer is unknown.
         """
         for pending in self._pending.abortable():
             properties = pending.request.properties
@@ -145,7 +145,7 @@ class Completion:
             self._complete(pending, now)
             return
         pending.state = PendingState.STORING
-        # The pauses between attempts grow; those for the pointer start anew.
+        # The pauses between attempts grow; for the pointer they start again from the first.
         pending.resolve_attempts = 0
         self._emit(out.AddToStore(pending.metadata, _owned(pending)))
 
@@ -155,7 +155,7 @@ class Completion:
 
     def on_metadata_unknown(self, event: on.MetadataUnknown, now: Instant) -> None:
         pending = self._finalizing(event.checkpoint_id, PendingState.WRITING)
-        # The timeout is not asked any more: only reading again can tell whether the checkpoint exists.
+        # The timeout no longer applies: only a re-read can tell whether the checkpoint exists.
         pending.resolve_attempts += 1
         self._emit(out.ResolveMetadata(pending.metadata, pending.resolve_attempts))
 
@@ -179,18 +179,18 @@ class Completion:
         if pending.request.request_id is not None:
             self._emit(out.RequestCompleted(pending.request.request_id, pending.id, checkpoint.directory))
         if checkpoint.properties.notifies_and_subsumes:
-            # Before the aborts, which tell tasks what the latest checkpoint is.
+            # Before the aborts, which notify tasks of the latest checkpoint.
             self._retention.add(RetainedCheckpoint(checkpoint, _owned(pending)))
             for older in self._pending.abortable():
-                # An older savepoint goes on: a user waits for its files, not for the newest state.
+                # An older savepoint continues: the user waits for its files, not for the newest state.
                 if older.id < pending.id and not older.request.properties.is_savepoint:
                     self._failures.abort(older, Reason.CHECKPOINT_SUBSUMED, now)
             # Only now may sinks commit: a failure from here on restores this checkpoint or a later one.
             self._emit(out.NotifyComplete(pending.id, pending.timestamp, pending.plan.to_wait_for))
-        # Last of all: what it duplicated may be of a checkpoint that has been subsumed meanwhile.
+        # Last: the files it duplicated may belong to a checkpoint that was subsumed meanwhile.
         self._retention.unpin(pending.id)
 
 
 def _owned(pending: PendingCheckpoint) -> bool:
-    """The savepoint of a stop is the user's. It has a pointer all the same: what it commits must never be undone."""
+    """Whether the job owns it. The user owns a stop's savepoint; its pointer keeps its commits from being undone."""
     return not pending.request.properties.is_savepoint

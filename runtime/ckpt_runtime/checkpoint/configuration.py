@@ -14,18 +14,18 @@ _LEAST = {setting.field: setting.least for setting in CHECKPOINT_SETTINGS} | {"i
 
 
 class CheckpointConfigurationError(ValueError):
-    """A setting outside its limits; names the setting, the value and what is allowed."""
+    """A setting is outside its limits; the message names the setting, the value and the allowed range."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfiguration:
-    """Effective values. ``interval_ms`` is None when no periodic checkpoints are wanted.
+    """The effective settings. ``interval_ms`` is None if there are no periodic checkpoints.
 
-    ``aligned_timeout_ms`` and ``max_inflight_data_bytes`` (of each subtask; None is no bound, 0 aligns fully) have no
-    effect unless ``unaligned_enabled``. Several checkpoints at once may be unaligned (unlike in Flink).
+    ``aligned_timeout_ms`` and ``max_inflight_data_bytes`` (per subtask; None means no limit, 0 means full alignment)
+    have no effect unless ``unaligned_enabled``. Unlike in Flink, concurrent checkpoints may be unaligned.
     ``rescue_min_progress`` is in percent of the subtasks.
 
-    Raises :class:`CheckpointConfigurationError` when a value is outside its limits. :meth:`effective` additionally
+    Raises :class:`CheckpointConfigurationError` if a value is outside its limits. :meth:`effective` additionally
     raises the interval to the minimum pause, as at submission.
     """
 
@@ -54,7 +54,7 @@ class CheckpointConfiguration:
                 raise CheckpointConfigurationError(f"{name} is {value}; it must be at least {least}")
 
     def effective(self) -> CheckpointConfiguration:
-        """The same with an interval of at least the minimum pause."""
+        """The same settings with an interval of at least the minimum pause."""
         if self.interval_ms is None or self.interval_ms >= self.min_pause_ms:
             return self
         return replace(self, interval_ms=self.min_pause_ms)

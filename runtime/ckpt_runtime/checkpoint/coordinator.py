@@ -1,19 +1,20 @@
 """The checkpoint coordinator of one job: triggers, collects, completes and aborts checkpoints. A pure machine.
 
-One door, :meth:`CheckpointCoordinator.handle`: an event and the present moment in, effects out. It has no clock, no
-thread and no I/O, and holds no lock because nothing runs beside it. The order of effects is the order in which the
-shell must start them. Sources: Flink's CheckpointCoordinator, FLIP-147, FLIP-203, FLIP-571.
+The only entry point is :meth:`CheckpointCoordinator.handle`, which takes an event and the current time and returns
+effects. It has no clock, no thread and no I/O, and needs no lock because nothing runs concurrently. The order of
+effects is the order in which the shell must start them. Sources: Flink's CheckpointCoordinator, FLIP-147, FLIP-203,
+FLIP-571.
 
-The work is that of its parts, none of which knows the coordinator or a part further down:
+The work is done by its parts, none of which knows the coordinator or a part further down:
 
-* ``execution_view``: the graph and its present deployment
-* ``pending_checkpoint``: what has been triggered
+* ``execution_view``: the graph and its current deployment
+* ``pending_checkpoint``: the checkpoints that have been triggered
 * ``schedule``: when a checkpoint is due
-* ``retention``: what is kept, and what is deleted when
-* ``failures``: what follows when a checkpoint or a request fails
+* ``retention``: which checkpoints are kept, and what is deleted when
+* ``failures``: what happens when a checkpoint or a request fails
 * ``triggering``: from a request to the trigger messages
-* ``completion``: from the messages of tasks to a published checkpoint
-* ``restoring``: what the next deployment starts from
+* ``completion``: from the tasks' messages to a published checkpoint
+* ``restoring``: the snapshot that the next deployment starts from
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SUSPENDED = "SUSPENDED"
 
 
 class CoordinatorState(Enum):
-    """CREATED: no deployment runs. RESTORING: waits for writes in flight. CLOSING: waits for clean-up."""
+    """CREATED: no deployment runs. RESTORING: waits for writes in progress. CLOSING: waits for clean-up."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -61,7 +62,7 @@ class CoordinatorState(Enum):
 
 
 class UnexpectedEventError(RuntimeError):
-    """An event that the coordinator cannot take in its state: a bug of its shell. Nothing has changed."""
+    """The coordinator cannot take the event in its current state: a bug in the shell. Nothing has changed."""
 
     def __init__(self, state: CoordinatorState, event: object) -> None:
         super().__init__(f"{event!r} is not possible in state {state.value}")
@@ -82,10 +83,10 @@ _ACCEPTED_IN: dict[type[Any], frozenset[CoordinatorState]] = {
 
 
 class CheckpointCoordinator:
-    """``recovered`` are the checkpoints whose pointers HA held at the start, in any order.
+    """The coordinator of one job. ``recovered`` are the checkpoints with HA pointers at the start, in any order.
 
     ``first_delay_ms`` is how long after the first start of a deployment the first periodic checkpoint is due; it is
-    kept within [minimum pause, interval], and is the interval when not given.
+    limited to [minimum pause, interval] and defaults to the interval.
     """
 
     def __init__(
@@ -166,24 +167,24 @@ class CheckpointCoordinator:
 
     @property
     def latest_checkpoint(self) -> CompletedCheckpoint | None:
-        """What a restore would use now, writes in flight aside."""
+        """The checkpoint that a restore would use now, ignoring writes in progress."""
         return self._retention.latest
 
     @property
     def latest_is_owned(self) -> bool:
-        """False while what a restore would use is a snapshot that stays the user's."""
+        """False while a restore would use a snapshot that the user still owns."""
         return self._retention.latest_is_owned
 
     @property
     def retained(self) -> tuple[RetainedCheckpoint, ...]:
-        """Oldest first."""
+        """The retained checkpoints, oldest first."""
         return self._retention.entries
 
     @property
     def referenced(self) -> tuple[str, ...]:
-        """Directories of the snapshots that a restore may need, here or by the next driver.
+        """Directories of the snapshots that a restore by this driver or the next one may need.
 
-        With those that are on their way to be retained, and those whose pointers are not certainly gone.
+        This includes pending checkpoints and checkpoints whose pointers may still exist.
         """
         pending = (pending.directory for pending in self._pending if pending.directory is not None)
         return (*self._retention.directories, *pending)
@@ -193,7 +194,7 @@ class CheckpointCoordinator:
         return self._pending.ids
 
     def pending_request(self, checkpoint_id: int) -> TriggerRequest | None:
-        """What a pending checkpoint was triggered for."""
+        """The request that a pending checkpoint was triggered for."""
         pending = self._pending.get(checkpoint_id)
         return None if pending is None else pending.request
 
@@ -202,9 +203,9 @@ class CheckpointCoordinator:
         return self._stats.snapshot()
 
     def handle(self, event: CoordinatorEvent, now: Instant) -> list[Effect]:
-        """Takes one event and returns what is to be done, in order.
+        """Takes one event and returns the effects to carry out, in order.
 
-        Raises :class:`UnexpectedEventError` when the state does not allow the event; nothing has changed then.
+        Raises :class:`UnexpectedEventError` if the state does not allow the event; nothing has changed then.
         """
         handler = self._handlers.get(type(event))
         if handler is None:
@@ -219,29 +220,29 @@ class CheckpointCoordinator:
             self._go_on(event, now)
         else:
             raise UnexpectedEventError(self._state, event)
-        # Copied: the parts hold on to `append` of this very list, so it is emptied and never replaced.
+        # Copied: the parts hold a reference to `append` of this list, so it is emptied and never replaced.
         effects = list(self._effects)
         self._effects.clear()
         return effects
 
     def _refuse_when_fenced(self, event: CoordinatorEvent) -> None:
-        """Another driver leads now: late messages change nothing here, and no file is touched."""
+        """Another driver is the leader: late messages change nothing here, and no file is touched."""
         if isinstance(event, on.TriggerRequested):
             self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
 
     def _go_on(self, event: CoordinatorEvent, now: Instant) -> None:
-        """With all that may have waited for what the event has changed; when it has changed nothing, nothing happens.
+        """Continues everything that may have waited for the event; does nothing if the event changed nothing.
 
-        One place for it, so that no part has to know who waits for what it does.
+        This is done in one place, so that no part has to know which other parts wait for it.
         """
-        # The order matters: what starts to be written here keeps a restore waiting, and closing waits for both.
+        # The order matters: a write started here makes a restore wait, and closing waits for both.
         self._completion.finalize_what_is_ready(now)
         self._restoring.answer_when_known(now)
         if self._state is CoordinatorState.RESTORING and not self._restoring.is_waiting:
             self._state = CoordinatorState.CREATED
         if self._state is CoordinatorState.CLOSING and isinstance(event, _CLOSING_WAITS_FOR):
             self._continue_closing()
-        # Last, when it is known how many are still pending or being cleaned.
+        # Last, when the numbers of pending checkpoints and of those being cleaned are final.
         self._triggering.trigger_what_may_go(now)
 
     # --- the job's life
@@ -259,7 +260,7 @@ class CheckpointCoordinator:
         self._leave_deployment(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
     def _leave_deployment(self, reason: Reason, now: Instant) -> None:
-        # First: what the stop aborts must find no deployment, or it could fail a job that is failing already.
+        # First, so that the aborts of the stop see no deployment; they could fail a job that is failing already.
         self._executions.gone()
         self._schedule.undeployed()
         self._triggering.stop(reason, now)
@@ -288,13 +289,13 @@ class CheckpointCoordinator:
         elif self._state is not CoordinatorState.RUNNING:
             self._failures.tasks_not_running(event.request_id)
         elif self._stopping and not event.properties.is_synchronous:
-            # Behind the savepoint of a stop sources count as finished that have only been stopped.
+            # After a stop's savepoint, sources that were only stopped would count as finished.
             self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SUSPEND)
         else:
             self._stopping = event.properties.is_synchronous
             self._triggering.request(event, now)
 
-    # --- what the job is
+    # --- settings and graph of the job
 
     def _on_configuration_patched(self, event: on.ConfigurationPatched, now: Instant) -> None:
         if self._state in _ENDING:
@@ -354,7 +355,7 @@ class CheckpointCoordinator:
         self._leave_deployment(Reason.CHECKPOINT_COORDINATOR_SHUTDOWN, now)
         if not event.fenced:
             return
-        # What is being written may still take effect: the driver that leads will read it. Nobody here can say more.
+        # Writes in progress may still take effect; only the leading driver, which will read them, can know.
         for pending in self._pending:
             request_id = pending.request.request_id
             self._failures.fail_request(request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN, pending=pending)
@@ -363,10 +364,10 @@ class CheckpointCoordinator:
         self._effects.append(out.ShutdownComplete())
 
     def _continue_closing(self) -> None:
-        """Once nothing is being written, lets go of the retained checkpoints; then waits for the clean-up."""
+        """Once nothing is being written, releases the retained checkpoints; then waits for the clean-up."""
         if self._pending or self._triggering.is_locating or self._restoring.is_adding:
             return
-        # A suspended job goes on in another driver, from these very checkpoints.
+        # A suspended job continues in another driver, from these checkpoints.
         if self._job_status != SUSPENDED:
             self._retention.release(self._job_status)
         if self._retention.cleaning == 0:
@@ -385,4 +386,4 @@ _CLOSING_WAITS_FOR = (
     on.StoreRemoved,
     on.CleanupDone,
 )
-"""Not for a directory that was made too late: its deletion begins then, and is answered by CleanupDone."""
+"""LocationReady is absent: a directory created too late is deleted first, which CleanupDone answers."""

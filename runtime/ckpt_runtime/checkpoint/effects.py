@@ -1,7 +1,7 @@
-"""Everything that a checkpoint coordinator asks its shell to do: its one output type. Values only.
+"""Everything that a checkpoint coordinator asks its shell to do: its only output type. Values only.
 
-The shell starts effects in the order given. Those with an answer name the event; exactly one answer comes, at any
-later time and in any order. The others are sent and forgotten.
+The shell starts effects in the order given. An effect with an answer names the event; exactly one answer comes, at any
+later time and in any order. The others have no answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState
 
 @dataclass(frozen=True, slots=True)
 class InitializeLocation:
-    """Create the snapshot's own directory: ``chk-<id>``, or a fresh one in ``target_directory`` for a savepoint.
+    """Create the snapshot's own directory: ``chk-<id>``, or a new one in ``target_directory`` for a savepoint.
 
     Answer: LocationReady or LocationFailed. A directory that exists already is a failure.
     """
@@ -47,9 +47,9 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ResolveMetadata:
-    """Find out whether an earlier write of this metadata happened. Wait longer with growing ``attempt`` (from 1).
+    """Find out whether an earlier write of this metadata happened. The wait grows with ``attempt`` (from 1).
 
-    Answer: MetadataWritten, MetadataFailed (only when it can no longer appear) or MetadataUnknown.
+    Answer: MetadataWritten, MetadataFailed (only if the metadata can no longer appear) or MetadataUnknown.
     """
 
     checkpoint: CompletedCheckpoint
@@ -58,7 +58,7 @@ class ResolveMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AddToStore:
-    """Make the HA pointer durable, ``owned`` with it. Answer: StoreAdded, StoreFailed or StoreUnknown."""
+    """Make the HA pointer durable, including ``owned``. Answer: StoreAdded, StoreFailed or StoreUnknown."""
 
     checkpoint: CompletedCheckpoint
     owned: bool = True
@@ -66,7 +66,7 @@ class AddToStore:
 
 @dataclass(frozen=True, slots=True)
 class ResolveStore:
-    """Re-read the HA pointer after an unknown outcome. Answer as AddToStore; wait longer with growing ``attempt``."""
+    """Re-read the HA pointer after an unknown outcome. Answer as AddToStore; the wait grows with ``attempt``."""
 
     checkpoint: CompletedCheckpoint
     attempt: int
@@ -75,9 +75,10 @@ class ResolveStore:
 
 @dataclass(frozen=True, slots=True)
 class RemoveFromStore:
-    """Remove the HA pointer; one that is absent counts as removed. Answer: StoreRemoved or StoreRemoveFailed.
+    """Remove the HA pointer; an absent pointer counts as removed. Answer: StoreRemoved or StoreRemoveFailed.
 
-    ``discards`` is the directory of a checkpoint that is deleted then, so that a later driver can be told to go on.
+    ``discards`` is the directory of a checkpoint that is deleted afterwards, so that a later driver can continue the
+    deletion.
     """
 
     checkpoint_id: int
@@ -94,7 +95,7 @@ class DiscardCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class DiscardLocation:
-    """Delete an aborted checkpoint's directory with everything in it. Answer: CleanupDone."""
+    """Delete an aborted checkpoint's directory and everything in it. Answer: CleanupDone."""
 
     checkpoint_id: int
     directory: str
@@ -120,8 +121,8 @@ class DeleteSharedFiles:
 class FindLeftovers:
     """List the job's checkpoint directories, complete or not, and its shared files. Answer: LeftoversFound.
 
-    Without ``below`` those of earlier drivers; comes once, before this driver's first deployment. With it only shared
-    files that were written for checkpoints below this id: a worker that was killed may have left some.
+    Without ``below``, finds leftovers of earlier drivers; sent once, before this driver's first deployment. With it,
+    finds only shared files that were written for checkpoints below this id: a killed worker may have left some.
     """
 
     below: int | None = None
@@ -138,7 +139,7 @@ class NotifyComplete:
 
 @dataclass(frozen=True, slots=True)
 class NotifyAborted:
-    """Tell tasks that a checkpoint is aborted; ``latest_completed`` (-1: none) heals a lost completion."""
+    """Tell tasks that a checkpoint is aborted; ``latest_completed`` (-1: none) makes up for a lost NotifyComplete."""
 
     checkpoint_id: int
     timestamp: int
@@ -148,7 +149,7 @@ class NotifyAborted:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTimer:
-    """Answer with TimerFired(timer, generation) at ``at_rel_ms``; replaces an earlier one of the same id."""
+    """Answer with TimerFired(timer, generation) at ``at_rel_ms``; replaces an earlier timer of the same id."""
 
     timer: TimerId
     generation: int
@@ -157,7 +158,7 @@ class ScheduleTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """Forget a timer. One that has fired already is harmless."""
+    """Cancel a timer. A timer that has already fired is harmless."""
 
     timer: TimerId
 
@@ -173,9 +174,9 @@ class RequestCompleted:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A requested checkpoint failed. ``checkpoint_id`` is None when it never got an id.
+    """A requested checkpoint failed. ``checkpoint_id`` is None if it never got an id.
 
-    ``reached_tasks``: the trigger was sent, so that of a synchronous savepoint sources may have stopped already.
+    ``reached_tasks``: the trigger was sent, so for a synchronous savepoint, sources may have stopped already.
     """
 
     request_id: str
@@ -187,7 +188,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class RestoreFrom:
-    """Answers RestoreRequested: the newest checkpoint there is, None for a fresh start. Nothing is in flight."""
+    """Answers RestoreRequested with the newest checkpoint, None for a fresh start. No write is in progress."""
 
     request_id: str
     checkpoint: CompletedCheckpoint | None
@@ -203,9 +204,9 @@ class RestoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """More checkpoints failed than are tolerated, or a synchronous savepoint did.
+    """More checkpoints failed than are tolerated, or a synchronous savepoint failed.
 
-    ``times`` is how often they have been too many since one completed; 0 for a savepoint.
+    ``times`` is how often the limit was exceeded since a checkpoint completed; 0 for a savepoint.
     """
 
     reason: CheckpointFailureReason
@@ -215,10 +216,10 @@ class FailJob:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownComplete:
-    """After Shutdown: nothing is in flight any more; the coordinator can be dropped.
+    """The shutdown is complete: nothing is in progress, and the coordinator can be dropped.
 
-    ``keeps_nothing``: no checkpoint of the job outlives it, so that whatever still lies in its directory can go, which
-    includes what a driver left that crashed in the midst of this.
+    ``keeps_nothing``: no checkpoint outlives the job, so everything left in its directory can be deleted, including the
+    leftovers of a driver that crashed during this clean-up.
     """
 
     keeps_nothing: bool = False

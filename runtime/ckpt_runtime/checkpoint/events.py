@@ -1,7 +1,7 @@
-"""Everything that can happen to a checkpoint coordinator: its one input type. Values only.
+"""Everything that can happen to a checkpoint coordinator: its only input type. Values only.
 
-Requests and messages come from outside; the others answer an effect (see ``effects``). An answer about a write may be
-"unknown" (a timeout, a lost connection): the write may have happened. The coordinator then asks for a re-read.
+Requests and messages come from outside; the other events answer an effect (see ``effects``). An answer about a write
+may be "unknown" (a timeout, a lost connection): the write may have happened. The coordinator then asks for a re-read.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TimerId:
 class JobRunning:
     """All subtasks of a deployment are running or already finished.
 
-    ``executions`` are all of them. ``finished_on_restore`` names vertices that run without their operators because
-    those had finished in the restored checkpoint.
+    ``executions`` has one entry per subtask. ``finished_on_restore`` names vertices that run without their operators
+    because these had finished in the restored checkpoint.
     """
 
     executions: tuple[ExecutionId, ...]
@@ -54,7 +54,7 @@ class JobRunning:
 
 @dataclass(frozen=True, slots=True)
 class TasksLeftRunning:
-    """A task failed or the job is being cancelled: no checkpoint of this deployment can complete any more."""
+    """A task failed or the job is being cancelled: no further checkpoint of this deployment can complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class SubtaskFinished:
 
 @dataclass(frozen=True, slots=True)
 class EndOfDataReached:
-    """A subtask has no more input, and ends behind its predecessors (FLIP-147).
+    """A subtask has no more input and ends after its predecessors (FLIP-147).
 
-    ``waits``: not before a checkpoint that covers this has completed.
+    ``waits``: it does not end before a checkpoint that covers this has completed.
     """
 
     execution: ExecutionId
@@ -77,10 +77,10 @@ class EndOfDataReached:
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequested:
-    """All tasks are gone: what is the next deployment to start from? Answered by RestoreFrom or RestoreFailed.
+    """All tasks are gone; asks what the next deployment starts from. Answered by RestoreFrom or RestoreFailed.
 
-    A later request replaces one that is still unanswered.
-    ``savepoint`` is what the job was submitted with; it counts only while the store has no checkpoint.
+    A later request replaces one that is still unanswered. ``savepoint`` is the one that the job was submitted with; it
+    is used only while the store has no checkpoint.
     """
 
     request_id: str
@@ -95,14 +95,14 @@ class PeriodicTriggerStopped:
 
 @dataclass(frozen=True, slots=True)
 class PeriodicTriggerStarted:
-    """Stop with savepoint was given up and the tasks still run: ticks go on."""
+    """Stop with savepoint was abandoned and the tasks still run: ticks resume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The job ended as ``job_status`` (a terminal name), or ``SUSPENDED``: this driver lets go of it.
+    """The job ended as ``job_status`` (a terminal name), or ``SUSPENDED``: this driver releases it.
 
-    ``fenced``: leadership is lost, so nothing may be written or deleted any more, not even to tidy up.
+    ``fenced``: leadership is lost, so nothing more may be written or deleted, not even for clean-up.
     """
 
     job_status: str
@@ -118,14 +118,14 @@ class ConfigurationPatched:
 
 @dataclass(frozen=True, slots=True)
 class RetentionAsked:
-    """Whatever the settings say: if the job is cancelled, its checkpoints outlive it."""
+    """If the job is cancelled, its checkpoints are retained, regardless of the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphReplaced:
-    """The next deployment is one of another job graph. Only while no deployment runs.
+    """The next deployment runs another job graph. Only allowed while no deployment runs.
 
-    Checkpoints that are being written were triggered on the graph before; they are completed as such.
+    Checkpoints that are being written were triggered on the previous graph and are completed with it.
     """
 
     graph: JobGraph
@@ -133,7 +133,7 @@ class GraphReplaced:
 
 @dataclass(frozen=True, slots=True)
 class BacklogChanged:
-    """Whether any source is working off a backlog."""
+    """Whether any source is processing a backlog."""
 
     processing_backlog: bool
 
@@ -143,7 +143,7 @@ class BacklogChanged:
 
 @dataclass(frozen=True, slots=True)
 class TriggerRequested:
-    """Somebody wants a checkpoint or savepoint. ``target_directory`` is the savepoint's parent directory."""
+    """A checkpoint or savepoint was requested. ``target_directory`` is the savepoint's parent directory."""
 
     request_id: str
     properties: CheckpointProperties
@@ -160,7 +160,7 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class LocationReady:
-    """Answers InitializeLocation: the directory exists and is this checkpoint's alone. Savepoints share none."""
+    """Answers InitializeLocation: the directory exists, for this checkpoint only. Savepoints share no directory."""
 
     checkpoint_id: int
     directory: str
@@ -169,7 +169,7 @@ class LocationReady:
 
 @dataclass(frozen=True, slots=True)
 class LocationFailed:
-    """Answers InitializeLocation, its outcome unknown included: whatever was created holds no file."""
+    """Answers InitializeLocation for a failed or unknown outcome: a created directory holds no file."""
 
     checkpoint_id: int
     message: str
@@ -209,7 +209,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported:
-    """How far a subtask has come that has not acknowledged (or was aborted)."""
+    """The progress of a subtask that has not acknowledged (or was aborted)."""
 
     checkpoint_id: int
     execution: ExecutionId
@@ -228,7 +228,7 @@ class MetadataWritten:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFailed:
-    """Answers WriteMetadata or ResolveMetadata: it certainly does not exist and never will."""
+    """Answers WriteMetadata or ResolveMetadata: the metadata certainly does not exist and never will."""
 
     checkpoint_id: int
     message: str
@@ -236,7 +236,7 @@ class MetadataFailed:
 
 @dataclass(frozen=True, slots=True)
 class MetadataUnknown:
-    """Answers WriteMetadata or ResolveMetadata: it may exist."""
+    """Answers WriteMetadata or ResolveMetadata: the metadata may exist."""
 
     checkpoint_id: int
     message: str = ""
@@ -291,7 +291,7 @@ class CleanupDone:
 class LeftoversFound:
     """Answers FindLeftovers: ids and directories of checkpoints, and paths of shared files, in use or not.
 
-    No shared file was written for a checkpoint that was triggered after the question.
+    None of the shared files was written for a checkpoint that was triggered after the request.
     """
 
     checkpoints: tuple[tuple[int, str], ...]

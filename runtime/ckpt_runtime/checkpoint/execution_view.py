@@ -1,4 +1,4 @@
-"""The running deployment, and whom a checkpoint triggers and awaits when some have finished (FLIP-147). Pure."""
+"""The running deployment, and which subtasks a checkpoint triggers and awaits if some finished (FLIP-147). Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """``to_wait_for`` are the running subtasks, which are also the ones to notify; ``finished`` ended before.
+    """The plan of one checkpoint. ``to_wait_for`` (running) subtasks are also notified; ``finished`` have ended.
 
-    ``graph`` is that of the deployment: the checkpoint is completed as one of this graph, whatever comes later.
+    ``graph`` is the deployment's graph: the checkpoint is completed with it, even if the graph is replaced later.
     """
 
     graph: JobGraph
@@ -35,16 +35,16 @@ class ExecutionView:
         self._finished_on_restore: frozenset[str] = frozenset()
 
     def replace_graph(self, graph: JobGraph) -> None:
-        """The next deployment is one of another graph. Only between deployments."""
+        """The next deployment runs another graph. Only allowed between deployments."""
         self._graph = graph
 
     @property
     def is_deployed(self) -> bool:
-        """Whether a deployment runs, so that a failure can still reach it."""
+        """Whether there is a deployment that a failure can still affect."""
         return bool(self._executions)
 
     def deployed(self, event: JobRunning) -> None:
-        """Raises ValueError unless there is exactly one execution for each subtask of the graph."""
+        """Starts a deployment. Raises ValueError unless each subtask of the graph has exactly one execution."""
         executions = {execution.key: execution for execution in event.executions}
         expected = {(vertex.id, index) for vertex in self._graph.vertices for index in range(vertex.parallelism)}
         if executions.keys() != expected or len(executions) != len(event.executions):
@@ -65,14 +65,14 @@ class ExecutionView:
         return self._executions.get(execution.key) == execution and execution.key not in self._finished
 
     def finished(self, execution: ExecutionId) -> bool:
-        """Notes the end of a subtask; returns False for one that is not running."""
+        """Records the end of a subtask; returns False for one that is not running."""
         if not self.is_running(execution):
             return False
         self._finished.add(execution.key)
         return True
 
     def end_of_data(self, execution: ExecutionId, waits: bool = True) -> bool:
-        """Notes that a subtask has no more data, and whether it waits for its last checkpoint.
+        """Records that a subtask has no more data, and whether it waits for its final checkpoint.
 
         Returns False for one that is not running.
         """
@@ -83,15 +83,15 @@ class ExecutionView:
 
     @property
     def all_wait_for_final_checkpoint(self) -> bool:
-        """Whether every subtask has ended or waits for a last checkpoint, at least one for its own.
+        """Whether all subtasks have ended or wait for a final checkpoint, at least one of them for its own.
 
-        One that needs none waits as long as something in front of it does; else it is about to end.
+        A subtask that needs none waits as long as one of its predecessors does; otherwise it is about to end.
         """
         running = self._executions.keys() - self._finished
         waiting = {key for key in running if self._at_end_of_data.get(key, False)}
         if not waiting or not running <= self._at_end_of_data.keys():
             return False
-        # Each subtask is looked at once, however many paths lead to it.
+        # Each subtask is visited once, regardless of the number of paths to it.
         held_up = dict.fromkeys(waiting, True)
         return all(self._is_held_up(key, held_up) for key in running)
 
@@ -106,11 +106,11 @@ class ExecutionView:
 
     @property
     def any_finished(self) -> bool:
-        """Whether a subtask has ended since the deployment began; what had before is no work of it."""
+        """Whether a subtask has ended in this deployment; vertices finished on restore do not count."""
         return any(vertex_id not in self._finished_on_restore for vertex_id, _ in self._finished)
 
     def plan(self) -> CheckpointPlan:
-        """For the present moment; nothing to wait for when no subtask runs."""
+        """The plan for a checkpoint taken now; there is nothing to wait for when no subtask runs."""
         if not self._executions:
             return CheckpointPlan(self._graph, (), (), frozenset())
         return calculate_plan(self._graph, self._executions, frozenset(self._finished), self._finished_on_restore)
@@ -122,9 +122,9 @@ def calculate_plan(
     finished: frozenset[SubtaskKey],
     finished_on_restore: frozenset[str] = frozenset(),
 ) -> CheckpointPlan:
-    """Triggers every running subtask none of whose predecessors runs, and waits for all running ones.
+    """Plans to trigger each running subtask without running predecessors and to wait for all running ones.
 
-    ``executions`` are the present attempts of all subtasks, ``finished`` those in state FINISHED.
+    ``executions`` are the current attempts of all subtasks, ``finished`` those in state FINISHED.
     """
     running_vertices = {
         vertex.id: [index for index in range(vertex.parallelism) if (vertex.id, index) not in finished]
@@ -136,7 +136,7 @@ def calculate_plan(
         inputs = graph.inputs(vertex.id)
         for index in running_vertices[vertex.id]:
             execution = executions[vertex.id, index]
-            # Also those in the middle: barriers reach them from the triggered ones.
+            # Includes subtasks with running predecessors: barriers reach them from the triggered subtasks.
             to_wait_for.append(execution)
             if not any(_has_running_predecessor(edge, index, running_vertices) for edge in inputs):
                 to_trigger.append(execution)
@@ -144,7 +144,7 @@ def calculate_plan(
 
 
 def _predecessors(edge: JobEdge, index: int, graph: JobGraph) -> Iterable[int]:
-    """Subtasks of the edge's source that send to that subtask of its target."""
+    """The subtasks of the edge's source that send to subtask ``index`` of its target."""
     return (index,) if edge.partitioning is Partitioning.FORWARD else range(graph.vertex(edge.source).parallelism)
 
 

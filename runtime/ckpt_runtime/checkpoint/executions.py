@@ -1,4 +1,4 @@
-"""Names for subtasks and their execution attempts, and what becomes of these. Plain values, nothing else."""
+"""Identifiers of subtasks and their execution attempts, and the states of the latter. Plain values only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExecutionId:
 
 
 class TaskState(StrEnum):
-    """Life of a subtask in its worker, in Flink's words."""
+    """The state of a subtask in its worker, in Flink's terms."""
 
     INITIALIZING = "INITIALIZING"
     RUNNING = "RUNNING"

@@ -1,4 +1,4 @@
-"""Why a checkpoint or a trigger failed; which of these count against the tolerable number. Values only."""
+"""Why a checkpoint or a trigger failed, and which reasons count as tolerable failures. Values only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows when a checkpoint fails, or a request for one: an answer, clean-up, and at last the job fails. Pure."""
+"""Handles failed checkpoints and requests: answers them, cleans up and, after too many, fails the job. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
 
 class CheckpointFailureManager:
-    """An id counts at most once, failures without an id always, ids up to the last success never; success resets.
+    """Counts failed checkpoints: an id at most once, a failure without an id always; a success resets the count.
 
-    ``failed_jobs`` is how often they have been too many since the last success, over all deployments: the pause before
-    the next one grows with it.
+    Ids up to the last success never count. ``failed_jobs`` is how often the limit was exceeded since the last success,
+    over all deployments; the pause before the next deployment grows with it.
     """
 
     def __init__(self, tolerable_failed_checkpoints: int) -> None:
@@ -54,10 +54,10 @@ class CheckpointFailureManager:
     ) -> bool:
         """Counts one failure; returns whether the job must fail.
 
-        ``task_level``: a task reported it. Savepoints are then counted too, and a synchronous one fails the job at
-        once; a task's report fails the job only while that attempt runs.
+        ``task_level``: a task reported the failure. Savepoints are then counted too, and a synchronous one fails the
+        job at once; a task's report fails the job only while that attempt runs.
         """
-        # Tasks that have acknowledged stand still behind it and wait for its completion: only a restart frees them.
+        # Tasks that have acknowledged it are stopped until it completes: only a restart frees them.
         if task_level and properties.is_synchronous:
             return attempt_is_running
         # A savepoint that expires or cannot be written is its user's concern; the job is not failed for it.
@@ -70,7 +70,7 @@ class CheckpointFailureManager:
             return False
         if task_level and not attempt_is_running:
             return False
-        # Counted anew from here, or each failure on the way down would fail the job once more.
+        # The count is reset here; otherwise each further failure while the job stops would fail it again.
         self.on_restart()
         self.failed_jobs += 1
         return True
@@ -78,7 +78,7 @@ class CheckpointFailureManager:
     def _is_new(self, checkpoint_id: int | None) -> bool:
         if checkpoint_id is None:
             return True
-        # Several tasks may decline the same one, and late news of one older than a success is no news.
+        # Several tasks may decline the same checkpoint, and late reports about ids up to the last success are ignored.
         if checkpoint_id <= self._last_success or checkpoint_id in self._counted:
             return False
         self._counted.add(checkpoint_id)
@@ -86,7 +86,7 @@ class CheckpointFailureManager:
 
 
 class CheckpointFailures:
-    """Owns the count of failures; ``emit`` takes the effects."""
+    """Carries out the consequences of failures and owns their count; ``emit`` takes the effects."""
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class CheckpointFailures:
         self._count.on_restart()
 
     def completed(self, checkpoint_id: int) -> None:
-        """A checkpoint completed: the count starts again."""
+        """A checkpoint completed: the count is reset."""
         self._count.on_success(checkpoint_id)
 
     def refuse(self, request: TriggerRequest, reason: Reason, now: Instant) -> None:
-        """A queued request leaves the queue without a checkpoint."""
+        """Fails a request that leaves the queue without a checkpoint."""
         self.fail_request(request.request_id, reason)
         if request.final:
             self._schedule.retry_final(now)
@@ -126,7 +126,7 @@ class CheckpointFailures:
     def fail_request(
         self, request_id: str | None, reason: Reason, message: str = "", pending: PendingCheckpoint | None = None
     ) -> None:
-        """Answers whoever waits for the result; ``pending`` is the checkpoint that was triggered for it."""
+        """Answers a failed request; ``pending`` is the checkpoint that was triggered for it."""
         if request_id is None:
             return
         checkpoint_id = None if pending is None else pending.id
@@ -134,12 +134,12 @@ class CheckpointFailures:
         self._emit(out.RequestFailed(request_id, reason, message or reason.message, checkpoint_id, reached_tasks))
 
     def tasks_not_running(self, request_id: str | None) -> None:
-        """There is nothing that a checkpoint could be taken of."""
+        """Fails a request because no deployment is running."""
         self._stats.report_failed_without_id()
         self.fail_request(request_id, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING)
 
     def fail_without_id(self, request: TriggerRequest, detail: str, now: Instant) -> None:
-        """Storage failed before the checkpoint had an id: counted each time."""
+        """Storage failed before the checkpoint got an id; such a failure always counts."""
         message = f"{Reason.IO_EXCEPTION.message} {detail}".rstrip()
         self._stats.report_failed_without_id()
         self.fail_request(request.request_id, Reason.IO_EXCEPTION, message)
@@ -171,10 +171,10 @@ class CheckpointFailures:
             task_level=reporter is not None,
             attempt_is_running=reporter is not None and self._executions.is_running(reporter),
         )
-        # A deployment that is being left has failed for another reason already.
+        # A deployment that is being stopped has already failed for another reason.
         if fails_job and self._executions.is_deployed:
-            # The pause before a restart grows with failed checkpoints. A failed stop is no sign of a storage that is
-            # away.
+            # The pause before a restart grows with failed checkpoints. A failed stop does not indicate that the storage
+            # is unavailable.
             times = 0 if pending.request.properties.is_synchronous else self._count.failed_jobs
             self._emit(out.FailJob(reason, message, times))
         if pending.state is not PendingState.LOCATING:

@@ -1,4 +1,4 @@
-"""Checkpoint ids: rising, never reused. The in-memory counter; what makes it durable is the shell's affair."""
+"""Checkpoint ids: increasing, never reused. This is the in-memory counter; the shell makes it durable."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Protocol
 
 
 class CheckpointIdUnavailableError(RuntimeError):
-    """No id can be had now: high availability does not answer, or this driver does not lead any more."""
+    """No id is available: high availability does not answer, or this driver is no longer the leader."""
 
 
 class CheckpointIdSource(Protocol):
-    """Where a coordinator takes ids from."""
+    """The source of a coordinator's checkpoint ids."""
 
     def next_id(self) -> int:
-        """A fresh id, greater than all before. Raises :class:`CheckpointIdUnavailableError`."""
+        """A new id, greater than all before. Raises :class:`CheckpointIdUnavailableError`."""
         ...
 
     def advance_to(self, at_least: int) -> None:
@@ -22,7 +22,7 @@ class CheckpointIdSource(Protocol):
 
 
 class CheckpointIdCounter:
-    """Starts at 1, as Flink's."""
+    """The in-memory source; starts at 1, as in Flink."""
 
     def __init__(self, first: int = 1) -> None:
         self._next = first

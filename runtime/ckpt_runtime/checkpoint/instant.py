@@ -1,4 +1,4 @@
-"""A moment, as the shells hand it to the pure machines. Nothing here reads a clock."""
+"""A point in time, as the shells pass it to the pure machines. Nothing here reads a clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """``rel_ms`` is monotonic and decides every deadline; ``abs_ms`` is wall clock and only travels and is shown."""
+    """``rel_ms`` is monotonic and decides every deadline; ``abs_ms`` is wall clock, only transmitted and shown."""
 
     rel_ms: int
     abs_ms: int

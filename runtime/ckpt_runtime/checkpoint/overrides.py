@@ -1,8 +1,8 @@
 """FLIP-571 overrides: which checkpointing settings were changed while the job ran, and their stored form. Pure.
 
-The document lies in the stored plan's job configuration under ``JOB_CHECKPOINT_OVERRIDES``. Its keys are the field
-names of the REST request, its values JSON integers and booleans; keys that a version does not know are refused, not
-dropped, since dropping one would silently change how a job runs.
+The document is stored in the plan's job configuration under ``JOB_CHECKPOINT_OVERRIDES``. Its keys are the field names
+of the REST request, its values JSON integers and booleans; unknown keys are rejected, not dropped, since dropping one
+would silently change how a job runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMES = {setting.field: name for name, setting in PATCHABLE.items()}
 
 
 class CheckpointOverrides:
-    """Holds the overridden fields of :class:`CheckpointConfiguration` and their values; never changes.
+    """Holds the overridden fields of :class:`CheckpointConfiguration` and their values. Immutable.
 
     A field that is None or not given leaves the submitted value in force.
     """
@@ -32,7 +32,7 @@ class CheckpointOverrides:
         unknown = fields.keys() - _NAMES
         if unknown:
             raise TypeError(f"{', '.join(sorted(unknown))}: cannot be overridden; allowed are {', '.join(_NAMES)}")
-        # in the table's order, so that what is shown does not depend on the order of requests
+        # in the table's order, so that the output does not depend on the order of requests
         self.given = {name: value for name in _NAMES if (value := fields.get(name)) is not None}
 
     def __eq__(self, other: object) -> bool:
@@ -46,29 +46,29 @@ class CheckpointOverrides:
 
     @property
     def request_fields(self) -> dict[str, int | bool]:
-        """Gives the same by the names of the REST request."""
+        """The overridden values by the names of the REST request."""
         return {_NAMES[name]: value for name, value in self.given.items()}
 
     def merged_with(self, later: CheckpointOverrides) -> CheckpointOverrides:
-        """Puts both together, where ``later`` wins."""
+        """Merges both; ``later`` takes precedence."""
         return CheckpointOverrides(**{**self.given, **later.given})
 
     def applied_to(self, submitted: CheckpointConfiguration) -> CheckpointConfiguration:
-        """Makes the effective settings, within the limits of a submission.
+        """Returns the effective settings, which have the same limits as at submission.
 
-        Raises :class:`CheckpointConfigurationError` when a value, or the combination, is outside them; what is stored
-        must have passed this, or the next start of the job would fail.
+        Raises :class:`CheckpointConfigurationError` if a value, or the combination, is outside them. Overrides must
+        pass this check before they are stored; otherwise the next start of the job would fail.
         """
         changes: dict[str, Any] = {**self.given}
         return replace(submitted, **changes).effective()
 
     def to_document(self) -> str:
-        """Makes the stored form, the same for equal overrides."""
+        """Returns the stored form, which is the same for equal overrides."""
         return json.dumps(self.request_fields, sort_keys=True)
 
     @classmethod
     def from_document(cls, document: str | None) -> CheckpointOverrides:
-        """Reads the stored form; None (a job stored without any) is no override.
+        """Reads the stored form; None (a job stored without overrides) means no override.
 
         Raises :class:`CheckpointConfigurationError` on anything else.
         """

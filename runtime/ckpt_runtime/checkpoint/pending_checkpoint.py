@@ -1,8 +1,8 @@
-"""Checkpoints between their trigger and their end: who has acknowledged, and until when. Decides nothing.
+"""Checkpoints between trigger and end: their acknowledgements and their deadlines. Decides nothing.
 
-States: LOCATING (its directory is being made) -> PENDING (acknowledgements, then its turn to be finalised) -> WRITING
-(metadata) -> STORING (the HA pointer; checkpoints only) -> gone. From WRITING on only a write that certainly failed
-aborts it.
+States: LOCATING (its directory is being created) -> PENDING (waits for acknowledgements, then for finalisation) ->
+WRITING (metadata) -> STORING (the HA pointer; checkpoints only) -> gone. From WRITING on, only a write that certainly
+failed aborts the checkpoint.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
-# Bounds memory. A late acknowledgement of one that was forgotten deletes nothing: it could be of a completed one.
+# Limits memory. A late acknowledgement of a forgotten id deletes nothing: the checkpoint may have completed.
 ABORTED_REMEMBERED = 1_024
 
 
 class PendingState(Enum):
-    """See the module's description."""
+    """The states are described in the module docstring."""
 
     LOCATING = "locating"
     PENDING = "pending"
@@ -43,10 +43,10 @@ class AckResult(Enum):
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """``timestamp`` is the wall clock of the trigger; ``started_at`` the monotonic moment its timeout was armed.
+    """``timestamp`` is the wall clock of the trigger; ``started_at`` the monotonic time its timeout was armed.
 
     ``persisted`` are the bytes that subtasks have reported to be in storage. ``extension_ms`` is what the rescue policy
-    has added to the timeout so far, ``progress_at_extension`` how far it had come then.
+    has added to the timeout so far, ``progress_at_extension`` the progress at the last extension.
     """
 
     id: int
@@ -71,22 +71,22 @@ class PendingCheckpoint:
 
     @property
     def can_abort(self) -> bool:
-        """Finalising ones can only be ended by the answer of the storage."""
+        """Whether it can be aborted. While it is being finalised, only the storage's answer can end it."""
         return self.state not in (PendingState.WRITING, PendingState.STORING)
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Subtasks that have acknowledged, and bytes of all that are persisted."""
+        """The number of acknowledged subtasks, and the persisted bytes of all subtasks."""
         return len(self.acknowledged), sum(self.persisted.values())
 
     @property
     def deadline_timestamp(self) -> int:
-        """By the wall clock, to be shown."""
+        """The deadline by the wall clock, for display only."""
         return self.timestamp + self.deadline - self.started_at
 
     @property
     def metadata(self) -> CompletedCheckpoint:
-        """What :meth:`complete` made."""
+        """The metadata that :meth:`complete` created."""
         assert self.completed is not None
         return self.completed
 
@@ -96,12 +96,12 @@ class PendingCheckpoint:
         return AckResult.DUPLICATE if execution in self.acknowledged else AckResult.UNKNOWN
 
     def acknowledge(self, execution: ExecutionId, state: SubtaskState) -> None:
-        """Only for an awaited attempt."""
+        """Records an acknowledgement; the attempt must be an awaited one."""
         self.awaited.remove(execution)
         self.acknowledged[execution] = state
 
     def complete(self, job_id: str, lineage: str | None, now_abs: int) -> CompletedCheckpoint:
-        """The metadata of this checkpoint; of finished subtasks it has a marker, and in-flight data if there is any."""
+        """Creates the metadata. Finished subtasks only have a marker there, and their in-flight data if any."""
         assert self.directory is not None
         graph = self.plan.graph
         on_restore = self.plan.finished_on_restore
@@ -134,10 +134,10 @@ class PendingCheckpoint:
 
 
 class PendingCheckpoints:
-    """The pending checkpoints of a job, and which the most recent aborted ones were, to recognise late messages.
+    """The pending checkpoints of a job and the most recently aborted ids, to recognise late messages.
 
-    ``first_id`` and ``last_id`` are those that this driver has triggered so far. What becomes of each is reported to
-    ``statistics``.
+    ``first_id`` and ``last_id`` are the ids that this driver has triggered so far. The outcome of each checkpoint is
+    reported to ``statistics``.
     """
 
     def __init__(self, statistics: CheckpointStatsTracker) -> None:
@@ -155,12 +155,12 @@ class PendingCheckpoints:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """In ascending order."""
+        """The ids in ascending order."""
         return tuple(sorted(self._pending))
 
     @property
     def is_triggering(self) -> bool:
-        """Whether the directory of one is being made."""
+        """Whether the directory of a checkpoint is being created."""
         return any(pending.state is PendingState.LOCATING for pending in self)
 
     @property
@@ -172,15 +172,15 @@ class PendingCheckpoints:
         return self._pending.get(checkpoint_id)
 
     def abortable(self) -> list[PendingCheckpoint]:
-        """Oldest first."""
+        """The checkpoints that can be aborted, oldest first."""
         return [self._pending[number] for number in self.ids if self._pending[number].can_abort]
 
     def was_aborted(self, checkpoint_id: int) -> bool:
-        """An id that is forgotten, or completed, counts as not aborted."""
+        """Whether the id was aborted; False for a forgotten or completed id."""
         return checkpoint_id in self._aborted
 
     def add(self, pending: PendingCheckpoint) -> None:
-        """One that has been triggered."""
+        """Adds a checkpoint that has been triggered."""
         self._pending[pending.id] = pending
         if self.first_id is None:
             self.first_id = pending.id
@@ -194,19 +194,19 @@ class PendingCheckpoints:
             {vertex.id: vertex.parallelism for vertex in pending.plan.graph.vertices},
             pending.deadline_timestamp,
         )
-        # Finished subtasks will never report: they count as done from the beginning.
+        # Finished subtasks never report, so they count as done from the beginning.
         for vertex_id, subtask in sorted(pending.plan.finished):
             nothing = SubtaskStats(subtask, pending.timestamp, 0, CheckpointMetrics())
             self._stats.report_subtask(pending.id, vertex_id, nothing)
 
     def move_deadline(self, pending: PendingCheckpoint, deadline: int) -> None:
-        """A timer for the old deadline does nothing from now on."""
+        """Sets a new deadline; the timer for the old one no longer has an effect."""
         pending.deadline = deadline
         pending.generation += 1
         self._stats.report_deadline(pending.id, pending.deadline_timestamp)
 
     def extend(self, pending: PendingCheckpoint, deadline: int) -> None:
-        """By the rescue policy."""
+        """Extends the deadline on behalf of the rescue policy."""
         pending.extension_ms += deadline - pending.deadline
         pending.progress_at_extension = pending.progress
         self.move_deadline(pending, deadline)
@@ -224,7 +224,7 @@ class PendingCheckpoints:
             self._aborted.popitem(last=False)
 
     def clear(self) -> None:
-        """Another driver decides now what becomes of them."""
+        """Forgets all pending checkpoints; another driver now decides their outcome."""
         self._pending.clear()
 
 

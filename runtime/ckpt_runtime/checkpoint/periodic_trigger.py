@@ -1,6 +1,6 @@
-"""When the next periodic checkpoint is due: fixed rate, minimum pause, changes of the interval (FLIP-571). Pure.
+"""Computes when the next periodic checkpoint is due: fixed rate, minimum pause, interval changes (FLIP-571). Pure.
 
-Knows times only: monotonic milliseconds in, monotonic milliseconds out. A tick has a generation; stale ones do nothing.
+Takes and returns monotonic milliseconds only. A tick has a generation; ticks of an older generation do nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 
 
 class PeriodicTrigger:
-    """``next_at`` is None while no tick is scheduled."""
+    """The schedule of periodic checkpoints. ``next_at`` is None while no tick is scheduled."""
 
     def __init__(self, configuration: CheckpointConfiguration, first_delay_ms: int | None = None) -> None:
         self._configuration = configuration.effective()
@@ -24,7 +24,7 @@ class PeriodicTrigger:
 
     @property
     def interval_ms(self) -> int | None:
-        """The interval that rules now: while sources report backlog, the backlog interval (0 takes none)."""
+        """The interval in force: while sources report backlog, the backlog interval (0 means no checkpoints)."""
         during_backlog = self._configuration.interval_during_backlog_ms
         if self._backlog and during_backlog is not None:
             return max(during_backlog, self._configuration.min_pause_ms) if during_backlog else None
@@ -32,10 +32,10 @@ class PeriodicTrigger:
 
     @property
     def pause_ends_at(self) -> int:
-        """Before this moment no periodic checkpoint may start."""
+        """The time before which no periodic checkpoint may start."""
         if self._last_completion is None:
             return 0
-        # Computed when asked: the pause may have been changed since the completion (FLIP-571).
+        # Computed on each call: the pause may have changed since the completion (FLIP-571).
         return self._last_completion + self._configuration.min_pause_ms
 
     def start(self, now: int) -> bool:
@@ -50,7 +50,7 @@ class PeriodicTrigger:
             delay = interval
         else:
             delay = min(max(self._first_delay_ms, pause), interval)
-        # Only the first deployment spreads its first checkpoint; a restarted job takes one as soon as the pause allows.
+        # Only the first deployment delays its first checkpoint; a restarted job takes one as soon as the pause allows.
         self._first_delay_ms = pause
         self._schedule(max(now + delay, self.pause_ends_at))
         return True
@@ -63,21 +63,21 @@ class PeriodicTrigger:
         return self.running and self.next_at is not None and generation == self.generation
 
     def tick(self, now: int) -> None:
-        """The scheduled tick fired: schedules the next one an interval later, measured from the schedule."""
+        """The scheduled tick fired: schedules the next one an interval after the scheduled time."""
         interval = self.interval_ms
         assert self.next_at is not None
         assert interval is not None
-        # From the schedule and not from now: a late timer must not shift the rhythm.
+        # Based on the schedule and not on now: a late timer must not shift the schedule.
         self._base, self._ticked = self.next_at, True
-        # Of several ticks that were slept through one is made up for.
+        # If several ticks were missed, only one is made up for.
         self._schedule(max(now, self.next_at + interval))
 
     def postpone_to_pause_end(self) -> None:
-        """The tick came within the minimum pause: the rhythm starts again at the end of the pause."""
+        """The tick fell into the minimum pause: the schedule restarts at the end of the pause."""
         self._schedule(self.pause_ends_at)
 
     def completed(self, now: int) -> None:
-        """A checkpoint or savepoint completed: the pause counts from here."""
+        """A checkpoint or savepoint completed: the minimum pause starts now."""
         self._last_completion = now
 
     def configure(self, configuration: CheckpointConfiguration, now: int) -> bool:
@@ -92,7 +92,7 @@ class PeriodicTrigger:
         return self._rephase(now)
 
     def set_backlog(self, backlog: bool, now: int) -> bool:
-        """Sources began or ended working off a backlog; returns whether the schedule changed."""
+        """Sources started or stopped processing a backlog; returns whether the schedule changed."""
         if backlog == self._backlog:
             return False
         self._backlog = backlog

@@ -1,4 +1,4 @@
-"""What kind of snapshot a checkpoint is, and what its barriers tell the tasks. Values only."""
+"""The kind of a snapshot, and the options that its barriers carry to the tasks. Values only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 
 
 class SavepointFormat(StrEnum):
-    """FLIP-203: the backend's own files, or the format every backend reads."""
+    """The backend's own files, or the format that every backend reads (FLIP-203)."""
 
     NATIVE = "NATIVE"
     CANONICAL = "CANONICAL"
@@ -17,9 +17,9 @@ class SavepointFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProperties:
-    """``full`` asks for a snapshot that shares no file with an earlier one; ``drain`` concerns a sync savepoint.
+    """``full`` requests a snapshot that shares no file with an earlier one; ``drain`` is for sync savepoints.
 
-    ``incremental`` is what the job's options say about keyed state; in-flight data does not depend on it.
+    ``incremental`` is the job's option for keyed state; it does not affect in-flight data.
     """
 
     type: CheckpointType = CheckpointType.CHECKPOINT
@@ -38,7 +38,7 @@ class CheckpointProperties:
 
     @property
     def is_incremental(self) -> bool:
-        """Whether keyed state may build upon files of completed checkpoints (FLIP-203).
+        """Whether keyed state may reuse files of completed checkpoints (FLIP-203).
 
         A checkpoint refers to them; a native savepoint, which shares nothing, duplicates them.
         """
@@ -46,18 +46,18 @@ class CheckpointProperties:
 
     @property
     def notifies_and_subsumes(self) -> bool:
-        """A plain savepoint tells no task that it is complete and replaces nothing."""
+        """Whether completion is notified to tasks and subsumes checkpoints; False for a plain savepoint."""
         return self.type is not CheckpointType.SAVEPOINT
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """Travels in trigger messages and barriers.
+    """The options that trigger messages and barriers carry.
 
-    ``directory`` is where the tasks write; a task names it again in its acknowledgement. ``shared_directory`` takes the
+    ``directory`` is where the tasks write; a task repeats it in its acknowledgement. ``shared_directory`` takes the
     files that later checkpoints may refer to (empty for savepoints, which share nothing). ``unaligned`` and
     ``aligned_timeout_ms`` are the alignment policy of this one checkpoint (savepoints are always aligned). ``final``:
-    when it was triggered every subtask had ended, or seen the end of its data.
+    when it was triggered, every subtask had ended or had reached the end of its data.
     """
 
     properties: CheckpointProperties

@@ -1,6 +1,6 @@
-"""Which queued checkpoint request goes next, and whether it may go now (Flink's CheckpointRequestDecider).
+"""Decides which queued request is triggered next, and whether it may be now (Flink's CheckpointRequestDecider).
 
-Pure ordering and capacity; the coordinator asks after every change. Periodic requests are coalesced: one at most waits.
+Pure ordering and capacity; the coordinator asks after every change. At most one periodic request is queued.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ CAPACITY = 1_000
 
 @dataclass(frozen=True, slots=True)
 class TriggerRequest:
-    """``request_id`` is None when nobody waits for the result. ``sequence`` tells equal ones apart.
+    """One request. ``request_id`` is None if the result is not awaited; ``sequence`` breaks ties in the order.
 
-    ``final`` is the one at the end of a bounded job's data.
+    ``final`` marks the request at the end of a bounded job's data.
     """
 
     request_id: str | None
@@ -31,7 +31,7 @@ class TriggerRequest:
 
     @property
     def priority(self) -> tuple[bool, bool, int, int]:
-        """Sorts first what goes first: savepoints, those a user waits for, older ones."""
+        """The sort key: savepoints first, then requests that a user waits for, then older ones."""
         return (not self.properties.is_savepoint, self.periodic, self.requested_at, self.sequence)
 
 
@@ -45,9 +45,9 @@ class RequestVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is going on at the moment of the decision. ``pause_ends_at`` is monotonic time.
+    """The load at the time of the decision. ``pause_ends_at`` is monotonic time.
 
-    ``savepoints_wait``: they keep to ``max_concurrent`` as well. So it is while unaligned checkpoints are on: a
+    ``savepoints_wait``: ``max_concurrent`` applies to savepoints too. This holds while unaligned checkpoints are on: a
     savepoint is aligned and no barrier overtakes a barrier, so until it is taken no later checkpoint turns unaligned.
     """
 
@@ -66,14 +66,14 @@ class CheckpointRequestDecider:
         self._queue: list[TriggerRequest] = []
 
     def offer(self, request: TriggerRequest) -> TriggerRequest | None:
-        """Queues a request. Returns the one that found no room (the new one, or a periodic one it displaced)."""
-        # One tick in the queue is enough: two in a row would store the same moment twice.
+        """Queues a request. Returns the dropped one, if any (the new one, or a periodic one it displaced)."""
+        # One queued tick is enough: two in a row would snapshot the same state twice.
         if request.periodic and any(queued.periodic for queued in self._queue):
             return request
         if len(self._queue) >= CAPACITY:
             if not self._queue[-1].periodic:
                 return request
-            # A tick comes again by itself; a user's request does not.
+            # A tick recurs by itself; a user's request does not.
             dropped = self._queue.pop()
             insort(self._queue, request, key=lambda queued: queued.priority)
             return dropped
@@ -86,8 +86,8 @@ class CheckpointRequestDecider:
         return not self._queue
 
     def next(self, load: Load, now: int) -> tuple[RequestVerdict, TriggerRequest | None]:
-        """Takes the head off the queue if it may go, or if it is a periodic one inside the minimum pause."""
-        # Where deleting is slower than taking checkpoints, triggering waits, or the files to delete would pile up.
+        """Removes the head of the queue if it may run now, or if it is periodic and within the minimum pause."""
+        # If deleting is slower than taking checkpoints, triggering waits; otherwise files to delete would pile up.
         if not self._queue or load.triggering or load.cleaning > load.max_concurrent:
             return RequestVerdict.WAIT, None
         head = self._queue[0]
@@ -95,7 +95,7 @@ class CheckpointRequestDecider:
         if not unbounded and load.pending >= load.max_concurrent:
             return RequestVerdict.WAIT, None
         del self._queue[0]
-        # What a user asks for ignores the pause, as in Flink.
+        # Only periodic requests observe the pause; a user's request ignores it, as in Flink.
         if head.periodic and load.pause_ends_at > now:
             return RequestVerdict.TOO_EARLY, head
         return RequestVerdict.GO, head

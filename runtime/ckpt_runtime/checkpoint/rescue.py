@@ -1,6 +1,6 @@
-"""Whether a checkpoint whose timeout has passed gets more time, because it is nearly done. Pure.
+"""Decides whether a checkpoint whose timeout has passed gets more time, because it is nearly done. Pure.
 
-What FLIP-571 has a person do by hand. Asked when a timeout passes and never before, so no checkpoint expires earlier.
+Automates what a user does by hand with FLIP-571. Runs only when a timeout passes, so no checkpoint expires earlier.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint
 
 
 def rescued_until(pending: PendingCheckpoint, configuration: CheckpointConfiguration, now_ms: int) -> int | None:
-    """The monotonic moment of the new deadline; None when the checkpoint has to expire.
+    """The new deadline in monotonic milliseconds; None if the checkpoint has to expire.
 
-    Nearly done is one of which at least ``rescue_min_progress`` percent of the subtasks have acknowledged. It gets
-    ``rescue_extension_ms`` more, again and again as long as something is persisted in each extension, but never more
-    than ``rescue_max_extension_ms`` beyond its timeout.
+    A checkpoint is nearly done if at least ``rescue_min_progress`` percent of its subtasks have acknowledged. It gets
+    ``rescue_extension_ms`` more, repeatedly as long as data is persisted in each extension, but never more than
+    ``rescue_max_extension_ms`` beyond its timeout.
     """
     if not configuration.rescue_enabled:
         return None

@@ -1,6 +1,6 @@
-"""Answers what the next deployment starts from, once no checkpoint can complete any more. Pure.
+"""Answers what the next deployment starts from, once no further checkpoint can complete. Pure.
 
-Owns the request that waits. A savepoint that the job starts from gets a pointer before anybody hears of it.
+Owns the waiting request. A savepoint that the job starts from gets its pointer before the request is answered.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 
 @dataclass(slots=True)
 class _Restore:
-    """A restore that waits; ``savepoint`` is what the job was submitted with, until it is stored.
+    """A waiting restore request; ``savepoint`` is the one that the job was submitted with, until it is stored.
 
-    ``adding``: its pointer is being written. ``abandoned``: nobody waits for the answer any more.
+    ``adding``: the savepoint's pointer is being written. ``abandoned``: the answer is no longer awaited.
     """
 
     request_id: str
@@ -37,7 +37,7 @@ class _Restore:
 
 
 class Restoring:
-    """``emit`` takes the effects."""
+    """Answers restore requests; ``emit`` takes the effects."""
 
     def __init__(
         self,
@@ -71,23 +71,23 @@ class Restoring:
         self._restore.request_id = event.request_id
 
     def abandon(self) -> None:
-        """The job ends: nobody waits for the answer any more, but a pointer may still be on its way."""
+        """The job ends: the answer is no longer awaited, but a pointer may still be being written."""
         if self._restore is not None and self._restore.adding:
             self._restore.abandoned = True
         else:
             self._restore = None
 
     def answer_when_known(self, now: Instant) -> None:
-        """The latest checkpoint is only known once no checkpoint can complete any more."""
+        """Answers the request; the latest checkpoint is only known once no further checkpoint can complete."""
         restore = self._restore
         if restore is None or restore.adding or self._pending.is_finalizing:
             return
         latest = self._retention.latest
         if restore.savepoint is not None and latest is None:
-            # A crash between here and the first checkpoint must not restore from anything but this savepoint: pointer
-            # first.
+            # The pointer is written first: after a crash before the first checkpoint, the job must restore from this
+            # savepoint only.
             restore.adding = True
-            # Before any checkpoint of the job's own: with a smaller id it would count as older than the savepoint.
+            # Before the job takes a checkpoint: one with a smaller id would count as older than the savepoint.
             self._ids.advance_to(restore.savepoint.id + 1)
             self._emit(out.AddToStore(restore.savepoint, restore.owned))
             return
@@ -96,7 +96,7 @@ class Restoring:
             self._stats.report_restored(latest.id, now.abs_ms, latest.is_savepoint, latest.directory)
         self._emit(out.RestoreFrom(restore.request_id, latest))
 
-    # --- answers about the savepoint's pointer; they return False when that is not what they are about
+    # --- answers about the savepoint's pointer; the methods return False if the answer is about something else
 
     def store_added(self, checkpoint_id: int) -> bool:
         if (adding := self._adding(checkpoint_id)) is None:
@@ -127,7 +127,7 @@ class Restoring:
         return True
 
     def _adding(self, checkpoint_id: int) -> tuple[_Restore, CompletedCheckpoint] | None:
-        """The restore and its savepoint whose pointer is being written, if it is this one's."""
+        """The restore and its savepoint, if the pointer being written has this id."""
         restore = self._restore
         if restore is None or not restore.adding or restore.savepoint is None or restore.savepoint.id != checkpoint_id:
             return None

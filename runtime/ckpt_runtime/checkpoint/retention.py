@@ -1,7 +1,7 @@
-"""Which checkpoints of a job are kept, and what is deleted when: checkpoints, shared files, leftovers. Pure.
+"""Decides which checkpoints are kept and when checkpoints, shared files and leftovers are deleted. Pure.
 
-Owns the retained checkpoints, the registry of shared files and the order of deletions. Decides nothing about
-checkpoints that are pending.
+Owns the retained checkpoints, the registry of shared files and the order of deletions. Pending checkpoints are not
+its concern.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
 
 class Retention:
-    """``recovered`` are checkpoints of an earlier driver, in any order; ``emit`` takes the effects.
+    """Owns the retained checkpoints. ``recovered`` come from an earlier driver, in any order; ``emit`` takes effects.
 
-    ``keeps_nothing``: after the end of the job, whether none of its checkpoints outlives it.
+    ``keeps_nothing`` is, after the end of the job, true if none of its checkpoints outlives it.
     """
 
     def __init__(
@@ -60,22 +60,22 @@ class Retention:
 
     @property
     def latest_id(self) -> int:
-        """-1 when there is none."""
+        """The id of the latest checkpoint; -1 if there is none."""
         return self._store.latest_id
 
     @property
     def latest_is_owned(self) -> bool:
-        """False while the latest is a snapshot that stays the user's."""
+        """False while the latest is a snapshot that the user still owns."""
         return self._store.latest_is_owned
 
     @property
     def entries(self) -> tuple[RetainedCheckpoint, ...]:
-        """Oldest first."""
+        """The retained checkpoints, oldest first."""
         return self._store.entries
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Of what is retained, and of what has a pointer that is not certainly gone."""
+        """Directories of the retained checkpoints and of those whose pointer may still exist."""
         return (*(entry.checkpoint.directory for entry in self._store.entries), *self._cleaner.pointed_to)
 
     @property
@@ -88,13 +88,13 @@ class Retention:
         self._store.retained = configuration.retained
 
     def fence(self) -> None:
-        """Another driver leads: from now on no file is touched."""
+        """Another driver is the leader: from now on no file is touched."""
         self._fenced = True
 
     # --- state of tasks
 
     def register(self, event: on.Acknowledged) -> SharedStateConflictError | None:
-        """Notes which shared files an acknowledgement uses. Returns what is wrong with them, if anything."""
+        """Registers the shared files that an acknowledgement uses. Returns the conflict, if there is one."""
         try:
             self._registry.register(event.checkpoint_id, event.state)
         except SharedStateConflictError as error:
@@ -102,7 +102,7 @@ class Retention:
         return None
 
     def discard_state(self, event: on.Acknowledged) -> None:
-        """No checkpoint will use it. Its shared files go when nobody uses them any more."""
+        """Discards state that no checkpoint will use. Its shared files are deleted once they are unused."""
         if event.state.files():
             self._emit(out.DiscardState(event.checkpoint_id, event.directory, event.state))
 
@@ -114,22 +114,22 @@ class Retention:
     # --- savepoints that duplicate
 
     def pin(self, savepoint_id: int) -> None:
-        """Until it has ended, no shared file goes that a checkpoint which is there by now uses, or a later one.
+        """Until it has ended, no shared file is deleted that an existing checkpoint or a later one uses.
 
-        Also one that is on its way out: a task may not have heard yet of the one that has taken its place.
+        This includes checkpoints being removed: a task may not know yet about the checkpoint that replaced them.
         """
-        # While nothing is retained, 0: then no file goes at all.
+        # 0 while nothing is retained: then no file is deleted at all.
         self._pinned[savepoint_id] = min((self._store.lowest_retained() or 0, *self._cleaner.retiring))
 
     def unpin(self, savepoint_id: int) -> None:
-        """Does nothing for what was not pinned."""
+        """Does nothing for a savepoint that was not pinned."""
         if self._pinned.pop(savepoint_id, None) is not None:
             self.delete_unused_shared_files()
 
     # --- completed checkpoints
 
     def adopt(self, entry: RetainedCheckpoint) -> None:
-        """Takes over the savepoint that the job starts from. Nothing else is retained."""
+        """Takes over the savepoint that the job starts from. It is the only retained snapshot."""
         self._register_all(entry)
         self._store.add(entry)
 
@@ -137,11 +137,10 @@ class Retention:
         self._registry.register_all(entry.checkpoint.id, entry.checkpoint.states.values(), entry.owned)
 
     def add(self, entry: RetainedCheckpoint) -> None:
-        """A new checkpoint of this driver: what it subsumes goes, and what earlier drivers left."""
+        """Adds a new checkpoint of this driver; removes the subsumed ones and the leftovers of earlier drivers."""
         for subsumed in self._store.add(entry):
             self._retire(subsumed, subsumed.owned)
-        # Not earlier: only a checkpoint of this driver's own is newer than any pointer that an earlier one may still
-        # write.
+        # Not earlier: only a checkpoint of this driver is newer than any late pointer of an earlier driver.
         self._sweep_leftovers()
         self.delete_unused_shared_files()
 
@@ -150,7 +149,7 @@ class Retention:
             self._stats.report_discarded(entry.checkpoint.id)
         self._cleaner.retire(entry.checkpoint, discard)
 
-    # --- answers of the storage; they raise UnaskedAnswerError when nothing of the kind is under way
+    # --- answers of the storage; the handlers raise UnaskedAnswerError if there was no such request
 
     def on_store_removed(self, event: on.StoreRemoved, now: Instant) -> None:
         self._cleaner.removed(event.checkpoint_id)
@@ -163,7 +162,7 @@ class Retention:
         self._cleaner.cleaned(event.checkpoint_id)
 
     def delete_unused_shared_files(self) -> None:
-        """Not before the last pointer to a checkpoint that uses them is gone, nor while a savepoint duplicates them."""
+        """Waits until no pointer to a checkpoint that uses them is left and no savepoint is duplicating them."""
         if self._fenced or not self._cleaner.pointers_are_gone:
             return
         lowest = self._store.lowest_retained()
@@ -172,7 +171,7 @@ class Retention:
             paths = self._registry.unregister_all(self._kept_shared)
         elif lowest is not None:
             paths = self._registry.unregister_unused(min((lowest, *self._pinned.values())))
-        # Leftovers wait for the same moment: a pointer that is going may refer to them.
+        # Leftovers wait for the same moment: a pointer that is being removed may refer to them.
         paths += self._unused_shared
         self._unused_shared = ()
         if paths:
@@ -181,23 +180,23 @@ class Retention:
     # --- what earlier drivers and killed workers left
 
     def find_leftovers(self, last_own_id: int) -> None:
-        """Asks for what earlier drivers left, once, and then for files of workers that were killed since.
+        """Asks once for leftovers of earlier drivers, and after that for files of workers killed in the meantime.
 
         ``last_own_id`` is the last checkpoint that this driver has triggered; 0 before the first.
         """
         if not self._sought_leftovers:
             self._sought_leftovers = True
             self._emit(out.FindLeftovers())
-        # Nothing was triggered since the last look: nobody can have left anything.
+        # If nothing was triggered since the last search, there can be no new leftovers.
         elif last_own_id > self._searched_up_to:
             self._searched_up_to = last_own_id
             self._emit(out.FindLeftovers(last_own_id + 1))
 
     def leftovers_found(self, event: on.LeftoversFound, first_own_id: int | None) -> None:
-        """Notes what may be deleted once another checkpoint of this driver is complete.
+        """Records what may be deleted once another checkpoint of this driver is complete.
 
-        Until then a pointer that an earlier leader wrote too late could still be restored from. What this driver's
-        own checkpoints may have made by now, from ``first_own_id`` on, is no leftover.
+        Until then, the job could still be restored from a pointer that an earlier leader wrote late. Directories of
+        this driver's own checkpoints (from ``first_own_id`` on) are not leftovers.
         """
         self._leftovers += tuple(
             (number, where) for number, where in event.checkpoints if first_own_id is None or number < first_own_id
@@ -211,21 +210,21 @@ class Retention:
             if number not in retained and not self._cleaner.is_cleaning(number):
                 self._cleaner.sweep(number, directory)
         shared, self._leftover_shared = self._leftover_shared, ()
-        kept = self._kept_shared or frozenset()  # which the registry has let go of
+        kept = self._kept_shared or frozenset()  # the registry has released these
         self._unused_shared += tuple(path for path in shared if path not in kept and not self._registry.knows(path))
 
     # --- the end of the job
 
     def release(self, job_status: str) -> None:
-        """Lets go of all that is retained, and of leftovers that were found since. May be called again.
+        """Releases all retained checkpoints and removes leftovers found since. May be called again.
 
-        What an aborted checkpoint put beside the files of those that stay goes as well.
+        Files that an aborted checkpoint wrote next to the files of the kept checkpoints are deleted as well.
         """
         self._sweep_leftovers()
         if self._kept_shared is not None:
             return
         retained = self._store.clear()
-        # Which stay is settled before the first goes, since those that go may share files with those that stay.
+        # The kept checkpoints are determined before any is deleted, because deleted ones may share files with them.
         stay = [entry for entry in retained if not self._discards_at_end(entry, job_status)]
         self._outliving = frozenset(entry.checkpoint.id for entry in stay)
         self._kept_shared = frozenset(
@@ -236,7 +235,7 @@ class Retention:
             self._retire(entry, self._discards_at_end(entry, job_status))
 
     def _discards_at_end(self, entry: RetainedCheckpoint, job_status: str) -> bool:
-        """A claimed snapshot of another job outlives one that ends before a checkpoint of its own has replaced it."""
+        """Whether the entry is deleted. A claimed snapshot is kept unless the job finished or replaced it."""
         claimed = entry.checkpoint.job_id != self._job_id
         if not entry.owned or (claimed and job_status != "FINISHED"):
             return False

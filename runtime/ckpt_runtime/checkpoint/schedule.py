@@ -1,6 +1,6 @@
-"""When the coordinator is due to take a checkpoint: the periodic ones, and the last one of a bounded job. Pure.
+"""Decides when periodic checkpoints and the final checkpoint of a bounded job are due. Pure.
 
-Owns the rhythm (``periodic_trigger``) and its timer, and the timer of the last checkpoint (FLIP-147).
+Owns the periodic schedule (``periodic_trigger``) and its timer, and the timer of the final checkpoint (FLIP-147).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.periodic_trigger import PeriodicTrigger
 
 FINAL_CHECKPOINT_RETRY_MS = 1_000
-"""Without periodic checkpoints a failed last checkpoint is tried again after this pause."""
+"""Without periodic checkpoints, a failed final checkpoint is retried after this pause."""
 
 _PERIODIC = TimerId(TimerKind.PERIODIC)
 _FINAL = TimerId(TimerKind.FINAL_CHECKPOINT)
 
 
 class CheckpointSchedule:
-    """``emit`` takes the effects."""
+    """Schedules a job's checkpoints; ``emit`` takes the effects."""
 
     def __init__(
         self,
@@ -40,27 +40,27 @@ class CheckpointSchedule:
 
     @property
     def is_running(self) -> bool:
-        """Whether checkpoints are taken by themselves; not so while the job is being stopped with a savepoint."""
+        """Whether checkpoints are triggered automatically; False while the job is being stopped with a savepoint."""
         return self._periodic.running
 
     @property
     def has_tick(self) -> bool:
-        """Whether a periodic checkpoint is due at some time."""
+        """Whether a periodic checkpoint is scheduled."""
         return self._periodic.next_at is not None
 
     @property
     def pause_ends_at(self) -> int:
-        """Before this moment no periodic checkpoint may start."""
+        """The time before which no periodic checkpoint may start."""
         return self._periodic.pause_ends_at
 
     def deployed(self) -> None:
-        """A new deployment has not asked for its last checkpoint."""
+        """A new deployment has not requested its final checkpoint yet."""
         self._final_requested = False
 
     def undeployed(self) -> None:
-        """Nobody waits for a last checkpoint any more."""
+        """The deployment is gone: no task waits for a final checkpoint."""
         self._emit(out.CancelTimer(_FINAL))
-        # The timer may have fired already, with its event on the way: it must not count for the next deployment.
+        # The timer may have fired already and its event be queued: it must not count for the next deployment.
         self._final_generation += 1
 
     # --- periodic checkpoints
@@ -79,19 +79,19 @@ class CheckpointSchedule:
             return False
         due = self._periodic.next_at
         is_due = due is not None and now.rel_ms >= due
-        # One that fired too early is armed again for the same moment.
+        # A timer that fired too early is armed again for the same time.
         if is_due:
             self._periodic.tick(now.rel_ms)
         self._schedule_tick()
         return is_due
 
     def postpone_to_pause_end(self) -> None:
-        """The checkpoint that was due came within the minimum pause."""
+        """The checkpoint was due within the minimum pause, so its tick moves to the end of the pause."""
         self._periodic.postpone_to_pause_end()
         self._schedule_tick()
 
     def completed(self, now: Instant) -> None:
-        """A checkpoint or savepoint completed: the pause counts from here."""
+        """A checkpoint or savepoint completed: the minimum pause starts now."""
         self._periodic.completed(now.rel_ms)
 
     def configure(self, configuration: CheckpointConfiguration, now: Instant) -> None:
@@ -110,28 +110,28 @@ class CheckpointSchedule:
         else:
             self._emit(out.ScheduleTimer(_PERIODIC, self._periodic.generation, self._periodic.next_at))
 
-    # --- the last checkpoint
+    # --- the final checkpoint
 
     def claim_final(self) -> bool:
-        """Whether the last checkpoint is to be requested now: once in a deployment, none behind a stop's savepoint."""
+        """Whether to request the final checkpoint now: once per deployment, never after a stop's savepoint."""
         if self._final_requested or not self.is_running or not self._executions.all_wait_for_final_checkpoint:
             return False
         self._final_requested = True
         return True
 
     def retry_final(self, now: Instant) -> None:
-        """Tasks that wait for their last checkpoint wait for ever if none is triggered periodically."""
+        """Schedules a retry; without periodic checkpoints, tasks would wait forever for their final checkpoint."""
         if not self.has_tick and self._executions.all_wait_for_final_checkpoint:
             self._final_generation += 1
             at = now.rel_ms + FINAL_CHECKPOINT_RETRY_MS
             self._emit(out.ScheduleTimer(_FINAL, self._final_generation, at))
 
     def final_timer_fired(self, generation: int, now: Instant) -> bool:
-        """Returns whether the last checkpoint is to be requested again now."""
+        """Returns whether to request the final checkpoint again now."""
         if generation != self._final_generation or not self._executions.all_wait_for_final_checkpoint:
             return False
         if not self.is_running:
-            self.retry_final(now)  # a stop is under way; it may come to nothing
+            self.retry_final(now)  # a stop is in progress; it may fail
             return False
         self._final_requested = True
         return True

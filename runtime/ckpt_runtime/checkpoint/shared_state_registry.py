@@ -1,6 +1,7 @@
-"""Who uses which shared state file, and which can go (Flink's SharedStateRegistry). Pure; deletes nothing itself.
+"""Tracks which shared state files are used and which can be deleted (Flink's SharedStateRegistry). Pure.
 
-A file with an absolute path is shared between checkpoints; one with a relative path belongs to its checkpoint alone.
+It deletes nothing itself. A file with an absolute path is shared between checkpoints; one with a relative path belongs
+to its checkpoint only.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint.state_handles import StateFile, SubtaskState
 
-# Bounds memory. Tasks build upon recent checkpoints only, so that old paths do not come again.
+# Limits memory. Tasks only build upon recent checkpoints, so old paths do not recur.
 GIVEN_UP_REMEMBERED = 100_000
 
 
 class SharedStateConflictError(RuntimeError):
-    """A state refers to a file that it may not use: another one of this path, a deleted one, or one of the user's."""
+    """A state refers to a file it may not use: a different file at this path, a deleted one, or the user's."""
 
 
 class FileGivenUpError(SharedStateConflictError):
-    """No more is wrong than that files were given up meanwhile: a full checkpoint has taken the place of their last."""
+    """The only conflict is that files were given up: a full checkpoint replaced the last one that used them."""
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ def is_shared(file: StateFile) -> bool:
 
 
 class SharedStateRegistry:
-    """Entries by physical path. Files of a snapshot that the job does not own are kept but never deleted."""
+    """The shared files by physical path. Files of a snapshot that the job does not own are never deleted."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
@@ -46,13 +47,13 @@ class SharedStateRegistry:
         return len(self._entries)
 
     def register(self, checkpoint_id: int, state: SubtaskState, deletable: bool = True) -> None:
-        """Notes that ``checkpoint_id`` uses the state's shared files. Called at acknowledgement, before completion.
+        """Registers that ``checkpoint_id`` uses the state's shared files; called at acknowledgement.
 
-        Raises :class:`SharedStateConflictError` when a known path has another length or checksum, was given up, or
-        belongs to a snapshot that stays the user's. A task that has not heard of the latest completed checkpoint yet
-        may build upon an older one, whose files are gone when the latest was a full one: that alone is a
-        :class:`FileGivenUpError`. The state's other files are registered all the same, so that they go when their
-        checkpoint does.
+        Raises :class:`SharedStateConflictError` if a known path has another length or checksum, was given up, or
+        belongs to a snapshot that the user owns. A task that does not know the latest completed checkpoint yet may
+        build upon an older one, whose files are gone if the latest is a full one: if this is the only conflict, the
+        error is a :class:`FileGivenUpError`. The state's other files are registered anyway, so that they are deleted
+        together with their checkpoint.
         """
         conflicts: list[SharedStateConflictError] = []
         for file in (file for file in state.files() if is_shared(file)):
@@ -82,21 +83,21 @@ class SharedStateRegistry:
         return None
 
     def register_all(self, checkpoint_id: int, states: Iterable[SubtaskState], deletable: bool = True) -> None:
-        """The files of a whole (restored) checkpoint."""
+        """Registers the files of a whole (restored) checkpoint."""
         for state in states:
             self.register(checkpoint_id, state, deletable)
 
     def unregister_unused(self, lowest_retained: int) -> tuple[str, ...]:
-        """Drops what no checkpoint from ``lowest_retained`` on uses; returns the paths to delete, sorted."""
+        """Drops files not used from checkpoint ``lowest_retained`` on; returns the sorted paths to delete."""
         unused = [path for path, entry in self._entries.items() if entry.last_used_by < lowest_retained]
-        # Remembered before they go: an acknowledgement that names one may be on its way already.
+        # Remembered before they are deleted: an acknowledgement that names one may already be on its way.
         self._given_up.update(dict.fromkeys(unused))
         while len(self._given_up) > GIVEN_UP_REMEMBERED:
             self._given_up.popitem(last=False)
         return tuple(sorted(path for path in unused if self._entries.pop(path).deletable))
 
     def unregister_all(self, kept: Collection[str] = ()) -> tuple[str, ...]:
-        """The end of a job, of which files at the paths ``kept`` remain: returns the paths to delete, sorted."""
+        """Clears the registry at the end of a job; returns the sorted paths to delete, without ``kept``."""
         paths = tuple(sorted(path for path, entry in self._entries.items() if entry.deletable and path not in kept))
         self._entries.clear()
         return paths

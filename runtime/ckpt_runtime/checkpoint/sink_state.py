@@ -1,6 +1,7 @@
-"""What transactional sinks keep in snapshots, and what they are told about those that wrote before them. Pure.
+"""The snapshot state of transactional sinks, and what they need to know about earlier writers. Pure.
 
-Each subtask keeps the sink's id, so that any of them will do after rescaling, and the files that wait for their commit.
+Each subtask keeps the files that wait for their commit, and the sink's id, so that any subtask's copy suffices after
+rescaling.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState
 SINK_ID = "sink"
 PENDING = "pending"
 DRILL_MARK = "restore-drill"
-"""A state of every sink of a restore drill: no job may start from its checkpoints."""
+"""Marks the state of every sink of a restore drill: no job may start from the drill's checkpoints."""
 
 _ID = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
 class SinkLineage:
-    """What a transactional sink has to know about those that wrote before it.
+    """What a transactional sink has to know about the writers before it.
 
-    ``sink_id`` is kept over restores, whatever the job. ``ended_jobs`` wrote under it and write no more: what they have
-    hidden and the restored snapshot does not cover is nobody's. A savepoint of the present job, up to number
-    ``savepoint_id``, covers what may lie above the restored checkpoint.
+    ``sink_id`` is kept across restores, also by another job. ``ended_jobs`` wrote under it and no longer do: their
+    hidden files that the restored snapshot does not cover are orphaned. A savepoint of the current job, up to number
+    ``savepoint_id``, covers files that may be newer than the restored checkpoint.
     """
 
     sink_id: str
@@ -36,12 +37,12 @@ class SinkLineage:
 
 
 def new_sink_id(seed: str, uid: str) -> str:
-    """The id of a sink that starts for the first time. ``seed`` is that of the job's submission, and no other's."""
+    """The id of a sink that starts for the first time. ``seed`` is unique to the job's submission."""
     return hashlib.sha256(f"{seed}\0{uid}".encode()).hexdigest()[:16]
 
 
 def restored_sink_ids(snapshot: CompletedCheckpoint) -> dict[str, str]:
-    """Ids of the sinks in a snapshot, by operator uid. Snapshots of versions without them have none."""
+    """Ids of the sinks in a snapshot, by operator uid. Snapshots of versions without sink ids have none."""
     return {
         uid: item
         for uid, name, item in _items(snapshot.states.values())
@@ -50,7 +51,7 @@ def restored_sink_ids(snapshot: CompletedCheckpoint) -> dict[str, str]:
 
 
 def pending_names(snapshots: Iterable[CompletedCheckpoint]) -> set[str]:
-    """Names of the files that these snapshots cover and whose commit they may still have to repeat."""
+    """Names of the files in these snapshots whose commit may still have to be repeated."""
     states = (state for snapshot in snapshots for state in snapshot.states.values())
     return {
         str(item["name"])

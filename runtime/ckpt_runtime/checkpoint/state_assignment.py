@@ -1,7 +1,7 @@
-"""Which subtask of a new deployment gets which state of a checkpoint. Pure; reads no file and clips no key group.
+"""Assigns the state of a checkpoint to the subtasks of a new deployment. Pure; reads no file, clips no key group.
 
-State belongs to an operator's uid, whatever vertex it is chained into. Source: Flink's StateAssignmentOperation and
-VertexFinishedStateChecker (FLIP-147).
+State belongs to an operator's uid, regardless of the vertex that the operator is chained into. Source: Flink's
+StateAssignmentOperation and VertexFinishedStateChecker (FLIP-147).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NonRestoredStateError(StateAssignmentError):
 
 
 class MaxParallelismMismatchError(StateAssignmentError):
-    """Key groups of the checkpoint and of the job are not the same."""
+    """The key groups of the checkpoint and of the job differ."""
 
     def __init__(self, uid: str, restored: int, configured: int) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class MaxParallelismMismatchError(StateAssignmentError):
 
 
 class ParallelismError(StateAssignmentError):
-    """More subtasks than key groups."""
+    """A vertex has more subtasks than key groups."""
 
     def __init__(self, vertex: JobVertex) -> None:
         super().__init__(
@@ -74,10 +74,10 @@ class _Finished(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StateAssignment:
-    """State by subtask and operator uid; operators without state have no entry, every subtask has one.
+    """State by subtask and operator uid; every subtask has an entry, operators without state have none.
 
     ``finished_vertices`` had finished in the checkpoint: they are deployed without running their operators.
-    ``in_flight`` is what a subtask has to process before anything that it receives; most have none.
+    ``in_flight`` is the data that a subtask has to process before anything it receives; most subtasks have none.
     """
 
     subtasks: Mapping[SubtaskKey, Mapping[str, OperatorSubtaskState]]
@@ -87,7 +87,7 @@ class StateAssignment:
 
 @dataclass(slots=True)
 class _OperatorState:
-    """One operator in the checkpoint: the states of its subtasks by index. ``alive`` had not finished, ascending."""
+    """One operator in the checkpoint: its subtasks' states by index. ``alive`` are the unfinished ones, ascending."""
 
     parallelism: int
     max_parallelism: int
@@ -109,7 +109,7 @@ def assign_states(
 ) -> StateAssignment:
     """Spreads the state of ``checkpoint`` over the subtasks of ``graph``.
 
-    Keyed handles go whole to every subtask whose key groups they touch; the reader clips. Raises a
+    Every subtask gets the whole keyed handles that overlap its key groups; the reader clips them. Raises a
     :class:`StateAssignmentError` when the checkpoint does not fit.
     """
     operators = _states_by_uid(checkpoint)
@@ -122,7 +122,7 @@ def assign_states(
     for vertex in graph.vertices:
         for node in vertex.operators:
             state = operators.get(node.uid)
-            # Operators of a finished vertex do not run, so that nobody would read their state.
+            # The operators of a finished vertex do not run and would not read their state.
             if state is None or vertex.id in finished:
                 continue
             for index, assigned in enumerate(_spread(state, vertex)):
@@ -132,7 +132,7 @@ def assign_states(
 
 
 def restored_max_parallelism(checkpoint: CompletedCheckpoint) -> dict[str, int]:
-    """By operator uid, of what is kept or on its way by key: what a job that sets none explicitly should take over."""
+    """Max parallelism of keyed state or in-flight data, by uid; a job that does not set one should take it over."""
     found = {uid: state.max_parallelism for uid, state in _states_by_uid(checkpoint).items() if state.handles}
     for vertex in keyed_channel_targets(checkpoint):
         found.update(dict.fromkeys(vertex.operator_uids, vertex.max_parallelism))
@@ -178,7 +178,7 @@ def _spread(state: _OperatorState, vertex: JobVertex) -> list[OperatorSubtaskSta
     spread = []
     for index in range(vertex.parallelism):
         own = key_group_range(vertex.max_parallelism, vertex.parallelism, index)
-        # Whole handles: which rows of a file belong to a key group only its reader can tell.
+        # Handles stay whole: only the reader of a file knows which of its rows belong to a key group.
         keyed = tuple(handle for handle in state.handles if len(handle.key_groups.intersection(own)) > 0)
         spread.append(OperatorSubtaskState(keyed, tuple(lists[index])))
     return spread
@@ -204,13 +204,13 @@ def _spread_lists(state: _OperatorState, parallelism: int) -> list[list[Operator
         elif mode is OperatorStateMode.BROADCAST:
             origins = [broadcast_origin(i, parallelism, state.parallelism, state.alive) for i in range(parallelism)]
             parts = [copies.get(origin, ()) for origin in origins]
-        # Unchanged, each subtask has its own items back: a source keeps its splits, a sink what it has prepared.
+        # At equal parallelism each subtask gets its own items back: a source its splits, a sink its prepared items.
         elif parallelism == state.parallelism:
             parts = [copies.get(index, ()) for index in range(parallelism)]
         else:
             items = [item for copy in copies.values() for item in copy]
             parts = [tuple(items[(index - start) % parallelism :: parallelism]) for index in range(parallelism)]
-            # The next name goes on where this one ended: many short lists would else all go to the first subtasks.
+            # The next name continues where this one ended; otherwise the first subtasks would get all short lists.
             start = (start + len(items)) % parallelism
         for index, part in enumerate(parts):
             if part:
@@ -219,7 +219,7 @@ def _spread_lists(state: _OperatorState, parallelism: int) -> list[list[Operator
 
 
 def _finished_vertices(operators: Mapping[str, _OperatorState], graph: JobGraph) -> frozenset[str]:
-    """Vertices that had fully finished; raises FinishedStateError when that does not fit the topology."""
+    """The vertices that had fully finished; raises FinishedStateError if they do not fit the topology."""
     status = {vertex.id: _vertex_status(operators, vertex) for vertex in graph.vertices}
     for edge in graph.edges:
         upstream, downstream = status[edge.source], status[edge.target]

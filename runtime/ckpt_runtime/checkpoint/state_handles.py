@@ -1,7 +1,8 @@
-"""Handles: where each piece of a snapshot lies. The metadata model that acknowledgements and ``_metadata`` carry.
+"""Handles: the location of each piece of a snapshot, as in acknowledgements and the ``_metadata`` file.
 
-Pure data, which ``msgspec`` writes and reads; :func:`check_state` looks at what no schema describes. Paths are relative
-to the snapshot's directory, or absolute URLs for files elsewhere. Handles of keyed state say their kind and version.
+Pure data, which ``msgspec`` writes and reads; :func:`check_state` checks what a schema cannot describe. Paths are
+relative to the snapshot's directory, or absolute URLs for files elsewhere. Handles of keyed state record their kind and
+version.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from ckpt_runtime.graph.schema import NonNegative, check_values
 
 _Version1 = Annotated[int, Meta(ge=1, le=1)]
 _FileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,254}\Z")]
-"""A backend makes local files of these names when it restores what strangers may have written."""
+"""Restricted, because a backend creates local files of these names from metadata of untrusted origin."""
 
 
 class OperatorStateMode(StrEnum):
     """How a list state is spread when the parallelism changes (Flink's SPLIT_DISTRIBUTE, UNION, BROADCAST).
 
-    Whoever declares UNION must do without what finished subtasks had: a snapshot does not wait for it (FLIP-147).
+    An operator with UNION state loses the items of finished subtasks: a snapshot does not wait for them (FLIP-147).
     """
 
     SPLIT = "SPLIT"
@@ -33,7 +34,7 @@ class OperatorStateMode(StrEnum):
 
 
 class StateFile(Struct, frozen=True, omit_defaults=True):
-    """One file of a snapshot, or its bytes when it is small enough to lie inside the metadata.
+    """One file of a snapshot, or its bytes if it is small enough to be stored in the metadata.
 
     ``path`` is empty when ``inline`` holds the content. ``checksum`` is ``"algorithm:hex"`` over the whole content.
     """
@@ -70,9 +71,9 @@ class KeyedStateHandle(Struct, frozen=True, tag_field="kind", tag="key_groups"):
 
 
 class IncrementalKeyedStateHandle(Struct, frozen=True, tag_field="kind", tag="incremental"):
-    """The same as files that only the backend that wrote them reads, by the names that it has given them.
+    """The same as files in the writing backend's own format, by the names that the backend gave them.
 
-    Some may be shared with other checkpoints. ``description`` is the backend's own, as JSON.
+    Some files may be shared with other checkpoints. ``description`` is the backend's own, as JSON.
     """
 
     key_groups: KeyGroupRange
@@ -86,17 +87,17 @@ class IncrementalKeyedStateHandle(Struct, frozen=True, tag_field="kind", tag="in
 
 
 class RowGroup(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How many rows a part of a file has, and which key groups they are of."""
+    """The number of rows in a part of a file, and the key groups they belong to."""
 
     rows: NonNegative
     key_groups: KeyGroupRange
 
 
 class CanonicalKeyedStateHandle(Struct, frozen=True, tag_field="kind", tag="canonical"):
-    """One named keyed state of one operator in one subtask, as a file that every backend reads (FLIP-203).
+    """One named keyed state of one operator in one subtask, as a file that every backend can read (FLIP-203).
 
-    ``descriptor`` describes the state as that of a :class:`KeyedSection` does; the file says it again. ``row_groups``
-    are those of the file, in its order.
+    ``descriptor`` describes the state as in :class:`KeyedSection`; the file contains it too. ``row_groups`` are the
+    file's row groups in order.
     """
 
     key_groups: KeyGroupRange
@@ -131,14 +132,14 @@ class OperatorSubtaskState:
 
 
 NO_PEER = -1
-"""``peer`` of in-flight data whose channel the job has no more, since it was rescaled."""
+"""``peer`` of in-flight data whose channel no longer exists because the job was rescaled."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStateSegment:
     """Consecutive in-flight elements of one channel: a run of whole frames inside a channel state file (FLIP-76).
 
-    ``key_groups`` says which rows of it are meant; the others belong to another subtask. None means all rows.
+    ``key_groups`` selects the rows to read; the other rows belong to another subtask. None means all rows.
     """
 
     file: StateFile
@@ -168,10 +169,10 @@ class ChannelStateStream:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskState:
-    """What one subtask acknowledges: the state of its operators by uid. ``bytes`` is what this snapshot holds.
+    """What one subtask acknowledges: its operators' state by uid. ``bytes`` is the size of this snapshot.
 
-    ``inputs`` and ``outputs`` are in-flight data of an unaligned checkpoint: what the barrier overtook in the subtask's
-    input channels and in its output queues. Several streams may have the same edge and peer; they go in this order.
+    ``inputs`` and ``outputs`` are in-flight data of an unaligned checkpoint: the data that the barrier overtook in the
+    subtask's input channels and output queues. Streams with the same edge and peer are processed in this order.
     ``bytes`` includes them.
     """
 
@@ -201,7 +202,7 @@ class SubtaskState:
 
 
 def check_state(state: SubtaskState, where: str) -> None:
-    """Raises :class:`DocumentError` for values in it that no document can hold."""
+    """Raises :class:`DocumentError` for values in ``state`` that are not valid in a document."""
     for operator in state.operators.values():
         for handle in operator.keyed:
             match handle:

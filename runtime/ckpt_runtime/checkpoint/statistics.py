@@ -1,8 +1,8 @@
 """Checkpoint statistics: what each checkpoint did, and summaries over all of them, as Flink's REST API shows them.
 
 Frozen values only. ``statistics_tracker.CheckpointStatsTracker`` collects them; readers take a
-:class:`CheckpointStatsSnapshot`, which stays valid while the job goes on. All timestamps are wall-clock milliseconds
-since the epoch, durations milliseconds, sizes bytes. It never decides anything about a checkpoint.
+:class:`CheckpointStatsSnapshot`, which stays valid while the job continues. All timestamps are wall-clock milliseconds
+since the epoch, durations milliseconds, sizes bytes. The statistics never decide anything about a checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TypedDict
 
 ABSENT = -1
-"""What Flink shows for a timestamp or duration that is not known yet."""
+"""The value that Flink shows for an unknown timestamp or duration."""
 
 
 class CheckpointStatsStatus(StrEnum):
@@ -25,7 +25,7 @@ class CheckpointStatsStatus(StrEnum):
 
 
 class CheckpointType(StrEnum):
-    """The REST ``checkpoint_type``. Unaligned is what a checkpoint turns out to be, in one subtask at least."""
+    """The REST ``checkpoint_type``. A checkpoint is unaligned if it turned unaligned in at least one subtask."""
 
     CHECKPOINT = "CHECKPOINT"
     UNALIGNED_CHECKPOINT = "UNALIGNED_CHECKPOINT"
@@ -46,7 +46,7 @@ class CheckpointCounts:
 
 @dataclass(frozen=True, slots=True)
 class StatsSummary:
-    """Of one measure. ``avg`` is rounded down; percentiles are NaN when nothing was recorded."""
+    """The summary of one measure. ``avg`` is rounded down; percentiles are NaN when nothing was recorded."""
 
     min: int = 0
     max: int = 0
@@ -90,12 +90,12 @@ def percentiles(ordered: Sequence[int]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMetrics:
-    """What one subtask measured of its snapshot: the one definition, from its worker's message to REST.
+    """What one subtask measured of its snapshot. The worker's message and REST use this same definition.
 
-    ``checkpointed_size`` is what was newly written, in-flight data included; ``persisted_data`` is that alone.
-    ``reused_size`` is keyed state in files of completed checkpoints that it refers to or has duplicated.
-    ``processed_data`` is what was processed during the alignment. ``alignment_duration`` and ``start_delay`` are ``-1``
-    when the subtask did not measure them.
+    ``checkpointed_size`` is what was newly written, including in-flight data; ``persisted_data`` is only the in-flight
+    data. ``reused_size`` is keyed state in files of completed checkpoints that the snapshot refers to or has
+    duplicated. ``processed_data`` is the data processed during the alignment. ``alignment_duration`` and
+    ``start_delay`` are ``-1`` when the subtask did not measure them.
     """
 
     sync_duration: int = 0
@@ -112,9 +112,9 @@ class CheckpointMetrics:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskStats:
-    """One subtask of one checkpoint: acknowledged, or with ``completed`` false how far it has come.
+    """One subtask of one checkpoint: its acknowledgement or, with ``completed`` false, its progress so far.
 
-    ``state_size`` is all that the snapshot refers to, in-flight data included.
+    ``state_size`` covers everything that the snapshot refers to, including in-flight data.
     """
 
     index: int
@@ -137,7 +137,7 @@ _MEASURES = tuple(item.name for item in fields(CheckpointMetrics) if item.name !
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgedTotals:
-    """Figures over the acknowledged subtasks, of a whole checkpoint or of one vertex in it."""
+    """Totals over the acknowledged subtasks of a whole checkpoint or of one of its vertices."""
 
     trigger_timestamp: int
     num_subtasks: int
@@ -171,7 +171,7 @@ class AcknowledgedFigures(TypedDict):
 
 
 def acknowledged_totals(subtasks: Iterable[SubtaskStats | None]) -> AcknowledgedFigures:
-    """Adds up what was acknowledged; partial reports of aborted subtasks are left out."""
+    """Adds up the acknowledged subtasks; partial reports of aborted subtasks are left out."""
     acknowledged = [subtask for subtask in subtasks if subtask is not None and subtask.completed]
     return {
         "num_acknowledged_subtasks": len(acknowledged),
@@ -206,7 +206,7 @@ class VertexStats(AcknowledgedTotals):
         )
 
     def summary(self) -> dict[str, StatsSummary]:
-        """Of each measure by its name, over the acknowledged subtasks."""
+        """One summary per measure name, over the acknowledged subtasks."""
         acknowledged = [subtask for subtask in self.subtasks if subtask is not None and subtask.completed]
         durations = (subtask.end_to_end_duration(self.trigger_timestamp) for subtask in acknowledged)
         return {
@@ -220,7 +220,7 @@ class VertexStats(AcknowledgedTotals):
 class CheckpointStats(AcknowledgedTotals):
     """One checkpoint or savepoint.
 
-    ``savepoint_format`` is None for checkpoints. ``external_path`` and ``discarded`` mean something once COMPLETED,
+    ``savepoint_format`` is None for checkpoints. ``external_path`` and ``discarded`` are valid once COMPLETED,
     ``failure_timestamp`` and ``failure_message`` once FAILED. ``deadline_timestamp`` is when a pending one would
     expire (None once it ended). The rescue policy has added ``timeout_extension`` ms to its timeout. ``vertices`` keeps
     the job graph's order.
@@ -244,12 +244,12 @@ class CheckpointStats(AcknowledgedTotals):
 
     @property
     def is_incremental(self) -> bool:
-        """Whether it builds upon files of completed checkpoints; all others have written all of their state."""
+        """Whether it reuses files of completed checkpoints; a non-incremental one has written all of its state."""
         return self.reused_size > 0
 
     @property
     def progress_size(self) -> int:
-        """Bytes written and duplicated so far, by subtasks that have not acknowledged as well."""
+        """Bytes written and duplicated so far, including by subtasks that have not acknowledged yet."""
         reported = (item.metrics for vertex in self.vertices.values() for item in vertex.subtasks if item is not None)
         return sum(metrics.checkpointed_size + metrics.reused_size for metrics in reported)
 
@@ -260,7 +260,7 @@ class CheckpointStats(AcknowledgedTotals):
 
     @property
     def end_to_end_duration(self) -> int:
-        """To the failure when failed, else to the latest acknowledgement; -1 when there is none."""
+        """From the trigger to the failure if it failed, else to the latest acknowledgement; -1 if there is none."""
         end = self.latest_ack_timestamp if self.failure_timestamp is None else self.failure_timestamp
         return ABSENT if end == ABSENT else max(0, end - self.trigger_timestamp)
 
@@ -277,7 +277,7 @@ class RestoredCheckpointStats:
 
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpointsSummary:
-    """Over all completed checkpoints and savepoints of the job."""
+    """Summaries over all completed checkpoints and savepoints of the job."""
 
     checkpointed_size: StatsSummary = StatsSummary()
     state_size: StatsSummary = StatsSummary()
@@ -289,7 +289,7 @@ class CompletedCheckpointsSummary:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatsSnapshot:
-    """Everything at one moment. ``history`` is newest id first and bounded; the ``latest_*`` are kept beside it."""
+    """All statistics at one moment. ``history`` is bounded, newest id first; the ``latest_*`` are kept separately."""
 
     counts: CheckpointCounts = CheckpointCounts()
     summary: CompletedCheckpointsSummary = CompletedCheckpointsSummary()

@@ -1,7 +1,8 @@
 """Collects checkpoint statistics while a job runs: counts, a bounded history, the latest ones, and summaries.
 
-The coordinator reports every step; :meth:`CheckpointStatsTracker.snapshot` freezes the present state. It survives
-restarts of the job within one leader, keeps at most ``history_size`` ended checkpoints, and never decides anything.
+The coordinator reports every step; :meth:`CheckpointStatsTracker.snapshot` freezes the current state. The tracker
+survives restarts of the job under one leader, keeps at most ``history_size`` ended checkpoints, and never decides
+anything.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ckpt_runtime.checkpoint.statistics import (
 
 DEFAULT_HISTORY_SIZE = 10
 SUMMARY_WINDOW = 10_000
-"""Percentiles look at this many completed checkpoints, the latest; minimum, maximum and average at all."""
+"""Percentiles cover this many of the latest completed checkpoints; minimum, maximum and average cover all."""
 
 _MEASURES = tuple(measure.name for measure in fields(CompletedCheckpointsSummary))
 
@@ -47,7 +48,7 @@ class _Measure:
     window: deque[int] = field(default_factory=lambda: deque(maxlen=SUMMARY_WINDOW))
 
     def add(self, value: int) -> None:
-        # -1 says that something was not measured.
+        # -1 means that the value was not measured.
         value = max(0, value)
         self.low = value if self.count == 0 else min(self.low, value)
         self.high = max(self.high, value)
@@ -74,7 +75,7 @@ class _Running:
     timeout_extension: int = 0
 
     def freeze(self, status: CheckpointStatsStatus) -> CheckpointStats:
-        """A checkpoint becomes an unaligned one with the first acknowledgement that says so, as in Flink."""
+        """Freezes the entry. As in Flink, one acknowledgement with ``unaligned`` makes the checkpoint unaligned."""
         reported = [stats for subtasks in self.vertices.values() for stats in subtasks]
         turned = any(stats is not None and stats.completed and stats.metrics.unaligned for stats in reported)
         unaligned = turned and self.checkpoint_type is CheckpointType.CHECKPOINT
@@ -96,7 +97,7 @@ class _Running:
 
 
 def _recovered_subtask(index: int, at: int, state: SubtaskState, own: str) -> SubtaskStats:
-    """``own`` begins the names of the shared files that were written for the checkpoint itself."""
+    """``own`` is the name prefix of the shared files that were written for the checkpoint itself."""
     keyed = (
         file for operator in state.operators.values() for handle in operator.keyed for file in handle.state_files()
     )
@@ -113,9 +114,9 @@ def _recovered_subtask(index: int, at: int, state: SubtaskState, own: str) -> Su
 
 
 def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:
-    """What metadata tells of a checkpoint: sizes, and the time of its end as that of every acknowledgement.
+    """Statistics from a checkpoint's metadata: its sizes; the completion time serves as every acknowledgement's.
 
-    What it refers to of earlier ones is told by names. It counts as unaligned where it holds in-flight data.
+    Files of earlier checkpoints are recognised by their names. Subtasks with in-flight data count as unaligned.
     """
     at = checkpoint.completion_timestamp
     vertices: dict[str, list[SubtaskStats | None]] = {}
@@ -139,7 +140,7 @@ def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:
 class CheckpointStatsTracker:
     """One job's statistics. Reports about ids that are not in progress (late ones) are ignored.
 
-    ``on_change`` is told of each checkpoint when it is triggered, without its subtasks, and when it has ended.
+    ``on_change`` is called for each checkpoint when it is triggered, without its subtasks, and when it has ended.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class CheckpointStatsTracker:
         parallelism: Mapping[str, int],
         deadline_timestamp: int,
     ) -> None:
-        """A checkpoint got its id. ``parallelism`` maps each vertex id to its number of subtasks to wait for."""
+        """A checkpoint got its id. ``parallelism`` maps each vertex id to the number of subtasks to wait for."""
         vertices: dict[str, list[SubtaskStats | None]] = {
             vertex_id: [None] * subtasks for vertex_id, subtasks in parallelism.items()
         }
@@ -182,7 +183,7 @@ class CheckpointStatsTracker:
             self._on_change(bare.freeze(CheckpointStatsStatus.IN_PROGRESS))
 
     def report_subtask(self, checkpoint_id: int, vertex_id: str, stats: SubtaskStats) -> None:
-        """A subtask acknowledged, or (``completed`` false) told how far it has come."""
+        """A subtask acknowledged or (``completed`` false) reported its progress."""
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.vertices[vertex_id][stats.index] = stats
@@ -196,7 +197,7 @@ class CheckpointStatsTracker:
             self._snapshot = None
 
     def report_extension(self, checkpoint_id: int, timeout_extension: int) -> None:
-        """The rescue policy has added so many ms to the timeout by now."""
+        """Reports the total number of ms that the rescue policy has added to the timeout."""
         running = self._running.get(checkpoint_id)
         if running is not None:
             running.timeout_extension = timeout_extension
@@ -216,7 +217,7 @@ class CheckpointStatsTracker:
             self._on_change(stats)
 
     def report_recovered(self, checkpoint: CompletedCheckpoint) -> None:
-        """One that completed under an earlier leader: shown, but neither counted nor summarised."""
+        """Adds a checkpoint that completed under an earlier leader: shown, but not counted or summarised."""
         self._show_completed(_recovered(checkpoint))
         self._snapshot = None
 
@@ -228,7 +229,7 @@ class CheckpointStatsTracker:
             self._latest_completed = stats
 
     def report_discarded(self, checkpoint_id: int) -> None:
-        """A completed checkpoint was subsumed and its files are going away."""
+        """A completed checkpoint was subsumed and its files are being deleted."""
 
         def marked(stats: CheckpointStats) -> CheckpointStats:
             return replace(stats, discarded=True) if stats.id == checkpoint_id else stats
@@ -262,7 +263,7 @@ class CheckpointStatsTracker:
         self._count(restored=1)
 
     def snapshot(self) -> CheckpointStatsSnapshot:
-        """The present state, frozen; the same object until something is reported."""
+        """The current state, frozen; returns the same object until something is reported."""
         if self._snapshot is None:
             self._snapshot = CheckpointStatsSnapshot(
                 counts=self._counts,
@@ -283,7 +284,7 @@ class CheckpointStatsTracker:
         return self._summary
 
     def _newest_first(self) -> tuple[CheckpointStats, ...]:
-        """Pending ones are always shown; ended ones fill up to the history's size."""
+        """Pending checkpoints are always shown; ended ones fill the rest of the history's size."""
         pending = [running.freeze(CheckpointStatsStatus.IN_PROGRESS) for running in self._running.values()]
         room = max(0, (self._history.maxlen or 0) - len(pending))
         ended = sorted(self._history, key=lambda stats: stats.id, reverse=True)[:room]

@@ -1,6 +1,6 @@
-"""From a tick or a request to the trigger messages, and the deadline of what was triggered. Pure.
+"""Turns ticks and requests into trigger messages and keeps the deadlines of pending checkpoints. Pure.
 
-Owns the queue of requests, the ids, and the directories in the making.
+Owns the request queue, the ids, and the directories being created.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 
 
 class Triggering:
-    """What it triggers it adds to ``pending``; ``emit`` takes the effects."""
+    """Triggers checkpoints and adds them to ``pending``; ``emit`` takes the effects."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class Triggering:
 
     @property
     def is_locating(self) -> bool:
-        """Whether a directory is being made, be it for a checkpoint that is aborted already."""
+        """Whether a directory is being created, even for a checkpoint that is already aborted."""
         return bool(self._locating)
 
-    # --- what makes a request
+    # --- sources of requests
 
     def request(self, event: on.TriggerRequested, now: Instant) -> None:
-        """Somebody wants a checkpoint, and a deployment runs."""
+        """Queues a requested checkpoint; a deployment is running."""
         self._offer(event.request_id, event.properties, now, target_directory=event.target_directory)
 
     def request_final(self, now: Instant) -> None:
-        """Requests the last checkpoint of a bounded job when all tasks wait for it."""
+        """Requests the final checkpoint of a bounded job when all tasks wait for it."""
         if self._schedule.claim_final():
             self._offer(None, CheckpointProperties(), now, final=True)
 
@@ -112,14 +112,14 @@ class Triggering:
         self._forget_tick()
 
     def _forget_tick(self) -> None:
-        # A tick may be waiting in the queue for room; it must not run once periodic checkpoints are off.
+        # A tick may be queued until there is capacity; it must not run once periodic checkpoints are off.
         if not self._schedule.has_tick:
             self._decider.drop_periodic()
 
     def stop(self, reason: Reason, now: Instant) -> None:
-        """Ticks stop; whatever is pending or queued is aborted."""
+        """Stops the ticks and aborts all pending and queued checkpoints."""
         self._schedule.stop()
-        # The queue as well: the aborts below make room, which would be given to it at the end of this event.
+        # The queue is drained first: the aborts below free capacity, which queued requests would get after this event.
         for request in self._decider.drain():
             self._failures.refuse(request, reason, now)
         for pending in self._pending.abortable():
@@ -128,7 +128,7 @@ class Triggering:
     # --- deadlines
 
     def _move_deadline(self, pending: PendingCheckpoint, now: Instant) -> None:
-        """FLIP-571: the remainder is the new timeout less what has passed since the timeout was armed."""
+        """Applies a new timeout: it counts from when the timeout was armed, so elapsed time is deducted (FLIP-571)."""
         self._pending.move_deadline(pending, pending.started_at + self._configuration.timeout_ms)
         if pending.deadline <= now.rel_ms:
             self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
@@ -143,7 +143,7 @@ class Triggering:
         pending = self._pending.get(checkpoint_id)
         if pending is None or not pending.can_abort or pending.generation != generation:
             return
-        # A timer may fire early. The deadline decides, never the timer.
+        # A timer may fire early, so the deadline decides and not the timer.
         if now.rel_ms < pending.deadline:
             self._schedule_canceller(pending)
         elif (until := rescued_until(pending, self._configuration, now.rel_ms)) is not None:
@@ -155,7 +155,7 @@ class Triggering:
     # --- triggering
 
     def trigger_what_may_go(self, now: Instant) -> None:
-        """Called after everything that can make room."""
+        """Triggers queued requests as capacity allows; called after every event that can free capacity."""
         while not self._decider.is_empty:
             load = Load(
                 triggering=self._pending.is_triggering,
@@ -188,18 +188,18 @@ class Triggering:
         pending = PendingCheckpoint(number, request, plan, now.abs_ms, now.rel_ms, deadline)
         self._pending.add(pending)
         if request.properties.is_savepoint and request.properties.is_incremental:
-            # Before any task hears of it: files that it is going to copy must not go while it does so.
+            # Pinned before any task is triggered: files that it will copy must not be deleted meanwhile.
             self._retention.pin(pending.id)
-        # Beside `pending`, which forgets it when it is aborted, while the directory comes into being all the same.
+        # Kept apart from `pending`, which drops an aborted checkpoint although its directory is still created.
         self._locating.add(pending.id)
-        # Armed before the directory is there: a storage that hangs in making it must not outlast the timeout.
+        # Armed before the directory exists: storage that hangs while creating it must not outlast the timeout.
         self._schedule_canceller(pending)
         self._emit(out.InitializeLocation(pending.id, request.properties, request.target_directory))
 
     def on_location_ready(self, event: on.LocationReady, now: Instant) -> None:
         self._locating.discard(event.checkpoint_id)
         pending = self._pending.get(event.checkpoint_id)
-        # Aborted meanwhile. Whoever aborted it had no directory to delete yet.
+        # Aborted in the meantime. The abort had no directory to delete yet.
         if pending is None or pending.state is not PendingState.LOCATING:
             self._retention.discard_location(event.checkpoint_id, event.directory)
             return
@@ -212,7 +212,7 @@ class Triggering:
         if properties.is_savepoint:
             return CheckpointOptions(properties, location.directory)
         if not self._retention.latest_is_owned:
-            # Nothing may refer into a snapshot that stays the user's.
+            # No checkpoint may refer to files of a snapshot that the user still owns.
             properties = replace(properties, full=True)
         return CheckpointOptions(
             properties,

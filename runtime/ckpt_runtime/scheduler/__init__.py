@@ -1,4 +1,4 @@
-"""Life and restarts of a job, PURE: no thread, socket, clock, random number, file or logger in this package.
+"""Lifecycle and restarts of a job, PURE: no thread, socket, clock, random number, file or logger in this package.
 
 ``job_machine.JobMachine`` is one machine per job: ``handle(event, now) -> list[JobEffect]``. Its shell starts the
 effects in the order given and passes ``AllTasksRunning``, ``TasksLeaveRunning``, ``StopPeriodicTrigger``,
@@ -11,5 +11,5 @@ A deployment::
     TASK_RUNNING (last) -> AllTasksRunning
 
 Every deployed execution ends in exactly one of TaskFinished, TaskCanceled and TaskFailed; a lost slot is a TaskFailed
-for each of its executions. A task that ignores CancelTasks is the shell's to kill.
+for each of its executions. The shell has to kill a task that ignores CancelTasks.
 """

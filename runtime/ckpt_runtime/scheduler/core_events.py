@@ -1,6 +1,6 @@
-"""What enters a job core beside the events of its two machines, and what leaves it beside their effects. Values only.
+"""A job core's own inputs and outputs, in addition to its two machines' events and effects. Values only.
 
-``JobInput`` is the core's one input type and ``JobOutput`` its one output type. The shell starts outputs in the order
+``JobInput`` is the core's only input type and ``JobOutput`` its only output type. The shell starts outputs in the order
 given; the docstring of an output names the inputs that answer it, exactly one of which comes.
 """
 
@@ -26,7 +26,7 @@ from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 
-# --- wishes
+# --- requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class PatchRequested:
 
 @dataclass(frozen=True, slots=True)
 class RescaleRequested:
-    """The job's vertices, all of them by id, are to run at other parallelisms. Answer: a ChangeAnswered."""
+    """Run the job's vertices, all given by id, at other parallelisms. Answer: a ChangeAnswered."""
 
     request_id: str
     bounds: Mapping[str, ParallelismBounds]
@@ -47,11 +47,11 @@ class RescaleRequested:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationRequested:
-    """FLIP-530: the job is to run ``plan``, which was made of ``base`` and has its next version.
+    """FLIP-530: the job is to run ``plan``, which was derived from ``base`` and has its next version.
 
-    Settings of checkpoints hold once it is stored, as does ``strategy``, None for the same one. ``restarts``: the
-    present deployment has to end for it. A parallelism that differs is that of a live rescale.
-    Answer: a ChangeAnswered.
+    Checkpoint settings and ``strategy`` (None: unchanged) take effect once the plan is stored. ``restarts``: the
+    current deployment has to end for the change. A different parallelism is applied as in a live rescale. Answer: a
+    ChangeAnswered.
     """
 
     request_id: str
@@ -63,9 +63,9 @@ class ConfigurationRequested:
 
 @dataclass(frozen=True, slots=True)
 class SavepointBeforeCancel:
-    """A savepoint, behind which the job is cancelled: until then, or its failure, no checkpoint commits anything.
+    """Take a savepoint before the job is cancelled: until it is, or the savepoint fails, no checkpoint commits.
 
-    Answered as ``trigger`` is; who asked cancels.
+    Answered as ``trigger`` is; the requester then cancels the job.
     """
 
     trigger: TriggerRequested
@@ -73,7 +73,7 @@ class SavepointBeforeCancel:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipLost:
-    """Another driver leads the job: nothing of it may be changed here any more."""
+    """Another driver leads the job: this one may no longer change it."""
 
 
 # --- answers
@@ -81,7 +81,7 @@ class LeadershipLost:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecorded:
-    """Answers RecordAttempt: no later driver gives this number again."""
+    """Answers RecordAttempt: no later driver assigns this number again."""
 
     attempt: int
 
@@ -96,7 +96,7 @@ class AttemptNotRecorded:
 
 @dataclass(frozen=True, slots=True)
 class OverridesStored:
-    """Answers StoreOverrides and SettleOverrides: ``text`` is what is stored now, None without any override."""
+    """Answers StoreOverrides and SettleOverrides: ``text`` is the stored document, None without overrides."""
 
     request_id: str
     text: str | None
@@ -104,7 +104,7 @@ class OverridesStored:
 
 @dataclass(frozen=True, slots=True)
 class OverridesRefused:
-    """Answers StoreOverrides: the values do not fit together, and nothing has changed."""
+    """Answers StoreOverrides: the values are not compatible, and nothing has changed."""
 
     request_id: str
     message: str
@@ -112,7 +112,7 @@ class OverridesRefused:
 
 @dataclass(frozen=True, slots=True)
 class SlotsReserved:
-    """Answers ReserveSlots: with those that it holds, the job has ``slots`` for its next deployment."""
+    """Answers ReserveSlots: including its current slots, the job has ``slots`` for its next deployment."""
 
     request_id: str
     slots: int
@@ -120,7 +120,7 @@ class SlotsReserved:
 
 @dataclass(frozen=True, slots=True)
 class SlotsNotReserved:
-    """Answers ReserveSlots; or, after SlotsReserved, one of those slots was lost."""
+    """Answers ReserveSlots; or, after SlotsReserved, reports that one of these slots was lost."""
 
     request_id: str
     message: str
@@ -128,16 +128,16 @@ class SlotsNotReserved:
 
 @dataclass(frozen=True, slots=True)
 class PlanStored:
-    """Answers StorePlan and SettlePlan: every later driver runs that plan."""
+    """Answers StorePlan and SettlePlan: every later driver runs the new plan."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeNotStored:
-    """Answers orders to store or settle: this call changed nothing.
+    """Answers a Store or Settle output: this call changed nothing.
 
-    ``final``: no earlier one has or will; the job is stored no more, or what is stored was settled.
+    ``final``: no earlier call has or will; the job is no longer stored, or the stored state was settled.
     """
 
     request_id: str
@@ -147,7 +147,7 @@ class ChangeNotStored:
 
 @dataclass(frozen=True, slots=True)
 class ChangeUnknown:
-    """Answers orders to store or settle: it may have been done."""
+    """Answers a Store or Settle output: the write may have been done."""
 
     request_id: str
     message: str
@@ -160,7 +160,7 @@ class ResultStored:
 
 @dataclass(frozen=True, slots=True)
 class ResultNotStored:
-    """Answers StoreResult: it is not there, or that is unknown."""
+    """Answers StoreResult: the result is not stored, or the outcome is unknown."""
 
 
 # --- outputs
@@ -168,10 +168,10 @@ class ResultNotStored:
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
-    """What a deployment starts from: state by subtask and operator uid, and the subtasks that had finished.
+    """The state a deployment starts from, by subtask and operator uid, and the subtasks that had finished.
 
-    ``in_flight`` is what subtasks have to process first. Without ``owned`` the snapshot stays the user's: nothing new
-    may refer to its files.
+    ``in_flight`` is the data that subtasks process first. If not ``owned``, the user keeps the snapshot: no new
+    snapshot may refer to its files.
     """
 
     checkpoint_id: int
@@ -184,7 +184,7 @@ class RestoredState:
 
 @dataclass(frozen=True, slots=True)
 class RecordAttempt:
-    """Make it durable that this number is used up. Answer: AttemptRecorded or AttemptNotRecorded."""
+    """Durably record that this attempt number is used. Answer: AttemptRecorded or AttemptNotRecorded."""
 
     attempt: int
 
@@ -193,8 +193,8 @@ class RecordAttempt:
 class DeployTasks:
     """Start these subtasks of ``graph``. Each answers TaskRunning, and later TaskFinished, -Canceled or -Failed.
 
-    ``lineage`` is the snapshot that says who the sinks are: the restored one, or the last that was known.
-    ``savepoint_id`` is the number of the last savepoint that a user has, 0 without one.
+    ``lineage`` is the snapshot that the sinks' identities come from: the restored one, or the last known one.
+    ``savepoint_id`` is the number of the user's last savepoint, 0 without one.
     """
 
     attempt: int
@@ -208,9 +208,9 @@ class DeployTasks:
 
 @dataclass(frozen=True, slots=True)
 class RecordFailure:
-    """Put a failure into the exception history. ``concurrent``: it came while another one was being dealt with.
+    """Add a failure to the exception history. ``concurrent``: it came while another failure was being handled.
 
-    ``durable``: the job goes on, and a later driver has to show it.
+    ``durable``: the job continues, and a later driver has to show the failure.
     """
 
     cause: FailureInfo
@@ -221,15 +221,15 @@ class RecordFailure:
 
 @dataclass(frozen=True, slots=True)
 class OverridesChange:
-    """What a patch makes of the stored overrides, whatever they are by then."""
+    """How a patch changes the stored overrides, regardless of their value at the time of the write."""
 
     overrides: CheckpointOverrides | None
     settings: CheckpointConfiguration
 
     def __call__(self, text: str | None) -> str | None:
-        """Returns what is to be stored. Raises CheckpointConfigurationError when the result could not be used.
+        """Returns the text to store. Raises CheckpointConfigurationError if the result could not be used.
 
-        Nothing that would make the next start of the job fail is ever stored.
+        Overrides that would make the next start of the job fail are never stored.
         """
         known = CheckpointOverrides.from_document(text)
         overrides = CheckpointOverrides() if self.overrides is None else known.merged_with(self.overrides)
@@ -239,7 +239,7 @@ class OverridesChange:
 
 @dataclass(frozen=True, slots=True)
 class StoreOverrides:
-    """Fetch, modify and write under one lock; ``attempt`` counts from 0, pause before later ones.
+    """Read, modify and write under one lock; ``attempt`` counts from 0, pause before later attempts.
 
     Answer: OverridesStored, OverridesRefused, ChangeNotStored or ChangeUnknown.
     """
@@ -251,7 +251,7 @@ class StoreOverrides:
 
 @dataclass(frozen=True, slots=True)
 class SettleOverrides:
-    """Write what is stored again as it is, so that no earlier write can take effect any more; pause longer with growing
+    """Rewrite the stored overrides unchanged, so that no earlier write can take effect later. The pause grows with
     ``attempt``. Answer: OverridesStored, ChangeNotStored or ChangeUnknown.
     """
 
@@ -261,8 +261,8 @@ class SettleOverrides:
 
 @dataclass(frozen=True, slots=True)
 class ReserveSlots:
-    """Get the slots of another deployment while the present one runs: ``count``, or as many as the session can have,
-    ``least`` at least. Answer: SlotsReserved or SlotsNotReserved.
+    """Get the slots of another deployment while the current one runs: ``count``, or as many as the session can get,
+    but at least ``least``. Answer: SlotsReserved or SlotsNotReserved.
     """
 
     request_id: str
@@ -272,12 +272,12 @@ class ReserveSlots:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseReserve:
-    """Give back what was reserved and is not in use, and reserve nothing any more."""
+    """Give back the reserved slots that are not in use, and stop reserving."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """Make it durable that the job runs this graph with its ``own`` configuration, both at once; ``attempt`` as in
+    """Durably store this graph and the ``own`` configuration of the job, both atomically; ``attempt`` as in
     StoreOverrides.
 
     Answer: PlanStored, ChangeNotStored or ChangeUnknown.
@@ -291,7 +291,7 @@ class StorePlan:
 
 @dataclass(frozen=True, slots=True)
 class SettlePlan:
-    """As SettleOverrides. Answer: PlanStored if both are what is stored, else ChangeNotStored or ChangeUnknown."""
+    """As SettleOverrides. Answer: PlanStored if both are stored, else ChangeNotStored or ChangeUnknown."""
 
     request_id: str
     graph: JobGraph
@@ -300,7 +300,7 @@ class SettlePlan:
 
 
 class ChangeOutcome(Enum):
-    """What became of a change, as far as its sender can be told."""
+    """The outcome of a change, as reported to its sender."""
 
     APPLIED = "applied"
     BUSY = "another update is in progress"
@@ -314,7 +314,7 @@ class ChangeOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeAnswered:
-    """Tell the sender of a change. What is APPLIED is durable and in force."""
+    """Report the outcome to the sender of a change. An APPLIED change is durable and in force."""
 
     request_id: str
     outcome: ChangeOutcome
@@ -323,7 +323,7 @@ class ChangeAnswered:
 
 @dataclass(frozen=True, slots=True)
 class StoreResult:
-    """Store the result of a job that ends. Nobody hears of the end before. Pause longer with growing ``attempt``.
+    """Store the result of an ending job; the end is reported only afterwards. The pause grows with ``attempt``.
 
     Answer: ResultStored or ResultNotStored.
     """

@@ -1,4 +1,4 @@
-"""Where each subtask of one deployment stands. Keeps books for the job machine, decides nothing."""
+"""Tracks the state of each subtask of one deployment for the job machine. Decides nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 
 
 class DeployedTaskState(Enum):
-    """As far as the job cares."""
+    """The states of a task that matter to the job."""
 
     DEPLOYING = "deploying"
     RUNNING = "running"
@@ -42,7 +42,7 @@ class DeployedTasks:
 
     @property
     def all_up(self) -> bool:
-        """Every one runs or has finished."""
+        """Whether every task runs or has finished."""
         return all(state in (DeployedTaskState.RUNNING, DeployedTaskState.FINISHED) for state in self._states.values())
 
     @property
@@ -50,7 +50,7 @@ class DeployedTasks:
         return all(state is DeployedTaskState.FINISHED for state in self._states.values())
 
     def move(self, execution: ExecutionId, state: DeployedTaskState) -> bool:
-        """Notes a change; returns False for a stranger, and for one that has ended already."""
+        """Records a change; returns False for an unknown, ended or unchanged execution."""
         present = self._states.get(execution)
         if present is None or present.is_terminal or present is state:
             return False

@@ -1,9 +1,9 @@
-"""What the driver tells a worker to run: one deployment of one slot. Values only, with types for the wire.
+"""What the driver sends a worker to run: one deployment of one slot. Values only, with wire types.
 
-With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. So no deployment lists its channels, of which a job
-has as many as the square of its parallelism: worker and peer number them from the graph alone (:func:`input_channels`,
-:func:`output_channels`). Every channel of a deployment has one index, the same on both ends; with the deployment's
-number it is the wire id.
+With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. A deployment does not list its channels, whose number
+grows with the square of the parallelism: worker and peer number them from the graph alone (:func:`input_channels`,
+:func:`output_channels`). Every channel of a deployment has one index, the same on both ends; together with the
+deployment's number, it is the wire id.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class SubtaskDescriptor:
-    """One subtask. ``state`` is what the restored snapshot assigns to it, by operator uid.
+    """One subtask. ``state`` is the restored state assigned to it, by operator uid.
 
-    ``in_flight`` has to be processed, in this order, before anything that its channels deliver; ``edge`` of a stream is
+    ``in_flight`` data is processed, in this order, before anything that the channels deliver; ``edge`` of a stream is
     its input gate.
     """
 
@@ -44,7 +44,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class JobDescriptor:
-    """What all deployments of a job have in common until its graph changes."""
+    """The data that all deployments of a job share until its graph changes."""
 
     job_id: str
     graph: JobGraph
@@ -53,10 +53,10 @@ class JobDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Everything that one worker runs of one attempt of a job, beside what the :class:`JobDescriptor` says.
+    """Everything one worker runs for one attempt of a job, in addition to the :class:`JobDescriptor`.
 
-    ``addresses`` are the data addresses of the workers in slots 0, 1, ..., as far as the subtasks send to them. Without
-    ``snapshot_owned`` the files of the restored snapshot stay the user's: no new one may refer to them. ``sinks`` are
+    ``addresses`` are the data addresses of the workers in slots 0, 1, ..., as far as the subtasks send to them. If not
+    ``snapshot_owned``, the user keeps the restored snapshot's files: no new snapshot may refer to them. ``sinks`` are
     the transactional ones among the worker's operators, by operator uid.
     """
 
@@ -99,7 +99,7 @@ def output_channels(graph: JobGraph, vertex_id: str, subtask: int) -> list[tuple
 
 def _numbered(graph: JobGraph) -> Iterator[tuple[JobEdge, int, int, int]]:
     """Each edge with its first channel's index, its producers and its consumers. Equal edges (a stream united with
-    itself) stay apart."""
+    itself) are numbered separately."""
     first = 0
     for edge in graph.edges:
         producers, consumers = graph.vertex(edge.source).parallelism, graph.vertex(edge.target).parallelism

@@ -1,8 +1,8 @@
-"""How one change is made durable whose write may fail with an unknown outcome: the attempts, and what follows.
+"""Makes one change durable although a write may have an unknown outcome: the attempts, and what follows.
 
-An outcome that is unknown is settled by storing the change again, which reads first. When that does not come to an end
-soon the sender is told so, and what is stored is written again as it is until that succeeds: a mere look would not do,
-since a write that is on its way could take effect behind it, and nobody would put it in force.
+An unknown outcome is settled by storing the change again, which reads first. If this does not succeed soon, the sender
+is notified, and the stored state is rewritten unchanged until that succeeds. A mere read would not suffice: a write
+still on its way could take effect after it, and this driver would not put it in force.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ OUTCOME_UNKNOWN = (
     "it is; look at the configuration, or repeat the request then"
 )
 MAX_ATTEMPTS = 5
-"""How often a change is stored again before its sender is told that its outcome is unknown."""
+"""Number of attempts to store a change before its sender is told that the outcome is unknown."""
 
 
 class Next(Enum):
-    """What follows a write that was not confirmed."""
+    """The next step after a write that was not confirmed."""
 
     GIVE_UP = "nothing has changed"
     STORE_AGAIN = "store it again"
@@ -29,26 +29,26 @@ class Next(Enum):
 
 @dataclass(slots=True)
 class DurableChange:
-    """``unknown``: one of the writes may have been done."""
+    """The writes of one change. ``unknown``: one of them may have been done."""
 
     attempt: int = 0
     unknown: bool = False
 
     @property
     def is_answered(self) -> bool:
-        """Whether its sender was told that nobody knows."""
+        """Whether the sender was told that the outcome is unknown."""
         return self.attempt >= MAX_ATTEMPTS
 
     @property
     def settle_attempt(self) -> int:
-        """Counts from 0, which is when its sender is to be told."""
+        """The number of the settle attempt, from 0; at 0 the sender is notified."""
         return self.attempt - MAX_ATTEMPTS
 
     def failed(self, *, unknown: bool, final: bool = False) -> Next:
-        """A write was not done (``final``: nor was any before), or may have been."""
+        """A write was not done (``final``: nor was any earlier one), or its outcome is unknown."""
         if not unknown and (final or not self.unknown):
             return Next.GIVE_UP
-        # Once one write may have been done, a later failure proves nothing about it.
+        # Once a write may have been done, a later failure says nothing about it.
         self.unknown |= unknown
         self.attempt += 1
         return Next.SETTLE if self.is_answered else Next.STORE_AGAIN

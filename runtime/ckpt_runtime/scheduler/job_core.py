@@ -1,8 +1,8 @@
-"""One job as one pure machine: its life (``job_machine``), its checkpoints (``coordinator``), and what joins them.
+"""One job as one pure machine: connects its lifecycle (``job_machine``) and its checkpoints (``coordinator``).
 
-One door, :meth:`JobCore.handle`. The two machines never see each other: what one says to the other passes an inner
-queue, and each takes one event to its end before the next one begins. Only I/O leaves. What a job runs, its graph,
-configuration, settings of checkpoints and restart strategy, is state of the core and replaced by events. Sources:
+The only entry point is :meth:`JobCore.handle`. The two machines never see each other: they communicate through an
+inner queue, and each event is processed completely before the next one. Only I/O leaves the core. The job's graph,
+configuration, checkpoint settings and restart strategy are state of the core, which events replace. Sources:
 Flink's adaptive scheduler and CheckpointCoordinator; FLIP-147, FLIP-530, FLIP-571.
 """
 
@@ -45,9 +45,9 @@ _TELLS_OF_THE_END = (job_out.StatusChanged, job_out.StopCompleted, job_out.StopF
 
 
 class JobCore:
-    """``machine`` and ``coordinator`` are fresh ones for the same ``plan``, and are the core's alone from now on.
+    """Runs one job. The core takes over ``machine`` and ``coordinator``, both newly created for ``plan``.
 
-    ``overrides`` are in force already. ``savepoint_id`` and ``lineage`` are what earlier drivers know, see
+    ``overrides`` are already in force. ``savepoint_id`` and ``lineage`` come from earlier drivers, see
     :class:`~ckpt_runtime.scheduler.core_events.DeployTasks`.
     """
 
@@ -66,7 +66,7 @@ class JobCore:
         self._lineage = lineage or plan.savepoint
         self._restored: RestoredState | None = None
         self._at_end_of_data: list[checkpoint_on.EndOfDataReached] = []
-        # The changes look at this very set, so it is altered in place and never replaced.
+        # The changes hold a reference to this set, so it is modified in place and never replaced.
         self._savepoint_requests: set[str] = set()
         self._changes = LiveChanges(
             plan,
@@ -87,7 +87,7 @@ class JobCore:
         self._now = Instant(0, 0)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             **dict.fromkeys(get_args(job_on.JobEvent), self._to_machine),
-            # Behind the machine's and in front of the core's own: the later entry counts.
+            # After the machine's and before the core's own handlers: a later entry takes precedence.
             **self._changes.handlers,
             job_on.TaskFinished: self._on_task_finished,
             job_on.TaskFailed: self._on_task_failed,
@@ -124,52 +124,52 @@ class JobCore:
 
     @property
     def plan(self) -> JobPlan:
-        """What the present deployment runs; what a live change has replaced is replaced here."""
+        """The plan of the current deployment, including live changes that are in force."""
         return self._changes.plan
 
     @property
     def accepted_plan(self) -> JobPlan:
-        """What was accepted last, and the next deployment runs."""
+        """The plan accepted last, which the next deployment runs."""
         return self._changes.accepted_plan
 
     @property
     def graph(self) -> JobGraph:
-        """What the present deployment runs, and the next one unless it has been replaced."""
+        """The graph of the current deployment, and of the next one unless it has been replaced."""
         return self.plan.graph
 
     @property
     def wanted_graph(self) -> JobGraph:
-        """What the job is being brought to, else what it runs or is about to."""
+        """The graph that a change in progress requests, else the accepted one."""
         return self._changes.wanted_graph
 
     @property
     def configuration(self) -> Configuration:
-        """As :attr:`graph`."""
+        """The configuration of the current deployment, as :attr:`graph`."""
         return self.plan.configuration
 
     @property
     def settings(self) -> CheckpointConfiguration:
-        """Those of checkpoints before overrides; the effective ones are the coordinator's."""
+        """The checkpoint settings without overrides; the coordinator has the effective ones."""
         return self.plan.settings
 
     @property
     def overrides(self) -> CheckpointOverrides:
-        """FLIP-571's."""
+        """The overrides of FLIP-571."""
         return self._changes.overrides
 
     @property
     def is_fenced(self) -> bool:
-        """Whether another driver leads, so that nothing of the job may be changed any more."""
+        """Whether another driver leads, so this one may no longer change the job."""
         return self._fenced
 
     @property
     def lineage(self) -> CompletedCheckpoint | None:
-        """The snapshot that says who the sinks are."""
+        """The snapshot that the sinks' identities come from."""
         return self._lineage
 
     @property
     def savepoint_id(self) -> int:
-        """The number of the last savepoint that a user has, 0 without one."""
+        """The number of the user's last savepoint, 0 without one."""
         return self._savepoint_id
 
     @property
@@ -179,19 +179,19 @@ class JobCore:
         begins = () if origin is None or self.coordinator.latest_checkpoint is not None else (origin.directory,)
         return (*begins, *self.coordinator.referenced)
 
-    # --- the door
+    # --- the entry point
 
     def handle(self, event: JobInput, now: Instant) -> list[JobOutput]:
-        """Takes one event with all that follows from it; returns what is to be done, in order.
+        """Takes one event and everything that follows from it; returns the outputs to carry out, in order.
 
-        Raises the machines' errors for events that they cannot take: bugs of the shell.
+        Raises the machines' errors for events that they cannot take, which are bugs in the shell.
         """
         self._now = now
         try:
             self._take(event)
             while self._queue:
                 self._queue.popleft()()
-        # Half of an event must not be carried out with the next one.
+        # A partially processed event must not be carried out with the next one.
         except BaseException:
             self._queue.clear()
             self._outputs = []
@@ -220,7 +220,7 @@ class JobCore:
                 self._outputs.append(effect)
 
     def _tell(self, event: JobInput) -> None:
-        """To a machine, behind what waits for one already."""
+        """Queues an event for a machine, after the events that already wait."""
         self._queue.append(partial(self._take, event))
 
     def _emit(self, output: JobOutput) -> None:
@@ -229,7 +229,7 @@ class JobCore:
     # --- from slots to running tasks
 
     def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
-        """No task of an earlier deployment is left: what has been replaced comes into force."""
+        """No task of an earlier deployment is left, so the accepted plan takes effect."""
         another = self._changes.come_into_force()
         if another is not None:
             self._queue.append(partial(self._to_coordinator, checkpoint_on.GraphReplaced(another)))
@@ -237,7 +237,7 @@ class JobCore:
 
     def _on_attempt_recorded(self, event: core.AttemptRecorded) -> None:
         restoring = self.machine.state is JobState.RESTORING and event.attempt == self.machine.attempt
-        # The write took time: the job may have been cancelled meanwhile, or another attempt have begun.
+        # During the write, the job may have been cancelled or another attempt may have begun.
         if restoring and self.coordinator.state in (CoordinatorState.CREATED, CoordinatorState.RESTORING):
             plan = self.plan
             request = checkpoint_on.RestoreRequested(_restore_id(event.attempt), plan.savepoint, plan.restore_mode)
@@ -249,7 +249,7 @@ class JobCore:
     def _restore_from(self, effect: checkpoint_out.RestoreFrom) -> None:
         attempt = _attempt_of(effect.request_id)
         checkpoint = effect.checkpoint
-        # Without a checkpoint sinks stay who they were: a new identity would not clean up what they have hidden.
+        # Without a checkpoint, sinks keep their identity: under a new one they would not clean up their hidden files.
         self._lineage = checkpoint or self._lineage
         try:
             self._restored = None if checkpoint is None else self._assign(checkpoint)
@@ -281,12 +281,12 @@ class JobCore:
         )
 
     def _all_tasks_running(self, effect: job_out.AllTasksRunning) -> None:
-        """The coordinator knows no tasks while they are being deployed: what came early follows."""
+        """Starts the coordinator's deployment, then passes on the EndOfDataReached events that came before."""
         finished_vertices = frozenset[str]() if self._restored is None else self._restored.finished_vertices
         self._tell(checkpoint_on.JobRunning(effect.executions, effect.finished, finished_vertices))
         if self._cancel_request is not None:
             self._tell(checkpoint_on.PeriodicTriggerStopped())
-        # Behind JobRunning, or the coordinator would take them for reports of tasks that it does not know.
+        # After JobRunning; otherwise the coordinator would not know the tasks that these events are about.
         waiting, self._at_end_of_data = self._at_end_of_data, []
         for event in waiting:
             self._tell(event)
@@ -304,9 +304,9 @@ class JobCore:
             self._at_end_of_data.append(event)
 
     def _on_task_finished(self, event: job_on.TaskFinished) -> None:
-        """The coordinator first: the machine may end the job with it, and then nothing more is asked of checkpoints."""
+        """The coordinator gets it first, because the machine may end the job, which stops checkpointing."""
         self._to_coordinator(checkpoint_on.SubtaskFinished(event.execution))
-        # Queued, not called: what the coordinator has decided on it (a last checkpoint) comes first.
+        # Queued, not called: the coordinator's decision on the event (a final checkpoint) comes first.
         self._queue.append(partial(self._to_machine, event))
 
     # --- failures
@@ -342,10 +342,11 @@ class JobCore:
     # --- requested checkpoints and savepoints
 
     def _on_savepoint_before_cancel(self, event: core.SavepointBeforeCancel) -> None:
-        # Of two such requests the first one cancels; the second fails as any checkpoint does meanwhile.
+        # Of two such requests the first one cancels; the second fails like any other checkpoint request meanwhile.
         if self._cancel_request is None and self.coordinator.state is CoordinatorState.RUNNING:
             self._cancel_request = event.trigger.request_id
-            # First: those under way end with the trigger, and a redeployment behind them waits for this one too.
+            # Added first: pending savepoints end with the periodic trigger, and a redeployment that waits for them has
+            # to wait for this one too.
             self._savepoint_requests.add(event.trigger.request_id)
             self._to_coordinator(checkpoint_on.PeriodicTriggerStopped())
         self._on_trigger_requested(event.trigger)
@@ -362,7 +363,7 @@ class JobCore:
         self._to_coordinator(event)
 
     def _trigger_savepoint(self, effect: job_out.TriggerSavepoint) -> None:
-        """Of a stop."""
+        """Triggers the savepoint of a stop."""
         self._stop_request = effect.request_id
         properties = CheckpointProperties(CheckpointType.SYNC_SAVEPOINT, effect.savepoint_format, drain=effect.drain)
         self._tell(checkpoint_on.TriggerRequested(effect.request_id, properties, effect.target_directory))
@@ -383,7 +384,7 @@ class JobCore:
     def _request_failed(self, effect: checkpoint_out.RequestFailed) -> None:
         self._savepoint_ended(effect.request_id)
         if effect.request_id == self._cancel_request:
-            # The job is not cancelled after all, so that checkpoints go on; only a running one takes any.
+            # The job is not cancelled after all, so checkpoints resume if it is running.
             self._cancel_request = None
             if self.machine.state is JobState.RUNNING:
                 self._start_periodic_trigger(job_out.StartPeriodicTrigger())
@@ -395,15 +396,15 @@ class JobCore:
             self._emit(effect)
 
     def _savepoint_ended(self, request_id: str) -> None:
-        """A redeployment has waited for the last one that a user asked for; behind some the job is cancelled."""
+        """Starts a waiting redeployment after a user's last savepoint, unless the job is to be cancelled after it."""
         if request_id in self._savepoint_requests:
             self._savepoint_requests.remove(request_id)
             if request_id != self._cancel_request:
-                # Behind a failure of the job that comes with the savepoint's: its restart strategy has to decide.
+                # Queued after a job failure that comes with the savepoint's: the restart strategy decides first.
                 self._queue.append(self._changes.redeploy_if_due)
 
     def _start_periodic_trigger(self, effect: job_out.StartPeriodicTrigger) -> None:
-        """The stop that failed went before what was replaced, not before a cancellation behind a savepoint."""
+        """Resumes ticks and a waiting redeployment after a failed stop, unless a SavepointBeforeCancel is pending."""
         if self._cancel_request is not None:
             return
         self._tell(checkpoint_on.PeriodicTriggerStarted())
@@ -413,7 +414,7 @@ class JobCore:
 
     @property
     def _has_untold_end(self) -> bool:
-        """Nobody hears of the end before it is stored: a job that was said to have ended must never run again."""
+        """Whether an end is not stored yet: it is reported only then, because an ended job must never run again."""
         return self.machine.status.is_globally_terminal and not self._fenced and not self._end_is_stored
 
     def _follow(self, outputs: list[JobOutput]) -> None:
@@ -453,7 +454,7 @@ class JobCore:
             self._tell(checkpoint_on.Shutdown(status.value))
 
     def _on_leadership_lost(self, event: core.LeadershipLost) -> None:
-        """This driver gives the job up: the next leader answers and writes what this one was about to."""
+        """This driver gives up the job: the next leader sends the outstanding answers and does the writes."""
         if self._fenced:
             return
         had_ended = self._has_untold_end
@@ -469,7 +470,7 @@ class JobCore:
             self._tell(job_on.SuspendRequested())
 
     def _take_back_the_end(self) -> None:
-        """It was never told, and the next driver goes on with the job."""
+        """Reports suspension: the end was never reported, and the next driver continues the job."""
         for output in self._untold:
             if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
                 message = "Another driver leads the job before its end could be stored."

@@ -1,4 +1,4 @@
-"""Everything that a job machine asks its shell to do: its one output type. Values only.
+"""Everything that a job machine asks its shell to do: its only output type. Values only.
 
 The shell starts effects in the order given; the docstring names the event that answers, if one does.
 """
@@ -15,7 +15,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
-    """The job's status as users see it. ``cause`` when a failure led to it. Comes before the effects of the change."""
+    """The job's status as users see it; ``cause`` is set after a failure. Precedes the effects of the change."""
 
     status: JobStatus
     timestamp: int
@@ -24,14 +24,14 @@ class StatusChanged:
 
 @dataclass(frozen=True, slots=True)
 class AcquireSlots:
-    """Make sure that all slots live. Answer: SlotsAcquired or SlotsFailed."""
+    """Make sure that all slots are alive. Answer: SlotsAcquired or SlotsFailed."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreState:
-    """Ask the coordinator what to start from and assign it. Answer: StateRestored or StateRestoreFailed."""
+    """Ask the coordinator for the snapshot and assign its state. Answer: StateRestored or StateRestoreFailed."""
 
     attempt: int
 
@@ -45,14 +45,14 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class CancelTasks:
-    """Make these subtasks end. Each answers TaskCanceled, or TaskFinished or TaskFailed if that came first."""
+    """Cancel these subtasks. Each answers TaskCanceled, or TaskFinished or TaskFailed if that came first."""
 
     executions: tuple[ExecutionId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AllTasksRunning:
-    """For the checkpoint coordinator (JobRunning): all run, or have finished already."""
+    """For the checkpoint coordinator (JobRunning): all tasks run or have finished already."""
 
     executions: tuple[ExecutionId, ...]
     finished: frozenset[ExecutionId]
@@ -93,7 +93,7 @@ class StopCompleted:
 
 @dataclass(frozen=True, slots=True)
 class StopFailed:
-    """Answer a stop with savepoint: it did not happen, or (with ``location``) the job did not end well after it."""
+    """Answer a stop with savepoint: it failed, or (with ``location``) the job did not finish after it."""
 
     request_id: str
     message: str
@@ -110,7 +110,7 @@ class ScheduleRestart:
 
 @dataclass(frozen=True, slots=True)
 class CancelRestart:
-    """Forget the restart timer."""
+    """Cancel the restart timer."""
 
 
 @dataclass(frozen=True, slots=True)

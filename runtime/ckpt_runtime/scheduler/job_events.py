@@ -1,4 +1,4 @@
-"""Everything that can happen to a job: the one input type of the job machine. Values only."""
+"""Everything that can happen to a job: the only input type of the job machine. Values only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 
 @dataclass(frozen=True, slots=True)
 class FailureInfo:
-    """``exception`` is a class name, ``message`` one line, ``stack_trace`` the whole text."""
+    """Describes a failure: ``exception`` is a class name, ``message`` one line, ``stack_trace`` the full text."""
 
     exception: str
     message: str
     stack_trace: str = ""
 
 
-# --- wishes of users and of the dispatcher
+# --- requests of users and of the dispatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,17 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """A user wants the job to end now."""
+    """A user requested to cancel the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendRequested:
-    """This driver stops or lost its lease; another one will go on with the job."""
+    """This driver stops or lost its lease; another one will continue the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Stop with savepoint. With ``drain`` the end of data flows through before it."""
+    """Stop with savepoint. With ``drain``, end-of-data passes through the job before the savepoint."""
 
     request_id: str
     drain: bool = False
@@ -48,9 +48,9 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class RedeployRequested:
-    """Restart with another plan or configuration (FLIP-530), the restart strategy not asked.
+    """Restart with another plan or configuration (FLIP-530) without asking the restart strategy.
 
-    Without ``at_once`` a present deployment goes on, and the next one, whatever it comes for, is of these subtasks.
+    Without ``at_once``, the current deployment continues, and the next one, for whatever reason, has these subtasks.
     """
 
     subtasks: tuple[SubtaskKey, ...]
@@ -59,7 +59,7 @@ class RedeployRequested:
 
 @dataclass(frozen=True, slots=True)
 class RestartStrategyReplaced:
-    """From the next failure on another strategy decides, on the history of the present one (FLIP-530)."""
+    """From the next failure on, another strategy decides, with the history of the current one (FLIP-530)."""
 
     strategy: RestartStrategy
 
@@ -69,14 +69,14 @@ class RestartStrategyReplaced:
 
 @dataclass(frozen=True, slots=True)
 class SlotsAcquired:
-    """Answers AcquireSlots: the slots are there."""
+    """Answers AcquireSlots: the slots are available."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class SlotsFailed:
-    """Answers AcquireSlots: not enough of them came."""
+    """Answers AcquireSlots: not enough slots became available."""
 
     attempt: int
     cause: FailureInfo
@@ -91,7 +91,7 @@ class StateRestored:
 
 @dataclass(frozen=True, slots=True)
 class StateRestoreFailed:
-    """Answers RestoreState. ``recoverable`` is false when trying again cannot help (the state does not fit)."""
+    """Answers RestoreState. ``recoverable`` is false if a retry cannot help (the state does not fit)."""
 
     attempt: int
     cause: FailureInfo
@@ -134,14 +134,14 @@ class TaskRunning:
 
 @dataclass(frozen=True, slots=True)
 class TaskFinished:
-    """The subtask ended by itself, with everything done."""
+    """The subtask ended by itself after completing its work."""
 
     execution: ExecutionId
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCanceled:
-    """The subtask ended because it was told to."""
+    """The subtask ended because it was cancelled."""
 
     execution: ExecutionId
 
@@ -156,9 +156,9 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """Something failed that is no task, such as too many checkpoints.
+    """Something other than a task failed, such as too many checkpoints.
 
-    ``failed_checkpoints`` is how often these have been too many since one completed, 0 when it is something else.
+    ``failed_checkpoints`` is how often the limit was exceeded since a checkpoint completed, 0 for other failures.
     """
 
     cause: FailureInfo

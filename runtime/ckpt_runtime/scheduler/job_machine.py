@@ -1,7 +1,7 @@
-"""The life of one job: slots, state, deployment, failures and restarts, cancelling, stop with savepoint. Pure.
+"""The lifecycle of one job: slots, state, deployment, failures, restarts, cancelling, stop with savepoint. Pure.
 
-One door, :meth:`JobMachine.handle`. It has no clock, no thread and no I/O; it deploys nothing itself and takes no
-checkpoint. Sources: Flink's adaptive scheduler, FLIP-147's stop with savepoint, FLIP-530's restart.
+The only entry point is :meth:`JobMachine.handle`. It has no clock, no thread and no I/O; it deploys nothing itself and
+takes no checkpoint. Sources: Flink's adaptive scheduler, FLIP-147's stop with savepoint, FLIP-530's restart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ONLY_IN: dict[type[Any], frozenset[JobState]] = {on.Start: frozenset({JobState.
 
 
 class UnexpectedJobEventError(RuntimeError):
-    """An event that the job machine cannot take in its state: a bug of its shell. Nothing has changed."""
+    """The job machine cannot take the event in its current state: a bug in the shell. Nothing has changed."""
 
     def __init__(self, state: JobState, event: object) -> None:
         super().__init__(f"{event!r} is not possible in state {state.value}")
@@ -32,18 +32,18 @@ class UnexpectedJobEventError(RuntimeError):
 
 @dataclass(slots=True)
 class _Stop:
-    """A stop with savepoint. ``location`` once the savepoint is complete."""
+    """A stop with savepoint. ``location`` is set once the savepoint is complete."""
 
     request_id: str
     location: str | None = None
 
 
 class JobMachine:
-    """``subtasks`` are those of the job graph, in deployment order. ``first_attempt`` continues an earlier driver's.
+    """``subtasks`` of the job graph are in deployment order. ``first_attempt`` continues an earlier driver's count.
 
-    ``backoff`` is for failures by checkpoints alone: a new deployment does not help storage that cannot be written.
+    ``backoff`` only applies to failures by checkpoints: a new deployment does not help if storage cannot be written.
 
-    Messages of executions that are not of the present deployment, and answers that came too late, change nothing.
+    Messages of executions outside the current deployment and late answers change nothing.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class JobMachine:
         self._subtasks = tuple(subtasks)
         self._restarts = Restarts(restart_strategy)
         self._backoff = backoff
-        # Counted up when slots are acquired, which is how each deployment begins.
+        # Incremented when slots are acquired, which is how each deployment begins.
         self._attempt = first_attempt - 1
         self._state = JobState.INITIALIZING
         self._status = JobStatus.INITIALIZING
@@ -94,23 +94,23 @@ class JobMachine:
 
     @property
     def status(self) -> JobStatus:
-        """What users see."""
+        """The status that users see."""
         return self._status
 
     @property
     def attempt(self) -> int:
-        """The number of the present deployment; -1 before the first."""
+        """The number of the current deployment; -1 before the first."""
         return self._attempt
 
     @property
     def tasks(self) -> DeployedTasks:
-        """Of the present deployment; read only."""
+        """The tasks of the current deployment; read-only."""
         return self._tasks
 
     def handle(self, event: JobEvent, now: Instant) -> list[JobEffect]:
-        """Takes one event and returns what is to be done, in order.
+        """Takes one event and returns the effects to carry out, in order.
 
-        Raises :class:`UnexpectedJobEventError` when the state does not allow the event; nothing has changed then.
+        Raises :class:`UnexpectedJobEventError` if the state does not allow the event; nothing has changed then.
         """
         handler = self._handlers.get(type(event))
         only_in = _ONLY_IN.get(type(event))
@@ -140,7 +140,7 @@ class JobMachine:
 
     def _acquire(self, now: Instant) -> None:
         self._attempt += 1
-        # Forgotten here already: messages of the attempt before must not count for tasks of this one.
+        # Cleared already here: messages of the previous attempt must not count for tasks of this one.
         self._tasks = DeployedTasks((), self._attempt)
         self._enter(JobState.ACQUIRING, now)
         self._emit(out.AcquireSlots(self._attempt))
@@ -156,11 +156,10 @@ class JobMachine:
 
     def _on_state_restored(self, event: on.StateRestored, now: Instant) -> None:
         if self._state is JobState.RESTORING and event.attempt == self._attempt:
-            # Only now, and of the subtasks that are wanted now: the plan may have been replaced while slots were
-            # awaited.
+            # Created only now, with the current subtasks: the plan may have been replaced during the wait for slots.
             self._tasks = DeployedTasks(self._subtasks, self._attempt)
             self._enter(JobState.DEPLOYING, now)
-            # A job that waits for slots is CREATED for users until its first deployment, RESTARTING behind it.
+            # Users see a job that waits for slots as CREATED before its first deployment, as RESTARTING after it.
             self._first_deployment = False
             self._emit(out.Deploy(self._tasks.executions))
 
@@ -184,14 +183,14 @@ class JobMachine:
             return
         if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
             self._check_all_gone(now)
-        # A task may finish while others deploy: then the rest being up is all that RUNNING waits for.
+        # A task may finish while others deploy: RUNNING then only waits for the rest to be up.
         elif not self._tasks.all_finished:
             self._check_all_up(now)
         elif self._state is not JobState.STOPPING:
             self._end(JobState.FINISHED, now)
 
     def _on_task_canceled(self, event: on.TaskCanceled, now: Instant) -> None:
-        """A task that nobody told to end is lost."""
+        """A task that ended as cancelled without a request counts as failed."""
         if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
             if self._tasks.move(event.execution, DeployedTaskState.CANCELED):
                 self._check_all_gone(now)
@@ -207,7 +206,7 @@ class JobMachine:
             self._fail(event.cause, now)
 
     def _on_job_failed(self, event: on.JobFailed, now: Instant) -> None:
-        # Tasks are being cancelled for a restart that would not help any more.
+        # Tasks are being cancelled for a restart that would no longer help.
         if self._state is JobState.CLEARING and not event.recoverable:
             self._cause = event.cause
             self._enter(JobState.FAILING, now, event.cause)
@@ -217,9 +216,9 @@ class JobMachine:
     # --- failure and restart
 
     def _fail(self, cause: FailureInfo, now: Instant, recoverable: bool = True, pause_ms: int = 0) -> None:
-        """A failure while nothing is being cleared: asks the strategy, then clears the deployment away.
+        """Handles a failure while nothing is being cleared: asks the strategy, then clears the deployment.
 
-        ``pause_ms`` is the least time until the restart, whatever the strategy says.
+        ``pause_ms`` is the minimum time until the restart, regardless of the strategy.
         """
         self._cause = cause
         if self._stop is not None and self._stop.location is not None:
@@ -237,10 +236,10 @@ class JobMachine:
         """Enters CLEARING, FAILING or CANCELLING; leaves it at once when no task is left."""
         had_tasks = self._state.has_tasks
         if self._state is JobState.BACKING_OFF:
-            # The timer may have fired already, with its event on the way.
+            # The timer may have fired already and its event be queued.
             self._generation += 1
             self._emit(out.CancelRestart())
-        # Tasks are told once only: a user who cancels a failing job changes its end, not what becomes of its tasks.
+        # Tasks are cancelled only once: cancelling a failing job only changes its final state.
         already_clearing = self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
         self._enter(state, now, cause)
         if had_tasks and not already_clearing:
@@ -278,18 +277,18 @@ class JobMachine:
             self._acquire(now)
 
     def _on_redeploy(self, event: on.RedeployRequested, now: Instant) -> None:
-        """Without tasks the new plan is used when they are deployed next; a stop or an end goes first."""
+        """Without tasks, the next deployment uses the new plan; a stop or an end takes precedence."""
         self._subtasks = event.subtasks
         if self._state in (JobState.DEPLOYING, JobState.RUNNING):
             if event.at_once:
                 self._restart_at = now.rel_ms
                 self._clear(JobState.CLEARING, now)
-        # Nothing is deployed: slots are asked for anew, with a number of their own, so that late answers do not count.
+        # Nothing is deployed: slots are requested again under a new attempt number, so that late answers do not count.
         elif self._state in (JobState.ACQUIRING, JobState.RESTORING):
             self._acquire(now)
 
     def _on_restart_strategy_replaced(self, event: on.RestartStrategyReplaced, now: Instant) -> None:
-        """The new one goes on with the failures so far. A restart that is planned stays where it is."""
+        """The new strategy continues with the failures so far. A planned restart keeps its time."""
         self._restarts.strategy = event.strategy
 
     # --- end
@@ -330,7 +329,7 @@ class JobMachine:
             return
         self._stop = _Stop(event.request_id)
         self._enter(JobState.STOPPING, now)
-        # In this order: no checkpoint may slip in between the last one and the savepoint.
+        # In this order, so that no further checkpoint is triggered before the savepoint.
         self._emit(out.StopPeriodicTrigger())
         self._emit(out.TriggerSavepoint(event.request_id, event.drain, event.target_directory, event.savepoint_format))
 
@@ -344,7 +343,7 @@ class JobMachine:
                 self._end(JobState.FINISHED, now)
         elif self._state is JobState.CLEARING:
             assert self._cause is not None
-            # Planned to restart, until it turned out that the savepoint is complete: restarting would commit twice.
+            # A restart was planned, but the savepoint is complete: restarting would commit twice.
             self._cause = _failed_after_savepoint(event.location, self._cause)
             self._enter(JobState.FAILING, now, self._cause)
             self._check_all_gone(now)
@@ -358,11 +357,11 @@ class JobMachine:
         self._emit(out.StopFailed(event.request_id, event.message))
         if self._state is not JobState.STOPPING:
             self._check_all_gone(now)
-        # The data has ended by itself meanwhile: there is nothing left to be stopped.
+        # The data has ended by itself in the meantime: there is nothing left to stop.
         elif self._tasks.all_finished:
             self._end(JobState.FINISHED, now)
         elif event.reached_tasks:
-            # Sources may have stopped for good: the job goes on from its latest checkpoint, whatever the strategy.
+            # Sources may have stopped for good: the job restarts from its latest checkpoint, not asking the strategy.
             self._restart_at = now.rel_ms
             self._clear(JobState.CLEARING, now)
         else:

@@ -1,4 +1,4 @@
-"""What a job runs, as one value that is replaced as a whole: graph, configuration and version change together."""
+"""A job's graph, configuration and version, as one value that is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ckpt_runtime.graph.job_graph import JobGraph
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """``configuration`` is the job's ``own`` over the cluster's, without FLIP-571's overrides, as are the ``settings``
-    of checkpoints in it.
+    """``configuration`` is the job's ``own`` over the cluster's. Like the checkpoint ``settings`` in it, it does not
+    include FLIP-571's overrides.
 
-    ``savepoint`` is what a new job starts from, in ``restore_mode``.
+    A new job starts from ``savepoint``, in ``restore_mode``.
     """
 
     graph: JobGraph

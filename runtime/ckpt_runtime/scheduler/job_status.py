@@ -1,4 +1,4 @@
-"""States of a job: what users see (Flink's JobStatus) and the finer ones of the job machine. Values only."""
+"""States of a job: those that users see (Flink's JobStatus) and the finer ones of the job machine. Values only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum, StrEnum
 
 
 class JobStatus(StrEnum):
-    """Spelled as Flink's; its client parses them."""
+    """The statuses that users see. Spelled as in Flink, because its client parses them."""
 
     INITIALIZING = "INITIALIZING"
     CREATED = "CREATED"
@@ -22,7 +22,7 @@ class JobStatus(StrEnum):
 
     @property
     def is_globally_terminal(self) -> bool:
-        """Whether the job never changes again, on any driver."""
+        """Whether the status is final on every driver."""
         return self in (JobStatus.FAILED, JobStatus.CANCELED, JobStatus.FINISHED)
 
     @property
@@ -34,9 +34,10 @@ class JobStatus(StrEnum):
 class JobState(Enum):
     """States of the job machine.
 
-    ACQUIRING waits for slots and RESTORING for the state to start from, both CREATED the first time and RESTARTING
-    later. DEPLOYING waits until all tasks run. STOPPING waits for the savepoint of a stop, ENDING for the tasks after
-    it. CLEARING cancels what is left of a deployment before a restart, BACKING_OFF waits for the restart's time.
+    ACQUIRING waits for slots and RESTORING for the state to start from; users see both as CREATED the first time and as
+    RESTARTING later. DEPLOYING waits until all tasks run. STOPPING waits for the savepoint of a stop, ENDING for the
+    tasks after it. CLEARING cancels what is left of a deployment before a restart, BACKING_OFF waits for the restart
+    time.
     """
 
     INITIALIZING = "initializing"
@@ -65,7 +66,7 @@ class JobState(Enum):
         return self in _WITH_TASKS
 
     def status(self, first_deployment: bool) -> JobStatus:
-        """What users see."""
+        """The status that users see."""
         if self in (JobState.ACQUIRING, JobState.RESTORING):
             return JobStatus.CREATED if first_deployment else JobStatus.RESTARTING
         return _STATUS[self]

@@ -1,7 +1,7 @@
-"""What a job runs with, and what replaces it while the job lives: settings of checkpoints, parallelism, configuration.
+"""Replaces checkpoint settings, parallelism and configuration of a job while it lives.
 
-Part of the core (``job_core``), which says when tasks of an earlier deployment are gone and hands on the events that
-concern a change. What is stored comes into force here, and nowhere else. Sources: FLIP-571, FLIP-530.
+Part of the core (``job_core``), which reports when the tasks of an earlier deployment are gone and passes on the events
+that concern a change. A stored change takes effect here and nowhere else. Sources: FLIP-571, FLIP-530.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Out of the changes into the rest of the core.
+    """The callbacks from the changes into the rest of the core.
 
     ``follow`` emits outputs, but answers a change that races with the end of the job with that end. ``tell`` queues an
-    event behind what waits already; ``to_coordinator`` has it taken at once.
+    event after the waiting ones; ``to_coordinator`` delivers it at once.
     """
 
     emit: Callable[[JobOutput], None]
@@ -47,9 +47,9 @@ class Ways:
 
 
 class LiveChanges:
-    """Holds the plan in force and the accepted one, and the overrides; changes them one after the other.
+    """Holds the plan in force, the accepted plan and the overrides, and changes them one at a time.
 
-    ``savepoints`` is the core's live view of the requests for savepoints that a user waits for.
+    ``savepoints`` is the core's live view of the savepoint requests that users wait for.
     """
 
     def __init__(
@@ -91,43 +91,43 @@ class LiveChanges:
 
     @property
     def plan(self) -> JobPlan:
-        """What the present deployment runs; what a live change has replaced is replaced here."""
+        """The plan of the current deployment, including live changes that are in force."""
         return self._plan
 
     @property
     def accepted_plan(self) -> JobPlan:
-        """What was accepted last, and the next deployment runs."""
+        """The plan accepted last, which the next deployment runs."""
         return self._next_plan
 
     @property
     def wanted_graph(self) -> JobGraph:
-        """What the job is being brought to, else what it runs or is about to."""
+        """The graph that a change in progress requests, else the accepted one."""
         return (self._change.plan or self._next_plan).graph
 
     @property
     def overrides(self) -> CheckpointOverrides:
-        """FLIP-571's."""
+        """The overrides of FLIP-571."""
         return self._update.overrides
 
-    # --- what the core tells
+    # --- calls from the core
 
     def come_into_force(self) -> JobGraph | None:
-        """No task of an earlier deployment is left: the accepted plan is the present one. Its graph, if another one."""
+        """No old task is left, so the accepted plan takes effect. Returns its graph if it is another one."""
         before, self._plan = self._plan, self._next_plan
         self._redeploy_is_due = False
         return None if self._plan.graph is before.graph else self._plan.graph
 
     def check_state(self) -> None:
-        """The machine has taken an event: a rescale of a job that runs no more is over."""
+        """The machine has taken an event: a rescale is abandoned if the job is no longer running."""
         if self._change.needs_running_job and self._machine.state is not JobState.RUNNING:
             self._give_up_change(f"it is {self._machine.state.value}")
 
     def awaits_checkpoint(self, request_id: str | None) -> bool:
-        """Whether that is the request for the fresh checkpoint of a change."""
+        """Whether ``request_id`` is the request for a change's fresh checkpoint."""
         return self._change.awaits_checkpoint(request_id)
 
     def release(self) -> list[JobOutput]:
-        """Another driver leads: returns the answers to those who wait for a change."""
+        """Another driver leads: returns the answers to the outstanding change requests."""
         self._fenced = True
         return [*self._update.abandoned(), *self._change.abandoned()]
 
@@ -154,7 +154,7 @@ class LiveChanges:
             self._give_up_change(event.message)
 
     def _on_overrides_stored(self, event: core.OverridesStored) -> None:
-        """What is stored comes into force, also when its sender was told that nobody knows."""
+        """The stored overrides take effect, even if their sender was told that the outcome is unknown."""
         if self._update.concerns(event.request_id):
             outputs = self._update.stored(event)
             self._patch_coordinator()
@@ -170,12 +170,12 @@ class LiveChanges:
         self._follow(self._refusal(event) or self._change.requested(event, self._next_plan, self._machine.state))
 
     def _refusal(self, event: core.RescaleRequested | core.ConfigurationRequested) -> list[JobOutput]:
-        """Overrides and configuration change one after the other, and have to go together."""
+        """Returns the answer if refused. Overrides and configuration change one at a time and must be compatible."""
         request_id = event.request_id
         if self._fenced:
             return [core.ChangeAnswered(request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS)]
         if self._redeploy_is_due and self._machine.state is JobState.RUNNING and self._needs_slots(event):
-            return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]  # others are reserved until its redeployment
+            return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]  # slots are reserved until the redeployment
         if isinstance(event, core.RescaleRequested):
             return []
         if self._update.is_busy:
@@ -193,7 +193,7 @@ class LiveChanges:
 
     def _on_slots_reserved(self, event: core.SlotsReserved) -> None:
         self._follow(self._change.slots_reserved(event, self._next_plan))
-        # Asked as well when the slots turned out to be those that there are: then no checkpoint is awaited.
+        # If the slots turned out to be those that the job has already, no checkpoint is awaited.
         request_id = checkpoint_request(event)
         if self._change.awaits_checkpoint(request_id):
             self._tell(checkpoint_on.TriggerRequested(request_id, CheckpointProperties()))
@@ -203,7 +203,7 @@ class LiveChanges:
             self._give_up_change(event.message)
 
     def checkpoint_taken(self) -> None:
-        """The change is stored next. What cannot be restored at the new parallelism is found before anything stops."""
+        """Stores the change next, after checking that the state can be restored at the new parallelism."""
         checkpoint, plan = self._coordinator.latest_checkpoint, self._change.plan
         assert checkpoint is not None
         assert plan is not None
@@ -215,14 +215,14 @@ class LiveChanges:
             self._follow(self._change.checkpoint_taken())
 
     def checkpoint_failed(self, message: str) -> None:
-        """The job goes on as it is."""
+        """Abandons the change; the job continues unchanged."""
         self._give_up_change(f"its checkpoint failed: {message}")
 
     def _on_plan_stored(self, event: core.PlanStored) -> None:
         plan, request = self._change.plan, self._change.configures
         if plan is None or not self._change.concerns(event.request_id):
             return
-        # Ended before it is put in force: what follows may already begin another change.
+        # The change ends before it takes effect, because what follows may already begin another change.
         self._follow(self._change.stored())
         restarts = request.restarts if request else plan.graph.vertices != self._next_plan.graph.vertices
         self._next_plan = plan
@@ -234,10 +234,10 @@ class LiveChanges:
             self._redeploy_is_due = True
             self._redeploy()
         elif not self._redeploy_is_due:
-            self._plan = replace(plan, graph=self._plan.graph)  # nothing that tasks run with has changed
+            self._plan = replace(plan, graph=self._plan.graph)  # the change does not affect running tasks
 
     def _give_up_change(self, reason: str) -> None:
-        """Whoever asked is told, and the exception history keeps it for those who have gone."""
+        """Answers the requester and records the reason in the exception history, for requesters that have gone."""
         message = f"{self._change.refusal}: {reason}"
         outputs = self._change.given_up(message)
         if outputs and not self._machine.state.is_terminal:
@@ -245,14 +245,14 @@ class LiveChanges:
         self._follow(outputs)
 
     def redeploy_if_due(self) -> None:
-        """What a redeployment has waited for is over."""
+        """Starts the redeployment, if one has been waiting."""
         if self._redeploy_is_due:
             self._redeploy()
 
     def _redeploy(self) -> None:
-        """Behind what new settings have set off: a job that fails by them must not restart without its strategy.
+        """Queued after the effects of new settings: if they fail the job, its restart strategy must decide.
 
-        A savepoint that a user waits for goes first.
+        A savepoint that a user waits for is completed first.
         """
         subtasks = subtasks_of(self._next_plan.graph)
         self._tell(job_on.RedeployRequested(subtasks, at_once=not self._savepoints))

@@ -1,8 +1,8 @@
-"""A job's plan replaced while it lives, one change after the other: another parallelism, or another configuration.
+"""Replaces a job's plan while it lives, one change at a time: another parallelism or configuration.
 
-Another parallelism of a running job needs slots first, then a fresh checkpoint; then, as for every change, the new plan
-is stored. Stored, it takes effect. Until then the job goes on as it is, whatever fails. A job that does not run has
-nothing to lose: its new plan is stored at once.
+To change the parallelism of a running job, slots are reserved first, then a fresh checkpoint is taken; then, as for
+every change, the new plan is stored. Once stored, it takes effect; until then the job continues unchanged, regardless
+of failures. The new plan of a job that is not running is stored at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Request = core.RescaleRequested | core.ConfigurationRequested
 
 
 class _Step(Enum):
-    """What is waited for."""
+    """The step that the change is waiting for."""
 
     SLOTS = "slots"
     CHECKPOINT = "checkpoint"
@@ -39,7 +39,7 @@ class _Step(Enum):
 
 @dataclass(slots=True)
 class _Wish:
-    """``plan`` is at the upper bounds of a rescale until it is known which slots there are."""
+    """A requested change. ``plan`` has a rescale's upper bounds until the available slots are known."""
 
     request: Request
     plan: JobPlan
@@ -48,34 +48,34 @@ class _Wish:
 
 
 class PlanChange:
-    """The change in progress, if any. Answers of earlier ones are ignored."""
+    """The change in progress, if any. Answers to earlier changes are ignored."""
 
     def __init__(self) -> None:
         self._desired: _Wish | None = None
 
     @property
     def plan(self) -> JobPlan | None:
-        """What the job is being brought to."""
+        """The plan that the change in progress requests."""
         return None if self._desired is None else self._desired.plan
 
     @property
     def configures(self) -> core.ConfigurationRequested | None:
-        """The change of the configuration in progress: settings of checkpoints are part of it."""
+        """The configuration change in progress, which includes checkpoint settings."""
         request = None if self._desired is None else self._desired.request
         return request if isinstance(request, core.ConfigurationRequested) else None
 
     @property
     def needs_running_job(self) -> bool:
-        """Whether it is over when the job runs no more."""
+        """Whether the change is abandoned if the job stops running."""
         return self._desired is not None and self._desired.step is not _Step.STORED
 
     @property
     def refusal(self) -> str:
-        """How it begins to say that nothing has changed."""
+        """The beginning of the message that nothing has changed."""
         return NOT_RESCALED if self.configures is None else NOT_RECONFIGURED
 
     def awaits_checkpoint(self, request_id: str | None) -> bool:
-        """Whether that is the request for the fresh checkpoint."""
+        """Whether ``request_id`` is the request for the fresh checkpoint."""
         desired = self._desired
         return (
             desired is not None
@@ -87,7 +87,7 @@ class PlanChange:
         return self._desired is not None and self._desired.request.request_id == request_id
 
     def requested(self, event: Request, present: JobPlan, state: JobState) -> list[JobOutput]:
-        """``present`` is what the job runs, or is about to."""
+        """Begins a change; ``present`` is the accepted plan, which the job runs or is about to run."""
         request_id = event.request_id
         if self._desired is not None:
             return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]
@@ -110,12 +110,12 @@ class PlanChange:
         if graph.vertices == present.graph.vertices:
             if declared_bounds(graph) == declared_bounds(present.graph):
                 return [core.ChangeAnswered(event.request_id, ChangeOutcome.APPLIED)]
-            at_once = True  # nothing but what is declared changes
+            at_once = True  # only the declared bounds change
         least = max(bounds.lower for bounds in event.bounds.values())
         return self._begin(event, replace(present, graph=graph), least, at_once=at_once)
 
     def _configure(self, event: core.ConfigurationRequested, present: JobPlan, state: JobState) -> list[JobOutput]:
-        # Compared by identity: an equal plan of another version would be given that version's number twice.
+        # Compared by identity: with an equal plan of another version, a version number would be assigned twice.
         if event.base is not present:
             return [core.ChangeAnswered(event.request_id, ChangeOutcome.STALE)]
         graph = event.plan.graph
@@ -129,7 +129,7 @@ class PlanChange:
         return [core.ReserveSlots(event.request_id, plan.graph.slots, least_slots)]
 
     def slots_reserved(self, event: core.SlotsReserved, present: JobPlan) -> list[JobOutput]:
-        """A fresh checkpoint is next. When the slots are no more than a rescale has, what it declares is stored."""
+        """Continues with a fresh checkpoint; if no vertex changes, a rescale only stores its declared bounds."""
         desired = self._desired
         if desired is None or desired.step is not _Step.SLOTS or not self.concerns(event.request_id):
             return []
@@ -151,12 +151,12 @@ class PlanChange:
         return [core.StorePlan(desired.request.request_id, desired.plan.graph, desired.plan.own, 0)]
 
     def stored(self) -> list[JobOutput]:
-        """It is in force. The slots stay: they are the next deployment's."""
-        # Without the ReleaseReserve in front, see _end.
+        """The change is in force. The reserved slots are kept for the next deployment."""
+        # Without the leading ReleaseReserve, see _end.
         return self._end(ChangeOutcome.APPLIED)[1:]
 
     def unconfirmed(self, event: core.ChangeNotStored | core.ChangeUnknown) -> tuple[Next, list[JobOutput]]:
-        """Storing has failed, or nobody knows. With GIVE_UP nothing is stored and :meth:`given_up` is next."""
+        """Storing failed or its outcome is unknown. After GIVE_UP, nothing is stored and :meth:`given_up` is next."""
         desired = self._desired
         assert desired is not None
         final = isinstance(event, core.ChangeNotStored) and event.final
@@ -174,7 +174,7 @@ class PlanChange:
         return self._end(ChangeOutcome.NOT_STORED, message)
 
     def abandoned(self) -> list[JobOutput]:
-        """Another driver leads and reads what is stored. No answer that is still to come changes anything here."""
+        """Another driver leads and reads the stored state. Later answers change nothing here."""
         return self._end(ChangeOutcome.UNKNOWN, ANOTHER_LEADS)
 
     def _end(self, outcome: ChangeOutcome, message: str = "") -> list[JobOutput]:
@@ -186,5 +186,5 @@ class PlanChange:
 
 
 def checkpoint_request(event: Request | core.SlotsReserved) -> str:
-    """Asks for the fresh checkpoint of a rescale."""
+    """The id of the request for a rescale's fresh checkpoint."""
     return f"rescale-{event.request_id}"

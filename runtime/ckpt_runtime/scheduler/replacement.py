@@ -1,14 +1,14 @@
-"""What of a job may be replaced while it lives, and when (FLIP-530). Rules only.
+"""Rules for what may be replaced in a live job, and when (FLIP-530).
 
 | state of the job | parallelism, configuration |
 |---|---|
-| INITIALIZING, BACKING_OFF, CLEARING | the next deployment has the new one |
-| ACQUIRING, RESTORING | the deployment in preparation is begun again with the new one |
-| DEPLOYING, RUNNING | the present deployment ends for the new one |
+| INITIALIZING, BACKING_OFF, CLEARING | the next deployment uses the new one |
+| ACQUIRING, RESTORING | preparation of the deployment starts again with the new one |
+| DEPLOYING, RUNNING | the current deployment ends for the new one |
 | STOPPING, ENDING | refused: a stop with savepoint is in progress |
 | CANCELLING, FAILING and after the end | refused: there is no next deployment |
 
-The restart strategy may be replaced in every state: it counts from the next failure on.
+The restart strategy may be replaced in every state: it applies from the next failure on.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ _REPLACEABLE_IN = frozenset(
 
 
 class ReplacementRefusedError(ValueError):
-    """What was to be replaced cannot be, now or at all. Nothing has changed."""
+    """The replacement is not possible, now or at all. Nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelismBounds:
-    """Of one vertex: ``upper`` is wanted, at least ``lower`` has to be when slots are short."""
+    """Parallelism bounds of one vertex: ``upper`` is desired, ``lower`` is required if slots are short."""
 
     lower: int
     upper: int
 
 
 def subtasks_of(graph: JobGraph) -> tuple[SubtaskKey, ...]:
-    """All subtasks, in deployment order."""
+    """All subtasks of the graph, in deployment order."""
     return tuple((vertex.id, index) for vertex in graph.vertices for index in range(vertex.parallelism))
 
 
 def check_replaceable(state: JobState, what: str) -> None:
-    """Raises :class:`ReplacementRefusedError` when the state allows no other deployment."""
+    """Raises :class:`ReplacementRefusedError` if the state allows no further deployment."""
     if state not in _REPLACEABLE_IN:
         raise ReplacementRefusedError(f"the {what} of a job that is {state.value} cannot be replaced")
 
 
 def rescaled(graph: JobGraph, bounds: Mapping[str, ParallelismBounds], slots: int) -> JobGraph:
-    """``graph`` within ``bounds``, which are checked and which it keeps, as wide as ``slots`` allow."""
+    """``graph`` at the parallelism that ``slots`` allow within the (valid) ``bounds``, which it stores."""
     text = json.dumps({vertex: [wanted.lower, wanted.upper] for vertex, wanted in bounds.items()}, sort_keys=True)
     declared = replace(graph, configuration={**graph.configuration, VERTEX_BOUNDS: text})
     return declared.with_parallelism(
@@ -68,13 +68,13 @@ def rescaled(graph: JobGraph, bounds: Mapping[str, ParallelismBounds], slots: in
 
 
 def declared_bounds(graph: JobGraph) -> dict[str, ParallelismBounds]:
-    """Those of the last rescale; both are the parallelism of a vertex for which none were declared."""
+    """The bounds of the last rescale; a vertex without declared bounds has its parallelism as both bounds."""
     declared = json.loads(graph.configuration.get(VERTEX_BOUNDS, "{}"))
     return {v.id: ParallelismBounds(*declared.get(v.id, (v.parallelism, v.parallelism))) for v in graph.vertices}
 
 
 def with_bounds_of(graph: JobGraph, present: JobGraph) -> JobGraph:
-    """``graph``, with what was declared for ``present``."""
+    """``graph`` with the bounds that were declared for ``present``."""
     declared = present.configuration.get(VERTEX_BOUNDS)
     if declared is None:
         return graph
@@ -82,9 +82,9 @@ def with_bounds_of(graph: JobGraph, present: JobGraph) -> JobGraph:
 
 
 def check_bounds(graph: JobGraph, bounds: Mapping[str, ParallelismBounds]) -> None:
-    """Of all vertices, up to their key groups: all state keeps its place.
+    """Checks that ``bounds`` cover all vertices and do not exceed their key groups, so that all state still fits.
 
-    Raises :class:`ReplacementRefusedError` with a line for each thing that is wrong, in Flink's words where it has any.
+    Raises :class:`ReplacementRefusedError` with one line per problem, with Flink's message where Flink has one.
     """
     if lines := [*_wrong_bounds(graph, bounds)] or [*_wrong_together(graph, bounds)]:
         raise ReplacementRefusedError("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Whether and when a failed job comes back. Pure: the clock and the jitter come in as arguments.
+"""Decides whether and when a failed job restarts. Pure: time and jitter are passed as arguments.
 
 Flink's strategies with its options' defaults (FLIP-364 for the exponential delay). Times are monotonic milliseconds.
 """
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 _MAX_FAILURES = 10_000
-"""Whose moments are kept. A strategy that allows more within its interval allows any number."""
+"""Number of failures whose times are kept. A strategy that allows more per interval allows any number."""
 
 
 @dataclass(slots=True)
 class RestartHistory:
-    """What a job's failures so far mean for the next one: the state of its strategy, and of the one that replaces it.
+    """The history of a job's failures: the state of its strategy, which a replacing strategy takes over.
 
-    ``attempts`` are restarts that count, ``failures`` the moments of the latest failures, ``restart_at`` the moment of
-    the last restart that was planned.
+    ``attempts`` is the number of counted restarts, ``failures`` are the times of the latest failures, ``restart_at`` is
+    the time of the last planned restart.
     """
 
     attempts: int = 0
@@ -28,12 +28,12 @@ class RestartHistory:
 
 
 class RestartStrategy(Protocol):
-    """Limits without a state of their own, so that one can take the place of another while a job lives (FLIP-530)."""
+    """A stateless set of limits, so that one strategy can replace another while a job lives (FLIP-530)."""
 
     def delay(self, history: RestartHistory, now: int) -> int | None:
-        """Asked once for each failure that is to be survived, which ``history`` has already.
+        """Called once for each recoverable failure, which ``history`` already contains.
 
-        Returns milliseconds from ``now`` until the restart, or None when the job must fail for good.
+        Returns milliseconds from ``now`` until the restart, or None if the job must fail for good.
         """
         ...
 
@@ -46,7 +46,7 @@ class Restarts:
         self._history = RestartHistory()
 
     def on_failure(self, now: int) -> int | None:
-        """Milliseconds from ``now`` until the restart, or None when the job must fail for good."""
+        """Returns milliseconds from ``now`` until the restart, or None if the job must fail for good."""
         self._history.failures.append(now)
         delay = self.strategy.delay(self._history, now)
         if delay is not None:
@@ -56,27 +56,27 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True)
 class BackoffSettings:
-    """Pauses that grow from one failure in a row to the next, to a limit."""
+    """Pauses that grow with each consecutive failure, up to a limit."""
 
     initial_ms: int
     max_ms: int
     multiplier: float
 
     def pause_ms(self, failures: int) -> int:
-        """After so many failures in a row; none after none."""
+        """The pause after this number of consecutive failures; 0 without failures."""
         if failures <= 0:
             return 0
-        # The exponent is bounded: 1.5 to the power of some thousands is no float any more.
+        # The exponent is limited: 1.5 to the power of several thousand overflows a float.
         return min(self.max_ms, round(self.initial_ms * self.multiplier ** min(failures - 1, 100)))
 
 
 FAILED_CHECKPOINTS = BackoffSettings(1_000, 60_000, 1.5)
-"""Minimum pauses before a job restarts whose checkpoints fail, until one completes: Flink's exponential delay."""
+"""Minimum pauses before restarts caused by failed checkpoints, until one completes: Flink's exponential delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoRestart:
-    """``none``: the first failure is the last."""
+    """``none``: the job fails for good at the first failure."""
 
     def delay(self, history: RestartHistory, now: int) -> int | None:
         return None
@@ -84,7 +84,7 @@ class NoRestart:
 
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
-    """``fixed-delay``: the same pause each time, a limited number of times over the job's whole life."""
+    """``fixed-delay``: the same pause each time, for a limited number of restarts over the job's whole life."""
 
     attempts: int = 1
     delay_ms: int = 1_000
@@ -98,14 +98,14 @@ class FixedDelay:
 
 @dataclass(frozen=True, slots=True)
 class FailureRate:
-    """``failure-rate``: at most so many failures within any interval."""
+    """``failure-rate``: limits the number of failures within any interval."""
 
     max_failures_per_interval: int = 1
     interval_ms: int = 60_000
     delay_ms: int = 1_000
 
     def delay(self, history: RestartHistory, now: int) -> int | None:
-        # Counted from all failures, whichever strategy they happened under.
+        # All failures count, including those under an earlier strategy.
         recent = sum(now - failure <= self.interval_ms for failure in history.failures)
         if recent > self.max_failures_per_interval:
             return None
@@ -117,8 +117,8 @@ class FailureRate:
 class ExponentialDelay:
     """``exponential-delay``: each pause is longer than the one before, until the job has run well for a while.
 
-    Failures before the planned restart belong to the one that caused it: they neither count nor lengthen the pause.
-    ``jitter`` yields numbers in [-1, 1]; a pause is changed by that share of ``jitter_factor``.
+    Failures before the planned restart belong to the failure that caused it: they neither count nor extend the pause.
+    ``jitter`` yields numbers in [-1, 1]; a pause is changed by this number times ``jitter_factor``.
     """
 
     initial_backoff_ms: int = 1_000
@@ -131,8 +131,7 @@ class ExponentialDelay:
 
     def delay(self, history: RestartHistory, now: int) -> int | None:
         if history.restart_at is not None:
-            # Several tasks fail for one cause: those that come while the restart is pending are no failures of their
-            # own.
+            # Several tasks may fail for one cause: failures while the restart is pending do not count separately.
             if now < history.restart_at:
                 return history.restart_at - now
             if now >= history.restart_at + self.reset_threshold_ms:

@@ -1,4 +1,4 @@
-"""What a deployment starts from: the states of a snapshot, assigned to the subtasks of a plan. Pure."""
+"""Assigns the states of a snapshot to the subtasks of the plan that starts from it. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ckpt_runtime.scheduler.job_plan import JobPlan
 
 
 def restored_state(checkpoint: CompletedCheckpoint, plan: JobPlan, graph: JobGraph, *, owned: bool) -> RestoredState:
-    """``graph`` is the plan's, or what it is to become. Raises StateAssignmentError when the states do not fit.
+    """``graph`` is the plan's current or future graph. Raises StateAssignmentError if the states do not fit.
 
-    A job's own checkpoint may lack operators of the savepoint it began with; that was decided at submission.
+    A job's own checkpoint may lack operators of the savepoint it began with; this was decided at submission.
     """
     allowed = plan.allow_non_restored_state or plan.savepoint is not checkpoint
     assignment = assign_states(checkpoint, graph, allowed)

@@ -1,6 +1,6 @@
-"""One change of a running job's checkpoint settings after the other: stored, then in force, then answered (FLIP-571).
+"""Changes a job's checkpoint settings, one change at a time: stored, then in force, then answered (FLIP-571).
 
-No other change begins before what became of the one in progress is known (``durable_change``).
+No other change begins before the outcome of the one in progress is known (``durable_change``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Patch:
 
 
 class SettingsUpdate:
-    """``overrides`` are those in force. Answers of changes that are settled are ignored."""
+    """Changes ``overrides``, which are in force. Answers to settled changes are ignored."""
 
     def __init__(self, overrides: CheckpointOverrides) -> None:
         self.overrides = overrides
@@ -36,24 +36,24 @@ class SettingsUpdate:
         return self._patch is not None
 
     def concerns(self, request_id: str) -> bool:
-        """Whether that is the change in progress."""
+        """Whether ``request_id`` is the change in progress."""
         return self._patch is not None and self._patch.request_id == request_id
 
     def requested(self, event: core.PatchRequested, settings: CheckpointConfiguration) -> list[JobOutput]:
-        """``settings`` are the job's without overrides."""
+        """Begins a change; ``settings`` are the job's checkpoint settings without overrides."""
         if self._patch is not None:
             return [core.ChangeAnswered(event.request_id, ChangeOutcome.BUSY)]
         self._patch = _Patch(event.request_id, core.OverridesChange(event.overrides, settings))
         return [core.StoreOverrides(event.request_id, self._patch.change, 0)]
 
     def stored(self, event: core.OverridesStored) -> list[JobOutput]:
-        """The change in progress is settled: :attr:`overrides` are what is stored."""
-        # What is stored and not what was asked for: an earlier write may have come through as well.
+        """The change in progress is settled: :attr:`overrides` now are the stored ones."""
+        # The stored value, not the requested one: an earlier write may have taken effect as well.
         self.overrides = CheckpointOverrides.from_document(event.text)
         return self._settle(ChangeOutcome.APPLIED, "")
 
     def answered(self, event: core.OverridesRefused | core.ChangeNotStored | core.ChangeUnknown) -> list[JobOutput]:
-        """Storing or looking up has failed, or nobody knows."""
+        """Storing or settling failed, or its outcome is unknown."""
         patch = self._patch
         if patch is None or patch.request_id != event.request_id:
             return []
@@ -71,7 +71,7 @@ class SettingsUpdate:
         return settle
 
     def abandoned(self) -> list[JobOutput]:
-        """Another driver leads and reads what is stored. No answer that is still to come changes anything here."""
+        """Another driver leads and reads the stored state. Later answers change nothing here."""
         return self._settle(ChangeOutcome.UNKNOWN, ANOTHER_LEADS)
 
     def _settle(self, outcome: ChangeOutcome, message: str) -> list[JobOutput]:
