@@ -31,7 +31,7 @@ def own_mark() -> str | None:
 
 
 def is_here(mark: str | None) -> bool:
-    """Whether it is of this very boot and namespace, so that the process would be seen."""
+    """Whether the mark is from this boot and namespace, so that the process would be visible."""
     return mark is not None and mark != RELEASED and mark.rpartition("/")[0].rpartition("/")[0] == machine() != ""
 
 
@@ -53,5 +53,5 @@ def is_gone(mark: str | None) -> bool:
     try:
         fields = stat_fields(pid)
         return int(fields[19]) != int(began) or (fields[0] in ("Z", "X") and int(fields[17]) <= 1)
-    except (OSError, IndexError, ValueError):  # another user's, perhaps, which is not shown
+    except (OSError, IndexError, ValueError):  # perhaps another user's process, which is not visible
         return False

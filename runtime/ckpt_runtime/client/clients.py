@@ -268,7 +268,7 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
             time.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
 
     def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
-        """Carry out the steps and return their result; calls are repeated for ``patience_s`` while the server is away."""
+        """Carry out the steps and return their result; repeats calls for ``patience_s`` while the server is away."""
         try:
             step = next(steps)
             while True:
@@ -386,7 +386,7 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
             await asyncio.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
 
     async def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
-        """Carry out the steps and return their result; calls are repeated for ``patience_s`` while the server is away."""
+        """Carry out the steps and return their result; repeats calls for ``patience_s`` while the server is away."""
         return await run_steps(steps, lambda step: self._carry_out(step, patience_s))
 
     async def _carry_out(self, step: Call[Any] | Pause, patience_s: float) -> Any:
