@@ -22,7 +22,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class PackagingError(CkptClientError):
-    """The path is not a pipeline: missing, of another kind, empty, too large, or with links that lead outside."""
+    """The path is not a pipeline: missing, of another kind, empty, too large, or with links to the outside."""
 
 
 def pack_pipeline(path: Path) -> tuple[str, bytes]:

@@ -66,7 +66,7 @@ def cookie_name(host: str) -> str:
 
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:
-    """Whether a page of this server sent the request, by the browser's headers; requests of programs have none and pass.
+    """Whether the browser's headers say that a page of this server sent the request; requests without them pass.
 
     Behind a proxy that changes ``Host``, only browsers that send ``Sec-Fetch-Site`` (over TLS, all of them) pass.
     """
