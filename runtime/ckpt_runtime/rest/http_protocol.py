@@ -35,7 +35,7 @@ _CLOSED = (h11.ERROR, h11.CLOSED, h11.MUST_CLOSE)
 
 
 class BoundedHttpProtocol(H11Protocol):
-    """For ``uvicorn.Config(http=...)``."""
+    """The protocol class for ``uvicorn.Config(http=...)``."""
 
     def __init__(self, *arguments: Any, max_connections: int, **options: Any) -> None:
         super().__init__(*arguments, **options)

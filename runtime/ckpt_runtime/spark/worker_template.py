@@ -16,8 +16,7 @@ from ckpt_runtime.forking import ForkedProcess, Template
 from ckpt_runtime.spark.worker_processes import WorkerStart, log_descriptor, worker_environment
 
 _CODE_WAIT_S = 1.0
-"""How long to wait for the exit code: the template reports it only after the supervisor's clean-up, which may be long.
-"""
+"""How long to wait for the exit code, which the template reports only after the supervisor's clean-up."""
 
 
 class ForkedWorker:
