@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 LOCK = ".held"
-"""The file that is locked. A directory without it belongs to other software that uses the same names."""
+"""The file that is locked instead of the directory: a directory without it belongs to other software."""
 
 Clean = Callable[[Path], None]
 
