@@ -1,7 +1,7 @@
-"""An exception as people read it: bounded text that every encoder takes. Nothing here raises, whatever the exception.
+"""Exceptions as readable text: bounded, and valid for every encoder. Nothing here raises, whatever the exception.
 
-Exceptions of user code may fail to print, hold text that is no Unicode, or be as large as memory. Everything that
-reports one (a worker, the driver, the plan process, a log) goes through :func:`report_of` or :func:`summary_of`.
+Exceptions of user code may fail to print, hold text that is not valid Unicode, or be as large as memory. Everything
+that reports one (a worker, the driver, the plan process, a log) uses :func:`report_of` or :func:`summary_of`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def printable(text: str, most: int) -> str:
-    """The text in at most about ``most`` characters, without controls and lone surrogates; says what was cut."""
+    """The text in about ``most`` characters at most, without control characters and lone surrogates; notes any cut."""
     try:
         plain = str.__str__(text)
         cut = plain[:most]
@@ -53,14 +53,14 @@ def printable(text: str, most: int) -> str:
 
 
 def log_failure(logger: logging.Logger, level: int, what: str, error: BaseException) -> None:
-    """Logs an exception with its bounded trace; logging's own way writes all of it."""
+    """Log an exception with a bounded trace; the logging module itself would write the whole trace."""
     logger.log(level, "%s: %s", what, report_of(error).stack_trace)
 
 
 def _name_of(kind: type) -> str:
     try:
         name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    except BaseException:  # a metaclass of the author's
+    except BaseException:  # raised by a user-defined metaclass
         name = type.__dict__["__name__"].__get__(kind)
     return printable(name, _MAX_NAME_CHARS)
 
@@ -68,7 +68,7 @@ def _name_of(kind: type) -> str:
 def _message_of(error: BaseException) -> str:
     try:
         return printable(str(error), MAX_MESSAGE_CHARS)
-    except BaseException as failure:  # of the author's __str__, which may even call sys.exit()
+    except BaseException as failure:  # raised by a user-defined __str__, which may even call sys.exit()
         return f"(its message cannot be shown: __str__() raised {_name_of(type(failure))})"
 
 
@@ -80,7 +80,7 @@ def _trace_of(error: BaseException) -> list[str]:
 
 
 def _cut_in_the_middle(lines: Iterable[str]) -> list[str]:
-    """The first and the last lines: the cause comes first in Python, the outermost exception last."""
+    """Keep the first and the last lines: Python prints the cause first and the outermost exception last."""
     first: list[str] = []
     last: deque[str] = deque()
     head = tail = left_out = 0

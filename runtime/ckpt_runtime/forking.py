@@ -1,9 +1,9 @@
-"""A process that has imported everything, has no threads of Python's, and forks itself on request. Both sides of it.
+"""Template processes that have imported everything, run no Python threads and fork on request; both sides of it.
 
-With each request come a document and descriptors, and a connection of its own: on that the new process says that it has
-begun, with a descriptor of itself, and the template its exit code in the end.
+Each request carries a document, descriptors and a connection of its own. On that connection the new process reports
+that it has begun, with a descriptor of itself, and the template later reports its exit code.
 
-Linux only: elsewhere libraries do not survive a fork, and there are no process descriptors.
+Linux only: on other systems libraries do not survive a fork, and there are no process descriptors.
 """
 
 from __future__ import annotations
@@ -33,32 +33,33 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-# --- the side of the process that asks
+# --- the requesting side
 
 
 class ForkedProcess:
-    """One process, as :class:`subprocess.Popen` shows it; may be killed and waited for from several threads.
+    """A forked process with the interface of :class:`subprocess.Popen`; several threads may kill it and wait for it.
 
-    ``patience_s`` is for how long the template may take to tell the exit code of one that has ended; None: for ever.
+    ``patience_s`` is how long the template may take to report the exit code of an ended process; None: no limit.
     """
 
     def __init__(self, told: socket.socket, patience_s: float | None = None) -> None:
         self._told = told
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._is_deaf = False  # nothing more will be told
+        self._is_deaf = False  # no more reports will arrive
         self._killed = False
         self.descriptor = -1
-        """Readable once the process has ended; below 0 as long as it has not begun."""
+        """Becomes readable when the process has ended; below 0 until the process has begun."""
         self.pid = 0
         self.returncode: int | None = None
-        """Negative for a signal, and that of SIGKILL where the template has not told it."""
+        """Negative for a signal; that of SIGKILL if the template did not report the exit code."""
         self.knows_code = False
-        # Others may be waiting on the descriptors when this thread learns of the end: they are closed with the object.
+        # The descriptors are closed with the object, because other threads may still wait on them when this one
+        # learns of the end.
         weakref.finalize(self, told.close)
 
     def kill(self) -> None:
-        """Also one that is still to be forked."""
+        """Kill the process, also if it has not been forked yet."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -69,7 +70,7 @@ class ForkedProcess:
                     signal.pidfd_send_signal(self.descriptor, number)
 
     def has_begun(self, timeout: float | None = None) -> bool:
-        """Waits until it has; False where it never will, or has not in this time."""
+        """Wait until the process has begun; False if it never will, or did not within the timeout."""
         while self.descriptor < 0 and self.returncode is None and self._take_news(timeout):
             pass
         return self.descriptor >= 0
@@ -80,7 +81,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code. Raises subprocess.TimeoutExpired."""
+        """Wait for the exit code. Raises subprocess.TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -89,7 +90,7 @@ class ForkedProcess:
         return self.returncode
 
     def _take_news(self, timeout_s: float | None) -> bool:
-        """Whether there were any within this time."""
+        """Whether any report arrived within this time."""
         told = self._told.fileno()
         watched = [] if self._is_deaf else [told]
         if self._is_deaf or self._patience_s is not None:
@@ -108,7 +109,7 @@ class ForkedProcess:
         flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
         try:
             said, descriptors, _, _ = socket.recv_fds(self._told, _MAX_MESSAGE, 1, flags)
-        except BlockingIOError:  # another thread has taken it
+        except BlockingIOError:  # another thread has received it
             return
         except OSError:
             said, descriptors = b"", []
@@ -118,7 +119,7 @@ class ForkedProcess:
         word, number = said.split()
         if word == _ENDED:
             self.knows_code, self.returncode = True, int(number)
-        elif descriptors:  # otherwise this process has none left
+        elif descriptors:  # otherwise this process has no descriptors left
             self.pid, (self.descriptor,) = int(number), descriptors
             weakref.finalize(self, os.close, self.descriptor)
             if self._killed:
@@ -136,7 +137,7 @@ def _readable(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
 
 @contextmanager
 def _connection() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends; the second one is for another process."""
+    """Yields both ends of a connection; the second one is for another process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
@@ -157,7 +158,7 @@ class _TemplateProcess(Protocol):
 
 @dataclass(frozen=True)
 class _Child:
-    """A fork of this process. For a single thread."""
+    """A fork of this process. Not thread-safe."""
 
     pid: int
 
@@ -165,12 +166,12 @@ class _Child:
         os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """However long it takes."""
+        """Wait for the exit code; the timeout is ignored."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 class Template:
-    """One template. It is told to end by the end of ``connection``."""
+    """One template process. Closing ``connection`` makes it end."""
 
     def __init__(self, connection: socket.socket, process: _TemplateProcess) -> None:
         self.connection = connection
@@ -185,7 +186,7 @@ class Template:
         *,
         is_session: bool = False,
     ) -> Self:
-        """A new process of this module, which has to import everything first. Raises OSError."""
+        """Start a new process of this module, which has to import everything first. Raises OSError."""
         with _connection() as (ours, theirs):
             process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno())],
@@ -199,7 +200,7 @@ class Template:
 
     @classmethod
     def forked(cls, serve: Callable[[socket.socket], object]) -> Self:
-        """A fork of this process, which has no threads. Raises OSError."""
+        """Fork this process, which must have no threads. Raises OSError."""
         with _connection() as (ours, theirs):
             pid = os.fork()
             if pid == 0:
@@ -208,7 +209,10 @@ class Template:
         return cls(ours, _Child(pid))
 
     def fork(self, document: bytes, descriptors: Sequence[int] = (), patience_s: float | None = None) -> ForkedProcess:
-        """Returns at once. Raises ConnectionError when the template is gone, OSError when the system is full."""
+        """Request a fork and return at once.
+
+        Raises ConnectionError when the template is gone, OSError when the system is out of resources.
+        """
         with _connection() as (told, theirs), nameless_file(document) as file:
             if self.connection.fileno() < 0:
                 raise BrokenPipeError("the template has been told to end")
@@ -216,7 +220,7 @@ class Template:
         return ForkedProcess(told, patience_s)
 
     def close(self) -> None:
-        """It forks no more."""
+        """Close the connection: the template accepts no more requests."""
         self.connection.close()
 
 
@@ -225,26 +229,26 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """What a new process is given: it owns the descriptors, and has to say that it has begun."""
+    """What a new process receives. The process owns the descriptors and has to report that it has begun."""
 
     document: bytes
     descriptors: list[int]
     told: socket.socket
 
     def begun(self, pid: int | None = None) -> None:
-        """Tells who has asked of this process, or of its child that does the work; ends it when that one is gone."""
+        """Report this process, or its child that does the work, to the requester; exit if the requester is gone."""
         pid = os.getpid() if pid is None else pid
         try:
             descriptor = os.pidfd_open(pid)
             with self.told:
                 socket.send_fds(self.told, [b"%s %d" % (_BEGUN, pid)], [descriptor])
             os.close(descriptor)
-        except OSError:  # nobody could end it, or see its end
+        except OSError:  # no process could end this one or see its end
             os._exit(1)
 
 
 class ForkServer:
-    """``connection`` is the one to the process that asks. ``prepare`` is done in the template before each fork."""
+    """Serves the fork requests of ``connection``. The template calls ``prepare`` before each fork."""
 
     def __init__(
         self,
@@ -254,8 +258,8 @@ class ForkServer:
         binds: bool = True,
         idle_s: float | None = None,
     ) -> None:
-        """Processes that are bound are killed with the template."""
-        # Python counts the threads of OpenBLAS and of Arrow's allocator, which see to themselves in a fork.
+        """With ``binds``, the forked processes are killed when the template ends."""
+        # Python counts the threads of OpenBLAS and of Arrow's allocator, which handle a fork themselves.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         self._connection = connection
         self._prepare = prepare
@@ -264,10 +268,10 @@ class ForkServer:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._children: dict[int, tuple[int, socket.socket]] = {}
-        """By their process descriptors."""
+        """Pids and connections of the forked processes, by process descriptor."""
 
     def run(self) -> ForkRequest | None:
-        """Returns in each new process with what that one is given, and here when nobody asks any more."""
+        """Return the request in each new process, and None in the template when no more requests can come."""
         while ready := self._poll.poll(None if self._children else self._idle_ms):
             for descriptor, _ in ready:
                 if descriptor in self._children:
@@ -279,7 +283,7 @@ class ForkServer:
         return None
 
     def wait_for_all(self) -> None:
-        """When nobody asks any more."""
+        """Wait for all forked processes to end, once no more requests can come."""
         self._poll.unregister(self._connection)
         while self._children:
             for descriptor, _ in self._poll.poll():
@@ -299,7 +303,7 @@ class ForkServer:
         return ForkRequest(content_of(document), descriptors, socket.socket(fileno=told))
 
     def _fork(self, request: ForkRequest) -> bool:
-        """Whether this is the new process."""
+        """Fork; returns whether this is the new process."""
         template = os.getpid()
         try:
             if self._prepare is not None:
@@ -309,7 +313,7 @@ class ForkServer:
                 self._become(template)
                 return True
             self._follow(pid, request.told)
-        except Exception:  # of imports, or of a system that is full
+        except Exception:  # an import failed, or the system is out of resources
             if os.getpid() != template:
                 raise
             traceback.print_exc()
@@ -319,7 +323,7 @@ class ForkServer:
         return False
 
     def _become(self, template: int) -> None:
-        """Nothing of the template's or of other processes is open in the new one."""
+        """Close everything in the new process that belongs to the template or to other processes."""
         if self._binds:
             end_with(template)
         self._connection.close()
@@ -330,7 +334,7 @@ class ForkServer:
     def _follow(self, pid: int, told: socket.socket) -> None:
         try:
             descriptor = os.pidfd_open(pid)
-        except OSError:  # nobody could tell its end: it must not live
+        except OSError:  # its end could not be detected, so it must not live
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
@@ -338,14 +342,17 @@ class ForkServer:
         self._poll.register(descriptor, select.POLLIN)
 
     def _reap(self, descriptor: int) -> None:
-        """It has ended, or is about to; with it goes its group. No pid is another's before it is waited for."""
+        """Wait for a process that has ended or is about to, and kill its group.
+
+        The pid cannot be reused before the process has been waited for.
+        """
         pid, told = self._children.pop(descriptor)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         self._poll.unregister(descriptor)
         os.close(descriptor)
-        with told, suppress(OSError):  # who has asked is gone
+        with told, suppress(OSError):  # the requester is gone
             told.send(b"%s %d" % (_ENDED, os.waitstatus_to_exitcode(status)))
 
 
@@ -353,7 +360,7 @@ class ForkServer:
 
 
 def nameless_file(content: bytes) -> BinaryIO:
-    """An open file in memory that only those see who are given its descriptor. Raises OSError."""
+    """An open file in memory, visible only to processes that receive its descriptor. Raises OSError."""
     file = os.fdopen(os.memfd_create("content"), "w+b")
     file.write(content)
     file.flush()
@@ -361,14 +368,14 @@ def nameless_file(content: bytes) -> BinaryIO:
 
 
 def content_of(descriptor: int) -> bytes:
-    """All of such a file, which this closes."""
+    """Read the whole file and close it."""
     with os.fdopen(descriptor, "rb") as file:
         file.seek(0)
         return file.read()
 
 
 def end_as(work: Callable[[], object]) -> NoReturn:
-    """Does this and ends the process, so that a fork never goes on with what its parent was at."""
+    """Run the work and end the process, so that a fork never continues its parent's code."""
     code = 1
     try:
         work()
@@ -383,15 +390,15 @@ def end_as(work: Callable[[], object]) -> NoReturn:
 
 
 def end_with(parent: int) -> None:
-    """This process is killed when its parent ends. Raises OSError."""
+    """Have this process killed when its parent ends. Raises OSError."""
     control(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have ended before the signal was asked for.
+    # The parent may have ended before the signal was requested.
     if os.getppid() != parent:
         os._exit(1)
 
 
 def control(option: int, value: int) -> None:
-    """Calls prctl(2). Raises OSError."""
+    """Call prctl(2). Raises OSError."""
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl({option}): {os.strerror(error)}")

@@ -1,7 +1,7 @@
-"""Temporary directories that have an owner, also when the process that uses them is killed.
+"""Temporary directories held by a process, which are cleaned up even after that process was killed.
 
-A file in the directory is locked by whoever uses it, and the lock goes with the process, however that ends. Who makes
-the next directory of the kind on the machine removes those that nobody holds any more.
+The using process locks a file in the directory, and loses the lock when it ends in any way. Creating the next directory
+with the same prefix on the machine removes those that no process holds.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pathlib import Path
 from types import TracebackType
 
 LOCK = ".held"
-"""Not the directory itself: one without this file is of somebody who likes the same names."""
+"""The file that is locked instead of the directory: a directory without it belongs to other software."""
 
 Clean = Callable[[Path], None]
 
 
 def remove_tree(path: Path) -> None:
-    """With all that is in it, as far as that goes."""
+    """Remove a directory with its content; errors are ignored."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 class HeldDirectory:
-    """A new private directory, until :meth:`remove`, the end of a ``with`` block or of the last reference to this.
+    """A new private directory that exists until :meth:`remove`, the end of a ``with`` block or garbage collection.
 
-    ``clean`` does what is to be done with one that is not used any more. Raises OSError when there can be none.
+    ``clean`` is called for directories that are no longer used. Raises OSError if none can be made.
     """
 
     def __init__(self, prefix: str, root: str | Path | None = None, clean: Clean = remove_tree) -> None:
@@ -40,11 +40,11 @@ class HeldDirectory:
         self._end = weakref.finalize(self, _end, self.path, descriptor, clean)
 
     def remove(self) -> None:
-        """Once more does no harm."""
+        """Clean and release the directory. Idempotent."""
         self._end()
 
     def leave(self) -> None:
-        """To another process that holds it."""
+        """Release the directory without cleaning it, because another process holds it."""
         ended = self._end.detach()
         if ended is not None:
             os.close(ended[2][1])
@@ -59,12 +59,12 @@ class HeldDirectory:
 
 
 def hold(directory: str | Path) -> int:
-    """A descriptor that keeps the directory of another process until it is closed. Raises OSError when it has gone."""
+    """A descriptor that keeps another process's directory until it is closed. Raises OSError if that is gone."""
     file = Path(directory, LOCK)
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        # Locked, but perhaps too late: somebody may have removed it in between, and another one of its name be there.
+        # The file may have been removed before it was locked, and another one with the same name may exist.
         if os.stat(file).st_ino != os.fstat(descriptor).st_ino:
             raise FileNotFoundError(f"{directory} has gone")
     except BaseException:
@@ -74,9 +74,9 @@ def hold(directory: str | Path) -> int:
 
 
 def remove_abandoned(prefix: str, root: Path, clean: Clean = remove_tree) -> None:
-    """Cleans those of this user that no process holds."""
+    """Clean this user's directories that no process holds."""
     for file in root.glob(f"{prefix}*/{LOCK}"):
-        with suppress(OSError):  # it is in use, or has gone meanwhile
+        with suppress(OSError):  # it is in use, or has disappeared meanwhile
             descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 if os.fstat(descriptor).st_uid == os.geteuid():
@@ -93,13 +93,13 @@ def _new(prefix: str, root: Path) -> tuple[Path, int]:
             os.close(os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             return path, hold(path)
         except FileNotFoundError:
-            continue  # somebody has taken it for abandoned in the moment before it was held
+            continue  # another process took it for abandoned before it was held
         except BaseException:
             remove_tree(path)
             raise
 
 
 def _end(path: Path, descriptor: int, clean: Clean) -> None:
-    # Held until it is gone: no two may clean it at the same time.
+    # The lock is held until the directory is gone, so that no two processes clean it at the same time.
     clean(path)
     os.close(descriptor)

@@ -1,9 +1,9 @@
-"""How a leader's published address proves that it is the leader's: sealed with the session's token. Pure.
+"""The proof that a published address is the leader's: a seal made with the session's token. Pure.
 
 The seal is an HMAC under a key that is derived from the token. It covers every field: the address, the cluster's name,
-the epoch, the application, the process, and until when the document is good. So nobody without the token can make one,
-change one, move one to another cluster, or use an old one once its time is over. Lies beside the rooms, for who
-publishes and for who reads; it has no clock, and reads and writes nothing.
+the epoch, the application, the process, and until when the document is good. So without the token, a document can
+neither be made nor changed nor moved to another cluster, nor be used after its expiry. The module lies beside the rooms
+because both the publisher and the reader use it; it has no clock and does no I/O.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ SEAL = "seal"
 CLUSTER = "cluster"
 GOOD_UNTIL = "good_until"
 MOST_AHEAD_S = 600.0
-"""A document that claims to be good for longer than this from now was not made by a leader with a working clock."""
+"""A document that claims to be good for longer than this was not made by a leader with a working clock."""
 
 _PURPOSE = b"ckpt: address of the leader, 1"
 
 
 class LeaderDocumentError(ValueError):
-    """Base: the document leads nowhere."""
+    """Base of the errors of documents that yield no leader."""
 
 
 class DamagedDocument(LeaderDocumentError):
-    """It is no document of a leader: cut off, or something else. A later one may be."""
+    """The document is truncated or not a leader's document. A later one may be valid."""
 
 
 class OutdatedDocument(LeaderDocumentError):
-    """It was the leader's; its time is over. A later one may lead on."""
+    """The document was a leader's, but has expired. A later one may be valid."""
 
 
 class UnprovenDocument(LeaderDocumentError):
-    """Nobody who knows the token made it for this cluster."""
+    """The document was not made for this cluster with the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedLeader:
-    """What a document says. ``good_until`` is in seconds since the epoch; None for one without a seal."""
+    """The content of a document. ``good_until`` is in seconds since the epoch; None for a document without a seal."""
 
     rest: str
     app_id: str
@@ -52,15 +52,15 @@ class PublishedLeader:
 
 
 def sealed(document: Mapping[str, Any], token: str, cluster: str, good_until: float) -> dict[str, Any]:
-    """The document with the cluster's name, its time, and the seal over everything."""
+    """The document with the cluster's name, its expiry, and the seal over everything."""
     whole = {**document, CLUSTER: cluster, GOOD_UNTIL: round(good_until, 3)}
     return {**whole, SEAL: _seal(whole, token)}
 
 
 def opened(data: bytes, token: str | None, cluster: str, now: float) -> PublishedLeader:
-    """Who leads, says the document. With a token it has to prove that, and be good still.
+    """Read the leader from the document; with a token, the seal must be valid and the document not expired.
 
-    Raises a :class:`LeaderDocumentError`. Without a token there is nothing to give away, and nothing is proven.
+    Raises a :class:`LeaderDocumentError`. Without a token nothing is proven, and there is no secret to disclose.
     """
     document = _parsed(data)
     if token is not None:
@@ -124,7 +124,7 @@ def _is_address(text: str) -> bool:
 
 
 def _seal(whole: Mapping[str, Any], token: str) -> str:
-    """Of the document's one canonical text."""
+    """The seal over the document's canonical text."""
     key = hmac.new(token.encode(), _PURPOSE, hashlib.sha256).digest()
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

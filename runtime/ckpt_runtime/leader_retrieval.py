@@ -1,7 +1,7 @@
 """Finds a cluster's leader in its high-availability directory, for clients. Reads one file there, changes nothing.
 
-Lies beside the rooms because it joins two that do not know each other: the client, and storage. Whoever imports it
-loads fsspec; who has an address does not.
+Lies beside the rooms because it joins two that do not know each other: the client and storage. Importing it loads
+fsspec, which clients with a fixed address do not need.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _UNSEALED_GOOD_FOR_S = 5.0
 
 
 class InvalidLeaderDirectory(ValueError):
-    """The directory or the cluster's name cannot be one. The message says which, and what is allowed."""
+    """The directory or the cluster's name is invalid. The message says which one, and what is allowed."""
 
 
 class LeaderDirectory(LeaderSource):
-    """``directory`` is what the session has as ``high-availability.storageDir``, ``cluster_id`` its name there."""
+    """``directory`` is the session's ``high-availability.storageDir``, ``cluster_id`` its name there."""
 
     def __init__(self, directory: str, cluster_id: str = DEFAULT_CLUSTER_ID, *, token: str | None) -> None:
-        """Touches nothing. Raises :class:`InvalidLeaderDirectory`."""
+        """Does no I/O. Raises :class:`InvalidLeaderDirectory`."""
         self._file = _document(directory, cluster_id)
         self._cluster_id = cluster_id
         self._token = token
         super().__init__(self._file.url)
 
     def look_up(self) -> Leader:
-        """What ``leader.json`` says, once it has proven it."""
+        """Read the leader from ``leader.json`` after checking its proof."""
         begun, now = time.monotonic(), time.time()
         try:
             data = read_bytes(self._file, MAX_LEADER_BYTES)

@@ -1,18 +1,19 @@
-"""Runs untrusted code in a separate process, with limits on memory, time and output. Both sides of it.
+"""Runs untrusted code in a separate process, with limits on memory, time and output; both sides of it.
 
 The caller's side is :func:`run_limited`. The other side is a module whose ``main`` calls :func:`serve`. Request and
-answer are files without a name that only these two processes have open; the answer is read up to a limit and is to be
-taken as foreign, because the code that the process ran could write it too. What the process prints is drained without
-being kept, but for the end of its standard error.
+answer are unnamed files that only these two processes have open. The answer is read up to a limit and must be treated
+as untrusted, because the code that the process ran could have written it. The process's output is drained and
+discarded, except for the end of its standard error.
 
-The process sets its limits itself, before it looks at anything foreign; what runs in it cannot raise them again (unless
-it runs as root). The system's killer for want of memory takes it before the driver. It is a session of its own, which
-ends as a whole. Memory is limited on Linux only.
+The process sets its limits itself, before it reads anything untrusted; the code in it cannot raise them again (unless
+it runs as root). The kernel's out-of-memory killer picks this process before the driver. It is a session of its own,
+which is killed as a whole. Memory is limited on Linux only.
 
-A driver has its processes forked by a template (:func:`keep_templates`), which spares each of them the imports;
-others, and systems where that cannot be, start each anew.
+A driver has its processes forked by a template (:func:`keep_templates`), which saves each of them the imports. Other
+callers, and systems that cannot fork this way, start a new interpreter for each process.
 
-It lies outside the rooms: ``api``, ``storage`` and ``jobmaster`` use it, and it uses the standard library alone.
+This module lies outside the rooms: ``api``, ``storage`` and ``jobmaster`` use it, and it uses only the standard
+library.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ _PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
 _STDERR_BYTES = 4_000
 _PIPE_BYTES = 1 << 16
 _LOOK_S = 0.02
-"""How often to look for the end of a process where the system does not tell it."""
+"""How often to check whether a process has ended, on systems without process descriptors."""
 _MOST_TEMPLATES = 2
 _NAMES = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})
 _BEGINNINGS = ("ARROW_", "LC_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_")
-"""Of the variables that a template has: what counts while modules are imported, and is no secret."""
+"""Which variables a template gets: those that affect imports and are not secret."""
 _STATM = Path("/proc/self/statm")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-"""Each thread of a library takes memory in advance, by the number of cores."""
+"""One thread per library: each thread reserves memory in advance, and their default number is that of the cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """``memory_bytes`` counts beside what the engine's own modules take; ``file_bytes`` holds for each file it writes.
+    """Limits of a process. ``time_s`` limits both the elapsed time and the processor time.
 
-    ``time_s`` limits the time on the clock, and the processor time.
+    ``memory_bytes`` is on top of what the engine's own modules take; ``file_bytes`` applies to each file written.
     """
 
     time_s: float
@@ -73,17 +74,17 @@ class LimitedProcessError(RuntimeError):
 
 
 class ProcessTimeLimitError(LimitedProcessError):
-    """It took too long and was killed."""
+    """The process took too long and was killed."""
 
 
 def run_limited(
     module: str, request: bytes, limits: ProcessLimits, environment: Mapping[str, str] | None = None
 ) -> bytes:
-    """Runs ``python -m module`` and gives its answer. Blocks. Raises :class:`LimitedProcessError`.
+    """Run ``python -m module`` and return its answer. Blocks. Raises :class:`LimitedProcessError`.
 
     ``environment`` replaces the caller's, so that secrets of the driver need not reach foreign code.
     """
-    # Files and no pipes: neither side can make the other one wait, and an answer is measured before it is read.
+    # Files instead of pipes: neither side can block the other, and the size of an answer is checked before reading.
     with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as answer:
         question.write(request)
         question.flush()
@@ -104,7 +105,7 @@ def _begin(
     paths = [_PACKAGE_ROOT, *filter(None, given.get("PYTHONPATH", "").split(os.pathsep))]
     variables = {**_ONE_THREAD, **given, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
     numbers = [str(number) for number in (limits.memory_bytes, int(limits.time_s) + 1, limits.file_bytes)]
-    for _ in range(2):  # one that nobody has asked for long may be ending
+    for _ in range(2):  # a template that was idle for long may just be ending
         template = _TEMPLATES.of(variables)
         if template is None:
             break
@@ -120,7 +121,7 @@ def _begin(
 
 
 class _Templates:
-    """Of this process; none while no driver runs in it."""
+    """The templates of this process; there are none while no driver runs in it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -141,7 +142,7 @@ class _Templates:
             template.close()
 
     def of(self, environment: Mapping[str, str]) -> ProcessTemplate | None:
-        """One for processes of an environment; None where there are none."""
+        """The template for processes of an environment; None if no driver runs or the system has no templates."""
         own = {name: value for name, value in environment.items() if _counts_for_imports(name)}
         key = frozenset(own.items())
         with self._lock:
@@ -162,7 +163,7 @@ class _Templates:
 
 
 def _counts_for_imports(name: str) -> bool:
-    """Python's own variables have no underscore; Spark's secrets begin in the same way."""
+    """Whether a variable affects imports: Python's own have no underscore, unlike Spark's secrets with that prefix."""
     return name in _NAMES or name.startswith(_BEGINNINGS) or (name.startswith("PYTHON") and "_" not in name)
 
 
@@ -170,17 +171,17 @@ _TEMPLATES = _Templates()
 
 
 def keep_templates() -> None:
-    """A driver begins: its processes are forked, until :func:`drop_templates` has been called as often."""
+    """Called when a driver begins: processes are forked until :func:`drop_templates` was called as many times."""
     _TEMPLATES.begin()
 
 
 def drop_templates() -> None:
-    """A driver ends, and with the last one the templates, with all processes that still run. Blocks."""
+    """Called when a driver ends; with the last driver, the templates and all their running processes end. Blocks."""
     _TEMPLATES.end()
 
 
 class _Started:
-    """A process that is started anew, as :class:`Forked` is one of a template."""
+    """A process started by a new interpreter, with the interface of :class:`Forked`."""
 
     def __init__(
         self, module: str, arguments: list[str], descriptors: tuple[int, int], environment: Mapping[str, str]
@@ -192,7 +193,7 @@ class _Started:
             stderr=subprocess.PIPE,
             env=dict(environment),
             pass_fds=descriptors,
-            # A group of its own, so that what it starts is killed with it.
+            # A process group of its own, so that its children are killed with it.
             start_new_session=True,
         )
         assert self._process.stderr is not None
@@ -203,7 +204,7 @@ class _Started:
         return self._process.poll() is not None
 
     def end(self) -> int:
-        """Ends the process and what it has started; its exit code."""
+        """Kill the process and its children; returns its exit code."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
@@ -215,9 +216,9 @@ class _Started:
 
 
 def _drain(process: Forked | _Started, deadline: float) -> bytes | None:
-    """Waits for the end, and gives the end of standard error; None when the deadline came first.
+    """Wait for the process to end and return the end of its standard error; None if the deadline came first.
 
-    A process that was left behind may hold the pipe open: the end of the process itself is what counts.
+    The wait is for the process itself, not for the end of the pipe, which a leftover child may hold open.
     """
     pipe, ended = process.stderr, process.ended
     os.set_blocking(pipe, False)
@@ -239,7 +240,7 @@ def _drain(process: Forked | _Started, deadline: float) -> bytes | None:
 
 
 def _read_some(pipe: int) -> bytes:
-    """What is in the pipe now."""
+    """Read what is in the pipe now, without blocking."""
     try:
         return os.read(pipe, _PIPE_BYTES)
     except BlockingIOError:
@@ -258,9 +259,9 @@ def _answer(descriptor: int, code: int, limits: ProcessLimits, last_words: str) 
 
 
 def serve(answer: Callable[[bytes], bytes]) -> None:
-    """The other side: reads the request, and writes what ``answer`` makes of it, within the limits given.
+    """The other side: read the request and write the result of ``answer``, within the given limits.
 
-    Everything that the process needs of the engine is to be imported before: it does not count.
+    Import everything that the process needs of the engine before the call: it does not count towards the limits.
     """
     parser = argparse.ArgumentParser()
     for name in ("question", "answer", "memory", "seconds", "file_bytes"):
@@ -278,7 +279,7 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 
 def _limit(memory: int, seconds: int, file_bytes: int) -> None:
     with suppress(OSError):
-        # Should memory run out all the same, the kernel is to take this process and not the driver.
+        # If memory runs out all the same, the kernel should kill this process and not the driver.
         Path("/proc/self/oom_score_adj").write_text("1000")
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CORE: 0}
     if _STATM.exists():

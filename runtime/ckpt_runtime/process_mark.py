@@ -1,7 +1,7 @@
-"""A process as others may find it in storage: enough to prove on its own machine that it is gone, and never by a clock.
+"""The mark of a process in storage, which suffices to prove on its machine that it is gone, without using a clock.
 
-The mark names the boot of a kernel, a pid namespace, a pid and when that process began. Somewhere else, or after a
-boot, nothing is proven: then a user has to say it.
+The mark names the boot of a kernel, a pid namespace, a pid and when that process began. On another machine, or after a
+reboot, it proves nothing: then a user has to confirm that the process is gone.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from ckpt_runtime.client.process_id import started, stat_fields
 
 RELEASED = "released"
-"""In the place of a mark: a user has said that the process is gone."""
+"""Stands in place of a mark: a user has confirmed that the process is gone."""
 
 
 def machine() -> str:
-    """Equal for two processes that see each other's pids: the same boot of a kernel, the same pid namespace."""
+    """An id that is equal for processes that see each other's pids: same boot of a kernel, same pid namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -25,18 +25,18 @@ def machine() -> str:
 
 
 def own_mark() -> str | None:
-    """Of this process; None where the system does not tell enough."""
+    """The mark of this process; None if the system does not provide enough information."""
     here = machine()
     return f"{here}/{os.getpid()}/{started(os.getpid())}" if here else None
 
 
 def is_here(mark: str | None) -> bool:
-    """Whether it is of this very boot and namespace, so that the process would be seen."""
+    """Whether the mark is from this boot and namespace, so that the process would be visible."""
     return mark is not None and mark != RELEASED and mark.rpartition("/")[0].rpartition("/")[0] == machine() != ""
 
 
 def is_gone(mark: str | None) -> bool:
-    """Whether it is certain that this process runs no more. What cannot be told is no proof."""
+    """Whether it is certain that the process no longer runs; False if that cannot be determined."""
     if mark == RELEASED:
         return True
     if mark is None or not is_here(mark):
@@ -53,5 +53,5 @@ def is_gone(mark: str | None) -> bool:
     try:
         fields = stat_fields(pid)
         return int(fields[19]) != int(began) or (fields[0] in ("Z", "X") and int(fields[17]) <= 1)
-    except (OSError, IndexError, ValueError):  # another user's, perhaps, which is not shown
+    except (OSError, IndexError, ValueError):  # perhaps another user's process, which is not visible
         return False

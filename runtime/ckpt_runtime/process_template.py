@@ -1,10 +1,10 @@
-"""A process that has imported what limited processes need, and forks one whenever it is asked to. Both sides of it.
+"""A template that has imported the modules limited processes need, and forks them on request; both sides of it.
 
-Most of the time of a process that plans would go into imports. The template runs nothing foreign itself. A process goes
-with all that it has started when its caller ends it, and all do when the driver is gone. A template that nobody has
-asked for a while ends, and so does one whose driver has.
+A process that plans would otherwise spend most of its time on imports. The template itself runs no untrusted code. When
+its caller ends a process, the process's children are killed with it; when the driver is gone, all processes are. A
+template ends after an idle time, and when its driver has ended.
 
-Linux only, like :mod:`ckpt_runtime.forking`, which it stands on.
+Linux only, like :mod:`ckpt_runtime.forking`, on which it is built.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _START_TIMEOUT_S = 120.0
 _IDLE_S = 300.0
 
 NEEDED = "NEEDED"
-"""A module that serves may have a tuple of this name: modules which are imported before its first process is forked."""
+"""Name of an optional tuple in a serving module: modules that are imported before its first process is forked."""
 OFTEN_NEEDED = "OFTEN_NEEDED"
-"""As :data:`NEEDED`, before the second one: for a single one they may be in vain."""
+"""Like :data:`NEEDED`, but imported before the second process, because a single one may not use them."""
 
 
 class Forked:
-    """A process of a template, as its caller sees it. ``ended`` is readable once it has ended."""
+    """A process of a template, as its caller sees it. ``ended`` becomes readable when the process has ended."""
 
     def __init__(self, process: ForkedProcess, stderr: int) -> None:
         self._process = process
@@ -47,14 +47,14 @@ class Forked:
         self.stderr = stderr
 
     def end(self) -> int:
-        """Ends the process and what it has started; its exit code, negative for a signal."""
+        """Kill the process and its children; returns its exit code, negative for a signal."""
         self._process.kill()
         os.close(self.stderr)
         return self._process.wait()
 
 
 class ProcessTemplate:
-    """The driver's side. ``environment`` is the template's own, which each process can look at: it holds no secret."""
+    """The driver's side. ``environment`` is the template's own; every process can read it, so it holds no secret."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._template = Template.started(__name__, environment, subprocess.DEVNULL, is_session=True)
@@ -63,12 +63,12 @@ class ProcessTemplate:
     def fork(
         self, module: str, arguments: Sequence[str], question: int, answer: int, environment: Mapping[str, str]
     ) -> Forked | None:
-        """A process that runs ``main`` of a module in this environment, None where none could be forked.
+        """Fork a process that runs ``main`` of a module in this environment; None if it could not be forked.
 
         Raises ConnectionError when the template has ended.
         """
         document = json.dumps([module, list(arguments)]).encode()
-        # Not in the document: the template keeps in its memory what it reads, and so would processes after this one.
+        # Not in the document: what the template reads stays in its memory, and in that of later processes.
         variables = nameless_file(json.dumps(dict(environment)).encode())
         reading, writing = os.pipe()
         try:
@@ -82,11 +82,11 @@ class ProcessTemplate:
         return None
 
     def close(self) -> None:
-        """Ends it with all its processes."""
+        """End the template with all its processes."""
         self._template.close()
         try:
             self.process.wait(10)
-        except subprocess.TimeoutExpired:  # it imports
+        except subprocess.TimeoutExpired:  # it is still importing
             self.process.kill()
             self.process.wait()
 
@@ -95,13 +95,13 @@ class ProcessTemplate:
 
 
 class _Modules:
-    """What has been asked for."""
+    """Imports the needed modules, and counts how often each serving module was requested."""
 
     def __init__(self) -> None:
         self._asked: Counter[str] = Counter()
 
     def prepare(self, document: bytes) -> None:
-        """Imports before the first process of a module all what that one needs; before the second what many do."""
+        """Import the module's :data:`NEEDED` before its first process, and :data:`OFTEN_NEEDED` before its second."""
         name = json.loads(document)[0]
         module = importlib.import_module(name)
         self._asked[name] += 1
@@ -110,13 +110,13 @@ class _Modules:
         for needed in missing:
             importlib.import_module(needed)
         if missing or self._asked[name] == 1:
-            gc.freeze()  # so that a process's first collection does not copy the memory of all of it
+            gc.freeze()  # so that the first collection in a process does not copy all this memory
 
 
 def _run(request: ForkRequest) -> None:
-    """In the new process, which ends with this."""
+    """Run the request in the new process, which ends afterwards."""
     question, answer, errors, variables = request.descriptors
-    os.setsid()  # what it starts is killed with it
+    os.setsid()  # so that its children are killed with it
     os.dup2(errors, 2)
     os.close(errors)
     request.begun()
@@ -126,13 +126,13 @@ def _run(request: ForkRequest) -> None:
     os.environ.update(json.loads(content_of(variables)))
     module = sys.modules[name]
     sys.argv = [module.__file__ or name, str(question), str(answer), *arguments]
-    if "numpy.random" in sys.modules:  # processes of one template would draw the same numbers
+    if "numpy.random" in sys.modules:  # else all processes of one template would draw the same numbers
         sys.modules["numpy.random"].seed()
     module.main()
 
 
 def main() -> None:
-    """Of the template, and of each process."""
+    """The main function of the template and of each forked process."""
     gc.disable()
     server = ForkServer(socket.socket(fileno=int(sys.argv[1])), _Modules().prepare, idle_s=_IDLE_S)
     request = server.run()

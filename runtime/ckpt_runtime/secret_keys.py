@@ -1,4 +1,4 @@
-"""Which keys have values that nobody is to see, by their names: what people pass as a secret is called so. Pure.
+"""Recognises by their names the keys whose values are secret. Pure.
 
 Flink hides the keys of ``GlobalConfiguration.SENSITIVE_KEYS`` in the same way; this list has all of them and more.
 """
@@ -30,7 +30,7 @@ _PARTS = (
     "jaas.config",
     "http-headers",
 )
-"""Anywhere in a key, in any case; ``_`` and ``.`` stand for ``-`` as well."""
+"""Matched anywhere in a key, in any case; ``_`` and ``.`` also match ``-``."""
 
 _LAST_WORDS = frozenset({"key", "pass", "pwd", "auth", "sas"})
 _WORDS = re.compile(r"[.\-_]+|(?<=[a-z])(?=[A-Z])")
@@ -39,28 +39,28 @@ _IN_TEXT = re.compile(
     rf"""(?ix) ( [\w.\-]* (?: {_SPELT} ) [\w.\-]* ["']? \s* [=:] \s* ["']? )
         (?! \*{{6}} ) (?: (?: bearer | basic ) \s+ )? [^\s"',;&}})\]]+ """
 )
-"""A key of a secret and its value, as ``key=value``, ``key: value`` or in JSON."""
+"""Matches a secret key with its value, as ``key=value``, ``key: value`` or in JSON."""
 
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/\-]{8,}=*")
 _IN_URL = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]+(?=@)")
 
 
 def is_secret_key(key: str) -> bool:
-    """Whether the value of a key that the system does not know is hidden."""
+    """Whether the value of this key, which need not be a known option, is hidden."""
     spelt = _WORDS.sub("-", key).lower()
     return any(part.replace(".", "-") in spelt for part in _PARTS) or spelt.rpartition("-")[2] in _LAST_WORDS
 
 
 def shown(key: str, value: str) -> str:
-    """The value for people to see: hidden, or without the user and password of a URL."""
+    """The value as users may see it: hidden, or without the user and password of a URL."""
     return MASK if is_secret_key(key) else without_credentials(value)
 
 
 def without_secrets(text: str) -> str:
-    """A text that user code may have written, such as a log, without the values of keys that name secrets.
+    """The text, such as a log with output of user code, without the values of secret keys.
 
-    It finds what is written as ``key=value``, ``key: value`` or JSON, bearer tokens and passwords in URLs. A secret
-    that nothing names as one cannot be found.
+    It hides values written as ``key=value``, ``key: value`` or JSON, bearer tokens, and passwords in URLs. A secret
+    without such a name cannot be recognised.
     """
     text = _BEARER.sub(rf"\1{MASK}", without_credentials(text))
     return _IN_TEXT.sub(rf"\1{MASK}", text)

@@ -1,13 +1,13 @@
-"""Log lines as people read them, or one JSON object each, with the ids of what they are about.
+"""Log lines as plain text or as JSON objects, with the ids of the jobs, tasks and so on that they concern.
 
-An id is a field of a line, whoever logs it, when it was said for the process (:func:`log_of_process`), for what a
-thread or a task of the loop is doing (:func:`about`), or with the line itself (:func:`fields`). The last one said wins.
-Plain lines show the message alone.
+Fields are set for the process (:func:`log_of_process`), for the current work of a thread or asyncio task
+(:func:`about`), or for a single line (:func:`fields`); they apply to lines of any logger. If a field is set more than
+once, the most specific value wins. Plain lines show only the message.
 
-The last lines of a process that logs are kept in memory (:func:`recent_lines`): its file may be on a machine that its
-reader cannot reach.
+The last lines of a logging process are kept in memory (:func:`recent_lines`), because its log file may be on a machine
+that the reader cannot reach.
 
-It lies outside the rooms: all of them log. It changes the logging of a process that asks for it, and of no other one.
+The module lies outside the rooms because all of them log. It changes only the logging of processes that request it.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ _present: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default={})  
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What all processes of a session have in common. ``session`` is the id of its Spark application."""
+    """The log settings that all processes of a session share. ``session`` is the id of its Spark application."""
 
     format: LogFormat = LogFormat.TEXT
     session: str = ""
 
     @classmethod
     def of_environment(cls) -> LogSettings:
-        """What the process that started this one has said with :meth:`for_children`."""
+        """The settings that the parent process has passed with :meth:`for_children`."""
         known = os.environ.get(_FORMAT_VARIABLE)
         chosen = LogFormat(known) if known in tuple(LogFormat) else LogFormat.TEXT
         return cls(chosen, os.environ.get(_SESSION_VARIABLE, ""))
 
     def for_children(self) -> None:
-        """Processes that this one starts from now on log in the same way."""
+        """Pass the settings to the processes that this one starts from now on."""
         os.environ[_FORMAT_VARIABLE] = self.format.value
         os.environ[_SESSION_VARIABLE] = self.session
 
 
 PLAIN = LogSettings()
-"""Lines as people read them, of no session."""
+"""Plain text lines, without a session."""
 
 
 def start_logging(settings: LogSettings, process: str, **known: Any) -> None:
-    """Lines go to standard error from now on; ``process`` says of which kind this one is. May be called again."""
+    """Send log lines to standard error from now on; ``process`` is the kind of this process. May be called again."""
     log_of_process(process=process, session=settings.session or None, **known)
     logging.basicConfig(level=logging.INFO, format=_TEXT)
     root = logging.getLogger()
@@ -75,7 +75,7 @@ def start_logging(settings: LogSettings, process: str, **known: Any) -> None:
 
 
 def log_of_process(**known: Any) -> None:
-    """Fields of every line of this process from now on; None removes one."""
+    """Set fields of every line of this process from now on; None removes a field."""
     _process.update(known)
     for name in [name for name, value in _process.items() if value is None]:
         del _process[name]
@@ -83,7 +83,7 @@ def log_of_process(**known: Any) -> None:
 
 @contextmanager
 def about(**known: Any) -> Generator[None]:
-    """Fields of every line meanwhile, in this thread or task; tasks and callbacks that it begins keep them."""
+    """Set fields of every line of this thread or task in the block; tasks and callbacks begun in it keep them."""
     token = _present.set({**_present.get(), **known})
     try:
         yield
@@ -117,7 +117,7 @@ class RecentLines(logging.Handler):
             self._chars -= len(self._lines.popleft())
 
     def text(self) -> str:
-        """The lines, oldest first, without what is known to be a secret."""
+        """The lines, oldest first, without recognisable secrets."""
         self.acquire()
         try:
             lines = list(self._lines)
@@ -135,7 +135,7 @@ def recent_lines() -> str:
 
 
 class JsonLines(logging.Formatter):
-    """A line is one JSON object; what user code has said is text in it, whatever it holds."""
+    """Formats a line as one JSON object; output of user code is always text in it."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -157,5 +157,5 @@ class JsonLines(logging.Formatter):
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # arguments that do not fit, of user code: the line is not to be lost
+    except Exception:  # user code logged arguments that do not fit: the line must not be lost
         return f"{record.msg} {record.args}"

@@ -1,6 +1,7 @@
-"""What the threads of this process do, as bounded text: thread dumps, and the frames that flame graphs are made of.
+"""The stacks of this process's threads as bounded text, for thread dumps and flame graphs.
 
-Only names of functions, files and threads are read. Source lines and local variables may hold secrets, and never are.
+Only the names of functions, files and threads are read; source lines and local variables are not, as they may hold
+secrets.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from msgspec import Struct
 from ckpt_runtime.failure_report import printable
 
 MAX_FRAMES = 200
-"""Of one stack; of a deeper one the outermost and the innermost half of these are shown."""
+"""Frames shown of one stack; of a deeper stack, half of them are its outermost and half its innermost frames."""
 MAX_THREADS = 500
 _MAX_NAME_CHARS = 200
 
 
 class ThreadInfo(Struct, frozen=True):
-    """A thread. ``text`` is its name, its number and its frames, innermost first."""
+    """A thread. ``text`` has its name, its number and its frames, innermost first."""
 
     name: str
     text: str

@@ -1,4 +1,4 @@
-"""The environment of processes that run user code: the driver's, without what opens its doors or Airflow's."""
+"""The environment of processes that run user code: the driver's, without the secrets of the driver and of Airflow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HIDDEN = frozenset(
         "_SPARK_AUTH_SECRET",
     }
 )
-"""The token of the REST API, and what lets a process talk to the JVM as its Python program or worker."""
+"""The token of the REST API, and the secrets with which a Python program or worker connects to the JVM."""
 
 HIDDEN_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
-"""A session that an Airflow task has started inherits the keys and connections of Airflow."""
+"""Airflow's keys and connections, which a session started by an Airflow task inherits."""
 
 
 def user_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What user code may see. Variables of the user's own stay, those of storage credentials included."""
+    """The variables that user code may see. The user's own variables stay, including storage credentials."""
     return {
         name: value
         for name, value in environment.items()

@@ -1,4 +1,4 @@
-"""``ckpt snapshot list``, ``latest`` and ``verify``: the savepoint catalogue where it lies. Needs no session."""
+"""``ckpt snapshot list``, ``latest`` and ``verify``: the savepoint catalogue, read from storage without a session."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _name(known: CataloguedSavepoint | None) -> str:
 
 
 def _checked(known: CataloguedSavepoint | None) -> str:
-    """What was done to find out whether a savepoint is good, and what failed of it."""
+    """The checks that a savepoint has had, and which of them failed."""
     entry = None if known is None else known.entry
     if entry is None:
         return "-"
@@ -86,7 +86,7 @@ def _checked(known: CataloguedSavepoint | None) -> str:
 
 
 def _document(known: CataloguedSavepoint | None) -> dict[str, Any] | None:
-    """None for a checkpoint, and for a savepoint whose entry cannot be read."""
+    """The entry as JSON; None for a checkpoint, and for a savepoint whose entry cannot be read."""
     if known is None or known.entry is None:
         return None
     entry = known.entry
@@ -170,7 +170,7 @@ def verify(
 
 
 def _note(cli: Cli, savepoint: str | Location, began: float, problems: list[str]) -> None:
-    """That the result cannot be noted changes nothing about it."""
+    """Record the result of a verification; a failure to record it does not change the result."""
     from ckpt_runtime.snapshots.catalogue import mark_damaged, mark_savepoint
     from ckpt_runtime.storage.errors import CorruptFileError, StorageError
     from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind

@@ -1,4 +1,4 @@
-"""``ckpt snapshot release``: lets go of the claim of a job that is no more. Needs no session."""
+"""``ckpt snapshot release``: releases the claim of a job that no longer exists. Needs no session."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def release(
 
 
 def _check_is_dead(owner: Claimant, said: str | None) -> None:
-    """Raises CommandError for an owner that lives, and for one of which nobody says that it does not."""
+    """Raises CommandError if the owner may be alive and the user has not confirmed that it is dead."""
     from ckpt_runtime.process_mark import is_here
     from ckpt_runtime.storage.claims import SESSION_PREFIX
     from ckpt_runtime.storage.filesystem import resolve

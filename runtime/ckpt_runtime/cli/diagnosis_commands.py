@@ -1,4 +1,4 @@
-"""``ckpt threads`` and ``ckpt logs``: what the processes of a session do and have logged, wherever they run."""
+"""``ckpt threads`` and ``ckpt logs``: the stacks and the last log lines of a session's processes on all machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def logs(cli: Cli, process: ProcessArgument = None) -> ExitCode:
 
 
 def _show(cli: Cli, process: str | None, read: Callable[[str | None], str]) -> ExitCode:
-    """One that does not answer does not keep the others from being shown."""
+    """Show each process; one that does not answer does not prevent the others from being shown."""
     chosen = [process] if process else [_DRIVER, *(agent.id for agent in cli.client().slot_agents())]
     shown: dict[str, str] = {}
     failed = False

@@ -1,4 +1,4 @@
-"""``ckpt events``: what happens to jobs, as it happens, one line for each event."""
+"""``ckpt events``: prints job events as they happen, one line for each event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exit codes of the command line, and which error gives which. Scripts may rely on them (docs/cli.md)."""
+"""Exit codes of the command line, and which error leads to which code. Scripts may rely on them (docs/cli.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckpt_runtime.client.leader import LeaderUnproven
 
 
 class ExitCode(IntEnum):
-    """Never renumbered."""
+    """The exit codes, which are never renumbered."""
 
     OK = 0
     FAILED = 1
@@ -58,7 +58,7 @@ _CODES: tuple[tuple[type[CkptClientError], ExitCode], ...] = (
 
 
 def code_of(error: Exception) -> ExitCode:
-    """The exit code of an expected failure; other client errors come from what the user gave."""
+    """The exit code of an expected failure; client errors without a code of their own are due to the user's input."""
     if isinstance(error, CommandError):
         return error.code
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.USAGE)

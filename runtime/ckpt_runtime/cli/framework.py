@@ -1,4 +1,4 @@
-"""How a command is made: its function gets a :class:`Cli`, and every command takes the connection's options.
+"""Makes commands from functions that get a :class:`Cli`; every command takes the options of the connection.
 
 Expected failures become one line on standard error and an exit code; only a defect shows a traceback.
 """
@@ -31,9 +31,9 @@ CLUSTER_ID_VARIABLE = "CKPT_CLUSTER_ID"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The connection's options as given; None or False where they were not.
+    """The connection's options as given; None or False if they were not given.
 
-    ``url`` and ``ha_dir`` are two ways to say the same: both at once are refused.
+    ``url`` and ``ha_dir`` are alternatives; giving both at once is refused.
     """
 
     url: str | None = None
@@ -45,7 +45,7 @@ class Settings:
     cluster_id: str | None = None
 
     def over(self, outer: Settings) -> Settings:
-        """These, and the outer ones where these are not given."""
+        """These options; the outer ones replace those that are not given."""
         given = {name: getattr(self, name) for name in _NAMES if getattr(self, name)}
         if self.url or self.ha_dir:
             outer = replace(outer, url=None, ha_dir=None)
@@ -57,7 +57,7 @@ _NAMES = tuple(field.name for field in fields(Settings))
 
 @dataclass
 class Cli:
-    """What a command works with."""
+    """The context of a command: its settings, its output and the client."""
 
     settings: Settings
     output: CommandOutput
@@ -86,11 +86,11 @@ class Cli:
 
     @property
     def is_given(self) -> bool:
-        """Whether the job manager was named, by its address or by where its leader is found."""
+        """Whether the job manager was given, by its address or by its high-availability directory."""
         return self.settings.url is not None or self.settings.ha_dir is not None
 
     def _tell_away(self, error: CkptClientError) -> None:
-        """Once for each reason: a takeover takes some seconds."""
+        """Report an error once for each reason, since a takeover takes some seconds."""
         if str(error) not in self._told:
             self._told.add(str(error))
             self.output.note(f"{error}; looking for the leader")
@@ -100,7 +100,7 @@ class Cli:
         return read_session(session_path())
 
     def _address(self) -> tuple[str | LeaderSource, str | None]:
-        """Where to, and the token. A session's token goes to that session only."""
+        """The job manager's address and the token. A session's token is sent to that session only."""
         url, token = self.settings.url, self.settings.token
         if self.settings.ha_dir is not None:
             if url is not None:
@@ -120,7 +120,10 @@ class Cli:
         return url, token
 
     def _leader(self, directory: str) -> tuple[LeaderSource, str | None]:
-        """The token of the last started session will do: it goes nowhere but to a leader that has the same."""
+        """The source of the leader and the token. By default it is the last started session's token.
+
+        That is safe because a token is sent only to a leader that has the same token.
+        """
         from ckpt_runtime.leader_retrieval import DEFAULT_CLUSTER_ID, InvalidLeaderDirectory, LeaderDirectory
 
         token = self.settings.token
@@ -165,7 +168,7 @@ def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def add_command(app: typer.Typer, name: str, function: Callable[..., ExitCode | None], **options: Any) -> None:
-    """Make a function ``(cli, ...)`` a command. It may return its exit code."""
+    """Make a command from a function ``(cli, ...)``, which may return its exit code."""
 
     @wraps(function)
     def invoke(ctx: typer.Context, **arguments: Any) -> None:

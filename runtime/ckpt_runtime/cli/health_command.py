@@ -1,4 +1,4 @@
-"""``ckpt health``: whether a job is well, for people, scripts and probes."""
+"""``ckpt health``: whether a job is healthy, for people, scripts and probes."""
 
 from __future__ import annotations
 

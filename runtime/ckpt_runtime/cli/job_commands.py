@@ -148,7 +148,7 @@ def cancel(
     kept = client.cancel_and_retain(job) if retain else client.cancel_job(job)
     if wait:
         client.wait_for_state(job, {"CANCELED"}, timeout_s=timeout_s)
-        kept = client.cancel_and_retain(job) if retain else None  # one may have been completed behind the first answer
+        kept = client.cancel_and_retain(job) if retain else None  # one may have completed since the first answer
     document: dict[str, Any] = {"job_id": job}
     lines = [f"Job {job} {'is canceled' if wait else 'is being canceled'}."]
     if retain:

@@ -90,7 +90,7 @@ def edit(cli: Cli, job: JobArgument, dry_run: DryRunOption = False, wait: WaitOp
     found = client.job_config(job)
     if found.version is None:
         raise CommandError("this server does not tell of configurations and versions", ExitCode.SERVER_ERROR)
-    handle, name = tempfile.mkstemp(prefix="ckpt-config-", suffix=".json")  # for this user alone
+    handle, name = tempfile.mkstemp(prefix="ckpt-config-", suffix=".json")  # private to this user
     os.close(handle)
     file = Path(name)
     file.write_text(json.dumps(found.configuration, indent=2, sort_keys=True) + "\n")
@@ -134,7 +134,7 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def _explained(client: CkptClient, job: str, version: int, error: Conflict) -> str:
-    """Who was faster."""
+    """Explain a conflict by the changes that others have made meanwhile."""
     found = client.job_config(job)
     others = [made for made in found.changes if made.version > version]
     if not others:

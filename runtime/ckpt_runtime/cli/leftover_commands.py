@@ -1,4 +1,4 @@
-"""``ckpt leftovers``: hidden files that sinks left behind when everything was killed."""
+"""``ckpt leftovers``: hidden files that sinks left behind when their jobs and the driver were killed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def leftovers(
 
 
 def _covered(snapshots: Sequence[str]) -> set[str]:
-    """Names of the files that they need. Raises StorageError for one that cannot be read."""
+    """The names of the files that the snapshots need. Raises StorageError if a snapshot cannot be read."""
     from ckpt_runtime.checkpoint.sink_state import pending_names
     from ckpt_runtime.snapshots.snapshot import open_snapshot
 
@@ -66,9 +66,9 @@ def _covered(snapshots: Sequence[str]) -> set[str]:
 
 
 def _asking(cli: Cli) -> Callable[[str], str | None]:
-    """The state of a job; None for one that the job manager does not know, or when there is none to ask.
+    """A function that returns a job's state; None if the job manager does not know the job, or no manager is known.
 
-    One that is named and does not answer is an error: it may run the jobs whose files are looked at.
+    An explicitly given job manager that does not answer is an error, because it may run the jobs that own the files.
     """
     try:
         client = cli.client()
@@ -91,7 +91,7 @@ def _asking(cli: Cli) -> Callable[[str], str | None]:
 def _why_kept(
     file: HiddenFile, oldest_s: float, pending: bool, covered: set[str], status: Callable[[str], str | None]
 ) -> str | None:
-    """None for a file that is left over."""
+    """The reason to keep a file; None for a leftover file."""
     state = status(file.part.job_id)
     if state is not None and state not in TERMINAL_STATES:
         return f"the job is {state}"

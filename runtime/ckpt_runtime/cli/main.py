@@ -1,4 +1,4 @@
-"""The ``ckpt`` command: puts the commands together and gives the process its exit code."""
+"""The ``ckpt`` command: assembles the commands and sets the exit code of the process."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def connection(
     ] = False,
 ) -> None:
     """Checkpointed streaming jobs on Spark."""
-    if url and ha_dir and _typed(ctx, "url") != _typed(ctx, "ha_dir"):  # what is typed wins over the environment
+    if url and ha_dir and _typed(ctx, "url") != _typed(ctx, "ha_dir"):  # command-line options win over the environment
         url, ha_dir = (url, None) if _typed(ctx, "url") else (None, ha_dir)
     ctx.obj = Settings(
         url or None, token or None, ca_file or None, insecure, as_json, ha_dir or None, cluster_id or None
@@ -126,7 +126,7 @@ app.add_typer(program, name="program")
 lineage = typer.Typer(help="Upgrades in progress.", rich_markup_mode=None)
 add_command(lineage, "release", lineage_commands.release)
 app.add_typer(lineage, name="lineage")
-# What follows the pipeline goes to the pipeline.
+# Arguments after the pipeline are passed to the pipeline.
 add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
 add_command(app, "plan", plan, context_settings={"allow_interspersed_args": False})
 add_command(app, "list", job_commands.list_jobs)
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flushed(code: int) -> int:
-    """The code; a reader that went away (``ckpt list | head``) is no reason for a traceback at exit."""
+    """Flush the output and return the code; a closed pipe (``ckpt list | head``) must not cause a traceback at exit."""
     try:
         sys.stdout.flush()
     except (BrokenPipeError, ValueError):
@@ -172,5 +172,5 @@ def _flushed(code: int) -> int:
 
 
 def entry_point() -> None:
-    """What the console script calls."""
+    """The entry point of the console script."""
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What commands print: JSON for scripts, tables and a progress line on a terminal, plain lines otherwise.
+"""The output of commands: JSON for scripts, tables and a progress line on a terminal, plain lines otherwise.
 
 Results go to standard output, everything else to standard error. Rich is loaded only for a terminal.
 """
@@ -26,7 +26,7 @@ class CommandOutput:
         self.decorated = not as_json and sys.stdout.isatty()
 
     def result(self, document: Any, *lines: str) -> None:
-        """The command's result: ``document`` for scripts, else the lines."""
+        """Print the command's result: ``document`` for scripts, else the lines."""
         if self.as_json:
             print(json.dumps(plain(document), indent=2))
             return
@@ -34,22 +34,22 @@ class CommandOutput:
             print(line)
 
     def line(self, document: Any, text: str) -> None:
-        """One of many results that come over time: a JSON document in a line of its own, or the text. Seen at once."""
+        """Print one of many results that arrive over time, as a JSON document per line or as text, and flush it."""
         print(json.dumps(plain(document)) if self.as_json else text, flush=True)
 
     def note(self, text: str) -> None:
-        """Something that is not the result."""
+        """Print a message that is not part of the result."""
         print(text, file=sys.stderr)
 
     def error(self, text: str, code: int) -> None:
-        """Why the command failed."""
+        """Print why the command failed."""
         if self.as_json:
             print(json.dumps({"error": text, "exit_code": code}), file=sys.stderr)
         else:
             print(f"ckpt: {text}", file=sys.stderr)
 
     def table(self, document: Any, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-        """Rows under headings; ``empty`` is said instead when there is none."""
+        """Print rows under headings, or ``empty`` if there are no rows."""
         if self.as_json:
             self.result(document)
         elif not rows:
@@ -61,7 +61,7 @@ class CommandOutput:
 
     @contextmanager
     def progress(self) -> Iterator[Callable[[str], None]]:
-        """Shows a text in a line that changes in place on a terminal; elsewhere each change is a line of its own."""
+        """Show a text in a line that changes in place on a terminal; elsewhere each change is a line of its own."""
         if self.decorated:
             from rich.console import Console
             from rich.markup import escape
@@ -101,9 +101,9 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 
 def plain(value: Any) -> Any:
-    """Values and mappings of them as JSON types."""
+    """Convert values, and mappings of values, to JSON types."""
     if isinstance(value, Struct):
-        # By the names of the client's fields: msgspec's own encoding would use those on the wire.
+        # Uses the names of the client's fields; msgspec's own encoding would use the names on the wire.
         value = structs.asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -113,14 +113,14 @@ def plain(value: Any) -> Any:
 
 
 def time_text(time_ms: int | None) -> str:
-    """Local time of a timestamp; a dash when there is none."""
+    """Local time of a timestamp; a dash if there is none."""
     if time_ms is None or time_ms <= 0:
         return "-"
     return datetime.fromtimestamp(time_ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def duration_text(duration_ms: int | None) -> str:
-    """A duration to read: ``250 ms``, ``1.5 s``, ``2 min 5 s``, ``3 h 20 min``."""
+    """A duration as readable text: ``250 ms``, ``1.5 s``, ``2 min 5 s``, ``3 h 20 min``."""
     if duration_ms is None or duration_ms < 0:
         return "-"
     if duration_ms < 1000:
@@ -135,7 +135,7 @@ def duration_text(duration_ms: int | None) -> str:
 
 
 def size_text(size: int | None) -> str:
-    """A size to read: ``512 B``, ``1.5 MiB``."""
+    """A size as readable text: ``512 B``, ``1.5 MiB``."""
     if size is None or size < 0:
         return "-"
     amount, unit = float(size), 0
@@ -145,8 +145,8 @@ def size_text(size: int | None) -> str:
 
 
 def user_name() -> str | None:
-    """Who runs the command, for records that others read."""
+    """The name of the user who runs the command, for records of requests."""
     try:
         return getpass.getuser()
-    except (KeyError, ImportError, OSError):  # an id without a name
+    except (KeyError, ImportError, OSError):  # a user id without a name
         return None

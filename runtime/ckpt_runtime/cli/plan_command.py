@@ -39,7 +39,7 @@ def plan(
     )
     filename, content = pack_pipeline(pipeline)
     client = cli.client()
-    # What is uploaded stays, as that of a run: the same program may have been uploaded by others, who need it.
+    # The upload stays, as that of a run, because other users may have uploaded the same program and still need it.
     found = client.plan_pipeline(client.upload_pipeline(filename, content), options)
     if cli.output.as_json:
         cli.output.result(found, "")
@@ -89,7 +89,7 @@ def _fields(schema: tuple[str, ...]) -> str | None:
 
 
 def _change(before: object, after: object) -> str:
-    """Both when they differ; a dash for a side that has none."""
+    """Both values if they differ; a dash stands for a missing one."""
     return str(before) if before == after else f"{_shown(before)} -> {_shown(after)}"
 
 

@@ -1,4 +1,4 @@
-"""``ckpt program``: uploaded programs, and who holds them."""
+"""``ckpt program``: uploaded programs and their holders."""
 
 from __future__ import annotations
 

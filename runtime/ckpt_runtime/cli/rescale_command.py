@@ -1,4 +1,4 @@
-"""``ckpt rescale``: another parallelism for a running job, without stopping it first."""
+"""``ckpt rescale``: changes the parallelism of a running job without stopping it first."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def rescale(
 
 
 def _wanted(given: Sequence[str], vertices: Sequence[Vertex], present: Mapping[str, Bounds]) -> dict[str, int | Bounds]:
-    """Of every vertex by id; those that are not named keep the bounds that were declared for them.
+    """The bounds of every vertex by id; vertices that are not named keep their declared bounds.
 
-    A number for all leaves those out that cannot have more than one subtask.
+    A number for all vertices skips those that cannot have more than one subtask.
     """
     wanted: dict[str, int | Bounds] = dict(present)
     parsed = [values.parallelism("--parallelism", text) for text in given]

@@ -25,7 +25,7 @@ WATCH_INTERVAL_S = 1.0
 
 
 class ClaimChoice(StrEnum):
-    """FLIP-193's modes as users type them."""
+    """FLIP-193's restore modes as users type them."""
 
     NO_CLAIM = "no-claim"
     CLAIM = "claim"
@@ -88,7 +88,7 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     client = cli.client()
     start = client.run_drill if drill else client.run_pipeline
     job = start(client.upload_pipeline(filename, content), options, job_id=job_id)
-    with suppress(CkptClientError):  # the job is started all the same
+    with suppress(CkptClientError):  # the job is started even so
         for warning in client.job_details(job).warnings:
             cli.output.note(f"warning: {warning}")
     if detached:
@@ -116,7 +116,7 @@ def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
 
 
 def _progress_text(details: JobDetails, statistics: CheckpointStatistics, *, live: bool) -> str:
-    """All there is to see on a terminal; only what seldom changes where each change is a new line."""
+    """The progress: everything on a terminal, else only values that seldom change, as each change is a new line."""
     text = details.state
     if live:
         records = sum(vertex.io.write_records for vertex in details.vertices)

@@ -1,4 +1,4 @@
-"""``ckpt session start | stop | status``: a session cluster on Spark, and the file that remembers it."""
+"""``ckpt session start | stop | status``: a session cluster on Spark, and the file that describes it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def start(  # noqa: PLR0913 -- one parameter for each option
 
 @contextmanager
 def _signals_in(received: list[int]) -> Iterator[None]:
-    """Collects SIGTERM and SIGINT: neither may strike between the start of a process and the note of it."""
+    """Collect SIGTERM and SIGINT, so that neither interrupts between the start of a process and its recording."""
     before = [signal.signal(number, lambda number, _: received.append(number)) for number in TERMINATION]
     try:
         yield

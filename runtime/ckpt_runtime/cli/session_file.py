@@ -1,7 +1,7 @@
-"""The session file: where the last started session is, so that later commands find it.
+"""The session file: it says where the last started session is, so that later commands find it.
 
-It holds a token and names processes to stop, so it is private to its owner and refused when it is not. All other files
-of the session lie beside it, so that two sessions of one user never share one.
+It contains a token and the processes to stop, so it is private to its owner and refused if it is not. All other files
+of the session lie beside it, so that two sessions of one user never share a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def session_path() -> Path:
 
 
 def read_session(path: Path) -> SessionInfo | None:
-    """What it remembers, or None when there is no file. Raises :class:`CommandError` for one that cannot be trusted."""
+    """The session in the file; None without a file. Raises :class:`CommandError` for a file that cannot be trusted."""
     try:
         with path.open("rb") as file:
             info = os.fstat(file.fileno())
@@ -43,10 +43,10 @@ def read_session(path: Path) -> SessionInfo | None:
 
 
 def write_session(path: Path, info: SessionInfo) -> None:
-    """Write atomically, readable by the owner alone."""
+    """Write the file atomically, readable only by its owner."""
     write_private(path, msgspec.json.encode(info))
 
 
 def path_beside(path: Path, suffix: str) -> Path:
-    """The log or the default working directory of the session that ``path`` remembers: beside it, as all its files."""
+    """The path of another file of the session, such as its log or default working directory, beside ``path``."""
     return path.with_name((path.stem if path.suffix == ".json" else path.name) + suffix)

@@ -30,7 +30,7 @@ class FormatChoice(StrEnum):
 
     @property
     def on_the_wire(self) -> Format:
-        """The request's spelling."""
+        """The format as spelled in requests."""
         return "NATIVE" if self is FormatChoice.NATIVE else "CANONICAL"
 
 
@@ -43,7 +43,7 @@ DetachedOption = Annotated[bool, typer.Option("--detached", help="Print the trig
 
 @dataclass(frozen=True, slots=True)
 class StartedOperation:
-    """An operation that a command has started, of a job or of none."""
+    """An operation that a command has started; ``job_id`` is None if it does not belong to a job."""
 
     cli: Cli
     kind: OperationKind
@@ -51,10 +51,10 @@ class StartedOperation:
     job_id: str | None
 
     def wait(self, doing: str, detached: bool, timeout_s: float | None) -> OperationStatus | None:
-        """Wait for its end with something to look at meanwhile; detached, its trigger id is all there is to tell.
+        """Wait for the end of the operation and show its progress; if detached, only print its trigger id.
 
-        Ctrl-C and timeouts leave it running. Flink accepts an operation on any job id and lets it fail: that is
-        NotFound for an unknown job and Conflict for one that has ended, as a session answers at once.
+        Ctrl-C and timeouts leave it running. Flink accepts an operation on any job id and lets it fail later. This
+        raises NotFound for an unknown job and Conflict for an ended one, which a session answers at once.
         """
         if detached:
             self.cli.output.result({"trigger_id": self.trigger_id}, self.trigger_id)
@@ -78,7 +78,7 @@ class StartedOperation:
             raise
 
     def _so_far(self, doing: str) -> str:
-        """How far the latest snapshot of this kind has come, where the session tells it."""
+        """The progress of the latest snapshot of this kind, if the session reports it."""
         latest = self.snapshot(lambda item: item.is_savepoint == (self.kind == "savepoint"))
         if latest is None or latest.progress_size is None:
             return doing
@@ -86,7 +86,7 @@ class StartedOperation:
         return f"{doing}: {subtasks}, {size_text(latest.progress_size)} so far"
 
     def snapshot(self, wanted: Callable[[Checkpoint], bool]) -> Checkpoint | None:
-        """The job's newest in the history, if there is one; nothing that an operation depends on."""
+        """The job's newest matching snapshot in the history, if any; for display only, so errors are ignored."""
         if self.job_id is None:
             return None
         with suppress(CkptClientError):
@@ -95,7 +95,7 @@ class StartedOperation:
 
 
 def _about_the_job(cli: Cli, job_id: str) -> CkptClientError:
-    """Why there is no such running job."""
+    """The error that says why there is no such running job."""
     try:
         state = cli.client().job_details(job_id).state
     except NotFound as error:
@@ -158,7 +158,7 @@ def _tell_location(operation: StartedOperation, doing: str, detached: bool, time
     if status := operation.wait(doing, detached, timeout_s):
         taken = operation.snapshot(lambda item: item.external_path == status.location)
         document: dict[str, object] = {"trigger_id": operation.trigger_id, "location": status.location}
-        if taken is not None and taken.incremental is not None:  # Flink does not tell
+        if taken is not None and taken.incremental is not None:  # Flink does not report it
             document |= {name: getattr(taken, name) for name in ("incremental", "checkpointed_size", "reused_size")}
             written = f"{size_text(taken.checkpointed_size)} written"
             how = f"incremental: {written}, {size_text(taken.reused_size)} duplicated"

@@ -1,4 +1,4 @@
-"""``ckpt snapshot``: looks at snapshots, copies and converts them where they lie. Needs no session and no job."""
+"""``ckpt snapshot``: shows, copies and converts snapshots in storage. Needs no session and no job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SnapshotArgument = Annotated[
 
 @contextmanager
 def storage_failures() -> Iterator[None]:
-    """Expected failures as errors of the command, each with its exit code."""
+    """Turn expected failures into errors of the command, each with its exit code."""
     try:
         from ckpt_runtime.state.errors import StateError
         from ckpt_runtime.storage import errors
@@ -55,7 +55,7 @@ def storage_failures() -> Iterator[None]:
 
 @contextmanager
 def clean_ends() -> Iterator[None]:
-    """Being told to end is an interruption here, as by Ctrl-C: what is half written is deleted first."""
+    """Handle SIGTERM as an interruption, like Ctrl-C, so that partially written files are deleted first."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -80,14 +80,14 @@ def _not_installed(error: ModuleNotFoundError) -> Exception:
 
 
 def opened_snapshot(path: str) -> Snapshot:
-    """Opens it. Raises as ``open_snapshot``."""
+    """Open a snapshot. Raises the errors of ``open_snapshot``."""
     from ckpt_runtime.snapshots.snapshot import open_snapshot
 
     return open_snapshot(path)
 
 
 def shown_name(name: str) -> str:
-    """A name out of a snapshot that anybody may have written: nothing that a terminal would act on."""
+    """A name from an untrusted snapshot, without characters that a terminal would interpret."""
     return name if name.isprintable() else repr(name)
 
 

@@ -1,4 +1,4 @@
-"""Reading what users type: job ids, durations, sizes, ``key=value`` pairs. Raises usage errors naming the option."""
+"""Parses user input: job ids, durations, sizes, ``key=value`` pairs. Raises usage errors that name the option."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _HEX_ID = re.compile(r"[0-9a-fA-F]{32}")
 
 
 def job_id(text: str) -> str:
-    """32 hex digits, in lower case."""
+    """Parse a job id: 32 hex digits, in lower case."""
     if not _HEX_ID.fullmatch(text):
         raise typer.BadParameter(f"{text!r} is no job id, it must be 32 hexadecimal digits")
     return text.lower()
 
 
 def optional_job_id(text: str | None) -> str | None:
-    """:func:`job_id` of a given one."""
+    """:func:`job_id` of the text; None if not given."""
     return None if text is None else job_id(text)
 
 
 def job_ids(texts: list[str] | None) -> list[str] | None:
-    """:func:`job_id` of each."""
+    """:func:`job_id` of each text; None if not given."""
     return None if texts is None else [job_id(text) for text in texts]
 
 
 def duration_ms(option: str, text: str | None) -> int | None:
-    """Milliseconds of ``10 s``, ``5min``, ...; None when not given.
+    """Milliseconds of ``10 s``, ``5min``, ...; None if not given.
 
-    A bare number is refused: options count milliseconds, as Flink's do, and whoever waits means seconds.
+    A bare number is refused as ambiguous: options count milliseconds, as Flink's do, but users may mean seconds.
     """
     if text is None:
         return None
@@ -44,7 +44,7 @@ def duration_ms(option: str, text: str | None) -> int | None:
 
 
 def size_bytes(option: str, text: str | None) -> int | None:
-    """Bytes of ``64 mb``, ...; None when not given."""
+    """Bytes of ``64 mb``, ...; None if not given."""
     return None if text is None else _parsed(option, text, parse_memory_size)
 
 
@@ -56,13 +56,13 @@ def _parsed(option: str, text: str, parse: Callable[[str], int]) -> int:
 
 
 def timeout_s(option: str, text: str | None) -> float | None:
-    """Seconds of a duration; None when not given, which waits without an end."""
+    """Seconds of a duration; None if not given, which means no time limit."""
     millis = duration_ms(option, text)
     return None if millis is None else millis / 1000
 
 
 def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """``key=value`` given any number of times; the same key twice must have one value.
+    """Parse ``key=value``, given any number of times; a repeated key must have the same value.
 
     ``@FILE`` stands for the lines of a file, so that a secret need not be in the process list.
     """
@@ -78,7 +78,7 @@ def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
 
 
 def parallelism(option: str, text: str) -> tuple[str | None, int]:
-    """``N``, or ``VERTEX=N``."""
+    """Parse ``N`` or ``VERTEX=N``."""
     vertex, separator, number = text.rpartition("=")
     if not number.strip().isdecimal() or (separator and not vertex.strip()):
         raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be N or VERTEX=N")

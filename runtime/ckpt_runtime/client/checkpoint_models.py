@@ -37,10 +37,10 @@ class TaskCheckpoint(Struct, frozen=True):
 class Checkpoint(Struct, frozen=True, kw_only=True):
     """One checkpoint or savepoint. ``status`` is IN_PROGRESS, COMPLETED or FAILED.
 
-    ``tasks`` is filled by ``checkpoint_details`` alone. Not every server tells the following: whether it is
-    ``incremental``, that is builds upon files of completed checkpoints, of which it refers to ``reused_size`` bytes or
-    has duplicated them; how much of a pending one is in storage (``progress_size``), and when that would expire
-    (``deadline_ms``); what a rescue policy has added to its timeout (``timeout_extension_ms``).
+    Only ``checkpoint_details`` fills ``tasks``. Not every server reports the following fields. ``incremental``: the
+    checkpoint builds upon files of completed checkpoints; it references or duplicated ``reused_size`` bytes of them.
+    ``progress_size``: how much of a pending checkpoint is in storage. ``deadline_ms``: when a pending checkpoint would
+    expire. ``timeout_extension_ms``: how much a rescue policy has added to its timeout.
     """
 
     id: int
@@ -66,12 +66,12 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     failure_message: str | None = None
     deadline_ms: int | None = field(name="deadline_timestamp", default=None)
     timeout_extension_ms: int = field(name="timeout_extension", default=0)
-    # On the wire ``tasks`` is a mapping of vertex ids, which read_checkpoint makes this of.
+    # On the wire ``tasks`` is a mapping by vertex id, which read_checkpoint converts.
     tasks: tuple[TaskCheckpoint, ...] = field(name="tasks by vertex", default=())
 
 
 def read_checkpoint(document: Any) -> Checkpoint:
-    """With its tasks, each of which gets the vertex id that it lies under."""
+    """Read a checkpoint with its tasks; the key of each task becomes its vertex id."""
     tasks = [{**task, "vertex_id": key} for key, task in (document.get("tasks") or {}).items()]
     return structs.replace(read(document, Checkpoint), tasks=read(tasks, tuple[TaskCheckpoint, ...]))
 
@@ -85,13 +85,13 @@ class RetainedCheckpoint(Struct, frozen=True, rename="kebab"):
 
 
 def read_retained(document: Any) -> RetainedCheckpoint | None:
-    """The answer to a cancellation."""
+    """Read the answer to a cancellation."""
     found = document["retained-checkpoint"]
     return None if found is None else read(found, RetainedCheckpoint)
 
 
 class RestoredCheckpoint(Struct, frozen=True):
-    """What the job's present attempt started from."""
+    """The snapshot from which the job's present attempt started."""
 
     id: int
     restored_at_ms: int = field(name="restore_timestamp")
@@ -112,7 +112,10 @@ class CheckpointStatistics(Struct, frozen=True):
 
     @property
     def completed(self) -> tuple[Checkpoint, ...]:
-        """All that are shown, savepoints too, oldest first. The latest may have left a short history already."""
+        """All completed checkpoints and savepoints in the answer, oldest first.
+
+        The latest ones are included even if a short history no longer contains them.
+        """
         latest = (self.latest_completed, self.latest_savepoint)
         shown = [*self.history, *(item for item in latest if item is not None)]
         found = {item.id: item for item in shown if item.status == "COMPLETED"}
@@ -120,14 +123,17 @@ class CheckpointStatistics(Struct, frozen=True):
 
 
 def read_statistics(document: Any) -> CheckpointStatistics:
-    """What lies below ``latest`` is taken up beside the rest."""
+    """Read the statistics; the fields below ``latest`` are moved up beside the others."""
     names = ("completed", "savepoint", "failed", "restored")
     latest = {f"latest_{name}": document["latest"].get(name) for name in names}
     return read({**document, **latest}, CheckpointStatistics)
 
 
 class CheckpointConfig(Struct, frozen=True):
-    """What holds now. ``interval_ms`` is None when periodic checkpoints are off; ``overrides`` are FLIP-571's."""
+    """The configuration in effect.
+
+    ``interval_ms`` is None if periodic checkpoints are off; ``overrides`` are FLIP-571's.
+    """
 
     mode: str
     interval_ms: int | None = field(name="interval")
@@ -145,7 +151,7 @@ class CheckpointConfig(Struct, frozen=True):
 
 
 def read_config(document: Any) -> CheckpointConfig:
-    """Flink says by a number that there are no periodic checkpoints."""
+    """Read the configuration; Flink uses a special number to say that there are no periodic checkpoints."""
     interval = document["interval"]
     interval = None if interval == PERIODIC_OFF else interval
     deleted = document.get("externalization", {}).get("delete_on_cancellation", True)
@@ -153,7 +159,7 @@ def read_config(document: Any) -> CheckpointConfig:
 
 
 class CheckpointConfigPatch(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """FLIP-571: the fields to change; None leaves one alone. Durations in milliseconds."""
+    """FLIP-571: the fields to change; a field that is None stays unchanged. Durations in milliseconds."""
 
     interval_ms: int | None = field(name="checkpointInterval", default=None)
     timeout_ms: int | None = field(name="checkpointTimeout", default=None)

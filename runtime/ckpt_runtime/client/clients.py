@@ -48,7 +48,7 @@ Transport = TypeVar("Transport")
 
 
 class _Method(Generic[P, T]):
-    """A method of both clients, from the function that makes what it carries out."""
+    """A method of both clients, made from the function that builds its call or steps."""
 
     def __init__(self, build: Callable[P, Call[T] | Steps[T]]) -> None:
         self._build = build
@@ -74,7 +74,7 @@ class _Method(Generic[P, T]):
 
 
 class _Methods:
-    """What both clients can be asked for."""
+    """The requests that both clients offer."""
 
     cluster_overview = _Method(requests.cluster_overview)
     dashboard_config = _Method(requests.dashboard_config)
@@ -136,9 +136,9 @@ class _Methods:
 
 
 class _Client(_Methods, Generic[Http, Transport]):
-    """What the two have in common: where they send to, and how long they repeat it.
+    """The common part of both clients: where they send requests, and how long they repeat them.
 
-    One that follows a leader has HTTP connections of its own for each address that has led, until it is closed.
+    A client that follows a leader keeps HTTP connections for each address that has led, until the client is closed.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class _Client(_Methods, Generic[Http, Transport]):
 
     @property
     def url(self) -> str:
-        """Where requests go: the given address, or the leader's that was found last (empty before the first)."""
+        """Where requests go: the given address, or that of the last leader found (empty before the first)."""
         return self._url
 
     def _connect(self, **options: Any) -> Http:
@@ -190,14 +190,14 @@ class _Client(_Methods, Generic[Http, Transport]):
         return self._http_at(leader.url)
 
     def _after(self, error: CkptClientError) -> CkptClientError:
-        """The error, once the leader is doubted on whose side it may lie."""
+        """Return the error, after marking the leader as doubtful if the leader may have caused it."""
         if self._leader is not None and (not isinstance(error, CkptApiError) or is_passing(error) or _foreign(error)):
             self._failed = self._leader
         return error
 
     @contextmanager
     def _asking(self, url: str) -> Iterator[None]:
-        """What goes wrong with one request becomes the client's own error, after which a leader may be doubted."""
+        """Turn a failure of one request into the client's own error, and doubt the leader if it may have caused it."""
         try:
             yield
         except httpx.TransportError as error:
@@ -213,15 +213,14 @@ class _Client(_Methods, Generic[Http, Transport]):
 class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
     """The client whose methods block.
 
-    ``address`` is ``host:port`` or a URL, or a source that says who leads (``ckpt_runtime.leader_retrieval``): then
-    requests follow the leader, and the token goes to proven addresses alone. ``verify`` is True, False, a CA file or an
-    ``ssl.SSLContext``. ``timeout_s``
-    bounds each single request; for ``patience_s`` it is repeated while the server is away (0: never repeated), and
-    ``on_away`` is told each time. ``transport`` replaces the network.
+    ``address`` is ``host:port`` or a URL, or a source of the current leader (``ckpt_runtime.leader_retrieval``). With a
+    source, requests follow the leader, and the token is sent only to proven addresses. ``verify`` is True, False, a CA
+    file or an ``ssl.SSLContext``. ``timeout_s`` bounds each single request; while the server is away, the request is
+    repeated for ``patience_s`` (0: never), and ``on_away`` is called each time. ``transport`` replaces the network.
     """
 
     renew_token: Callable[[], str | None] | None = None
-    """Asked for another token when the server refuses the present one; gives None when there is none."""
+    """Called for another token when the server refuses the present one; returns None if there is none."""
 
     def _connect(self, **options: Any) -> httpx.Client:
         return httpx.Client(**options)
@@ -254,9 +253,10 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
     def follow_events(
         self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
     ) -> Iterator[StreamedEvent]:
-        """Follow what happens to these jobs, or to all, in connections one after the other.
+        """Follow the events of these jobs, or of all jobs, over one connection after the other.
 
-        Raises :class:`NotServed` where there are no such streams, and what keeps it from connecting for ``patience_s``.
+        Raises :class:`NotServed` if the server has no such streams, and the error that prevents a connection for
+        ``patience_s``.
         """
         feed = EventFeed(jobs, last_event_id)
         while True:
@@ -268,14 +268,14 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
             time.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
 
     def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
-        """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""
+        """Carry out the steps and return their result; repeats calls for ``patience_s`` while the server is away."""
         try:
             step = next(steps)
             while True:
                 try:
                     answer = self._carry_out(step, patience_s)
                 except CkptClientError as error:
-                    # Into the steps, which decide whether it passes.
+                    # The steps decide whether the error is passing.
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)
@@ -302,7 +302,7 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
             return read_answer(call, response)
 
     def _renewed(self) -> bool:
-        """Whether there is another token, which all requests have from now on."""
+        """Whether there is another token; if so, all further requests use it."""
         refused, verify, timeout_s = self._options
         token = None if self.renew_token is None else self.renew_token()
         if token is None or token == refused:
@@ -321,7 +321,7 @@ class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
 
 
 async def run_steps(steps: Steps[T], carry_out: Callable[[Call[Any] | Pause], Awaitable[Any]]) -> T:
-    """Await steps one by one, as ``carry_out`` does it; gives their result."""
+    """Await the steps one by one with ``carry_out`` and return their result."""
     try:
         step = next(steps)
         while True:
@@ -337,7 +337,7 @@ async def run_steps(steps: Steps[T], carry_out: Callable[[Call[Any] | Pause], Aw
 
 
 class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
-    """The client whose methods are awaited; they and their parameters are those of :class:`CkptClient`."""
+    """The client whose methods are awaited; methods and parameters are those of :class:`CkptClient`."""
 
     def _connect(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(**options)
@@ -374,7 +374,7 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
     async def follow_events(
         self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
     ) -> AsyncIterator[StreamedEvent]:
-        """As of :class:`CkptClient`."""
+        """See :meth:`CkptClient.follow_events`."""
         feed = EventFeed(jobs, last_event_id)
         while True:
             lost: CkptClientError | None = None
@@ -386,7 +386,7 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
             await asyncio.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
 
     async def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
-        """Carry out steps one by one, each call for ``patience_s`` while the server is away; gives their result."""
+        """Carry out the steps and return their result; repeats calls for ``patience_s`` while the server is away."""
         return await run_steps(steps, lambda step: self._carry_out(step, patience_s))
 
     async def _carry_out(self, step: Call[Any] | Pause, patience_s: float) -> Any:
@@ -407,5 +407,5 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
 
 
 def _foreign(error: CkptApiError) -> bool:
-    """Whether somebody else may listen there by now."""
+    """Whether another server may listen at the address by now."""
     return isinstance(error, (Unauthorized, NotServed, UnexpectedAnswer))

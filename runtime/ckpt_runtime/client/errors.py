@@ -1,4 +1,4 @@
-"""What can go wrong when talking to the REST API, as exceptions that a caller can tell apart."""
+"""The errors of talking to the REST API, as exceptions that a caller can tell apart."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from ckpt_runtime.client.stack_traces import telling_line
 
 UNKNOWN_JOB = "FlinkJobNotFoundException"
-"""What Flink names in answers with status 500, and in failed operations, when there is no such job."""
+"""The exception that Flink names in answers with status 500, and in failed operations, if there is no such job."""
 
 
 class CkptClientError(Exception):
-    """Base of everything that the client raises on purpose."""
+    """Base of all errors that the client raises on purpose."""
 
 
 class Unreachable(CkptClientError):
     """No answer: connection refused, reset, timed out, name unknown.
 
-    ``sent``: the request may have arrived; without a connection it has not.
+    ``sent``: whether the request may have arrived; without a connection it has not.
     """
 
     def __init__(self, url: str, reason: str, *, sent: bool = True) -> None:
@@ -28,7 +28,7 @@ class Unreachable(CkptClientError):
 
 
 class CkptApiError(CkptClientError):
-    """An answer with an error status. ``errors`` are the server's texts; the message is what they come down to."""
+    """An answer with an error status. ``errors`` are the server's texts; the message summarises them."""
 
     def __init__(self, status: int, errors: Sequence[str]) -> None:
         lines = [line for line in map(telling_line, errors) if line]
@@ -39,11 +39,11 @@ class CkptApiError(CkptClientError):
 
 
 class BadRequest(CkptApiError):
-    """400 and other 4xx without an own class: the request cannot succeed as it is."""
+    """400 and other 4xx without a class of their own: the request cannot succeed as it is."""
 
 
 class Unauthorized(CkptApiError):
-    """401 or 403: no valid token, or this server does not answer to such callers."""
+    """401 or 403: no valid token, or this server does not answer such callers."""
 
 
 class NotFound(CkptApiError):
@@ -51,7 +51,7 @@ class NotFound(CkptApiError):
 
 
 class NotServed(CkptApiError):
-    """The server has no such call at all: Flink for what is this project's own, or an earlier version."""
+    """The server does not know this call: it is Flink and the call is this project's own, or it is an older version."""
 
 
 class Conflict(CkptApiError):
@@ -81,7 +81,7 @@ class JobEnded(CkptClientError):
 
 
 class WaitTimeout(CkptClientError):
-    """The deadline of a wait passed; what was waited for goes on."""
+    """The deadline of a wait passed; the awaited operation continues."""
 
     def __init__(self, what: str, timeout_s: float) -> None:
         super().__init__(f"{what} did not happen within {timeout_s:g} s")
@@ -111,7 +111,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_outcome_unknown(error: BaseException) -> bool:
-    """Whether the request may have been carried out although there is no answer of the job manager's."""
+    """Whether the request may have been carried out although the job manager's answer is missing."""
     if isinstance(error, CkptApiError):
         return error.status in _UNKNOWN_OUTCOMES
     return isinstance(error, Unreachable) and error.sent

@@ -1,7 +1,8 @@
-"""Reading server-sent events: what is asked for, from lines to events, and when to ask again. No I/O and no clock.
+"""Reading server-sent events: the request, parsing lines into events, and when to reconnect. No I/O and no clock.
 
-A stream begins with ``start`` and ends with ``end``. ``reset`` says that events were missed: whoever follows jobs by
-events reads their state anew then, and goes on. The ids begin with the session's, so that another driver's are seen.
+A stream begins with ``start`` and ends with ``end``. ``reset`` says that events were missed: a reader that follows jobs
+by events then has to read their state again. Event ids begin with the session's id, so events of another driver are
+recognised.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.transport import read_answer
 
 READ_TIMEOUT_S = 45.0
-"""Three times the pause between the server's signs of life."""
+"""Three times the server's keep-alive interval."""
 FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
 
@@ -29,7 +30,7 @@ _MEDIA_TYPE = "text/event-stream"
 
 @dataclass(frozen=True, slots=True)
 class StreamedEvent:
-    """``data`` as in ``docs/rest.md``. ``start``, ``reset`` and ``end`` are of the stream itself."""
+    """``docs/rest.md`` describes ``data``. ``start``, ``reset`` and ``end`` are events of the stream itself."""
 
     id: str
     type: str
@@ -37,18 +38,21 @@ class StreamedEvent:
 
     @property
     def job_id(self) -> str | None:
-        """The job that it is of."""
+        """The job that the event belongs to."""
         found = self.data.get("jobid")
         return found if isinstance(found, str) else None
 
     @property
     def session_id(self) -> str:
-        """The driver that it comes from."""
+        """The session (driver) that sent the event."""
         return self.id.rpartition("-")[0]
 
 
 class EventFeed:
-    """One connection after the other. ``last_event_id`` is where the next one goes on, None: with what comes then."""
+    """Follows events over one connection after the other.
+
+    The next connection continues after ``last_event_id``; None: with the events that come from then on.
+    """
 
     def __init__(self, jobs: Collection[str] | None = None, last_event_id: str | None = None) -> None:
         query = "" if jobs is None else "?" + urlencode([("job", job_id) for job_id in jobs])
@@ -65,7 +69,7 @@ class EventFeed:
         headers = {"Accept": _MEDIA_TYPE}
         if self.last_event_id is not None:
             headers["Last-Event-ID"] = self.last_event_id
-        # Half an event of the connection before is forgotten, and asked for again.
+        # A partial event of the previous connection is dropped and requested again.
         self._id, self._kind, self._data = self.last_event_id, "", []
         timeout = httpx.Timeout(timeout_s, read=READ_TIMEOUT_S)
         return {"method": "GET", "url": self._url, "headers": headers, "timeout": timeout}
@@ -75,7 +79,7 @@ class EventFeed:
         return response.status_code == 200 and response.headers.get("content-type", "").startswith(_MEDIA_TYPE)
 
     def refused(self, response: httpx.Response) -> CkptClientError:
-        """Say why an answer is no stream."""
+        """Return the error that says why the answer is not a stream."""
         try:
             read_answer(self.call, response)
         except CkptClientError as error:
@@ -83,7 +87,7 @@ class EventFeed:
         return UnexpectedAnswer(response.status_code, ["GET /events: the answer is not a stream of events"])
 
     def take(self, line: str) -> Iterator[StreamedEvent]:
-        """Take the next line of the stream; gives an event when it is complete. Raises :class:`UnexpectedAnswer`."""
+        """Take the next line of the stream; yields an event once it is complete. Raises :class:`UnexpectedAnswer`."""
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "id":
@@ -93,7 +97,7 @@ class EventFeed:
         elif name == "data":
             self._data.append(value)
         elif not line:
-            # Only with the blank line: what breaks off before it has not been seen.
+            # An event is complete only with the blank line: one that breaks off before it does not count as seen.
             kind, data, self.last_event_id = self._kind, self._data, self._id
             self._kind, self._data = "", []
             if data:
@@ -101,9 +105,9 @@ class EventFeed:
                 yield StreamedEvent(self.last_event_id or "", kind, _document("\n".join(data)))
 
     def pause_after(self, error: CkptClientError | None, now: float, patience_s: float) -> float:
-        """Seconds until the next connection; ``error`` None after a stream that has ended.
+        """Seconds until the next connection; ``error`` is None after a stream that has ended.
 
-        Raises an error that does not pass, or when no event has come for ``patience_s`` since the first.
+        Raises ``error`` if it is not passing, or if no event has come for ``patience_s`` since the first such pause.
         """
         self._away_since = now if self._away_since is None else self._away_since
         if error is not None and (not is_passing(error) or now - self._away_since >= patience_s):

@@ -1,8 +1,8 @@
-"""Who leads, for a client that follows the leader: the seam to where that is looked up, and when it is looked up anew.
+"""Leader lookup for clients that follow the leader: the interface of lookups, and when a lookup is repeated.
 
-A client is given a :class:`LeaderSource` in place of an address. It asks again after every failure and as soon as what
-it was told is no longer good; so it neither stays with a driver that has lost its leadership, nor sends a token to
-whoever took a dead driver's port later. Looking up blocks, and happens in threads of its own.
+A client is given a :class:`LeaderSource` in place of an address. It asks again after every failure and as soon as the
+last answer has expired. So it neither stays with a driver that has lost its leadership, nor sends a token to a process
+that later took a dead driver's port. Lookups block, and run in threads of their own.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ckpt_runtime.client.errors import CkptClientError, Unreachable
 
 
 class LeaderUnknown(Unreachable):
-    """Nobody leads, or nobody can be seen to: later somebody may. Nothing was sent."""
+    """There is no leader, or none can be determined; there may be one later. Nothing was sent."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(where, reason, sent=False)
 
 
 class LeaderUnproven(CkptClientError):
-    """What is said to be the leader's address does not prove it. No token was sent there."""
+    """The alleged address of the leader lacks a valid proof. No token was sent there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """An address that was proven. ``good_until`` is on this process's monotonic clock."""
+    """A proven address of the leader. ``good_until`` is on this process's monotonic clock."""
 
     url: str
     epoch: int
@@ -39,7 +39,7 @@ class Leader:
 
 
 class LeaderSource(ABC):
-    """Where a cluster's leader is found. Safe to share between threads, clients and loops."""
+    """Finds a cluster's leader. Safe to share between threads, clients and event loops."""
 
     def __init__(self, where: str) -> None:
         """``where`` names the place in errors."""
@@ -50,10 +50,10 @@ class LeaderSource(ABC):
 
     @abstractmethod
     def look_up(self) -> Leader:
-        """Blocks. Raises :class:`LeaderUnknown`, :class:`LeaderUnproven`."""
+        """Look up the leader; blocks. Raises :class:`LeaderUnknown`, :class:`LeaderUnproven`."""
 
     def find(self, timeout_s: float, *, other_than: Leader | None = None) -> Leader:
-        """The leader; looked up unless an answer other than ``other_than`` is still good."""
+        """Return the leader; looks it up unless an answer other than ``other_than`` is still good."""
         known = self._known(other_than)
         if known is not None:
             return known
@@ -63,7 +63,7 @@ class LeaderSource(ABC):
             raise self._silent(timeout_s) from None
 
     async def afind(self, timeout_s: float, *, other_than: Leader | None = None) -> Leader:
-        """As :meth:`find`, and never blocks the loop."""
+        """Like :meth:`find`, but never blocks the event loop."""
         known = self._known(other_than)
         if known is not None:
             return known
@@ -79,12 +79,12 @@ class LeaderSource(ABC):
         return latest if usable else None
 
     def _looking_up(self) -> Future[Leader]:
-        """One lookup at a time, for all who wait for it: a place that hangs costs one thread."""
+        """The lookup in progress, shared by all waiting callers: a lookup that hangs costs one thread."""
         with self._lock:
             if self._lookup is None or self._lookup.done():
                 self._lookup = Future()
-                self._lookup.set_running_or_notify_cancel()  # nobody who gives up ends it for the others
-                # A daemon: a place that hangs keeps no process from ending.
+                self._lookup.set_running_or_notify_cancel()  # a caller that gives up cannot cancel it for the others
+                # A daemon thread: a lookup that hangs does not keep the process from ending.
                 threading.Thread(target=self._answer, args=(self._lookup,), name="leader-lookup", daemon=True).start()
             return self._lookup
 

@@ -1,8 +1,8 @@
-"""Answers of the REST API as plain frozen values, which msgspec reads. They accept Flink's own answers too.
+"""Answers of the REST API as plain frozen values, which msgspec reads. They also accept Flink's own answers.
 
 Times are milliseconds since the epoch (-1: not yet), durations milliseconds, sizes bytes, states Flink's names in
-upper case. Fields that a newer server adds are ignored. A value of another type or a missing one raises a
-``ValueError`` that names it, for which the clients raise :class:`UnexpectedAnswer`.
+upper case. Fields that a newer server adds are ignored. A missing value or one of the wrong type raises a
+``ValueError`` that names it; the clients then raise :class:`UnexpectedAnswer`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ Json = Mapping[str, Any]
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
 RETAINS = "cancel-and-retain"
-"""Among the features of a server that can cancel a job and keep its checkpoints: a session, never Flink."""
+"""The feature of servers that can cancel a job and retain its checkpoints: a session has it, Flink never."""
 
 
 def read(document: Any, kind: type[T]) -> T:
-    """Read the document as a value. Numbers may come as text: Flink sends ``"NaN"``."""
+    """Read the document as a value. Numbers may be given as text: Flink sends ``"NaN"``."""
     return msgspec.convert(document, kind, strict=False)
 
 
 def reader(kind: type[T], inside: str | None = None) -> Callable[[Any], T]:
-    """What reads a document, or what lies ``inside`` it."""
+    """Make a function that reads a document, or the part of it under the key ``inside``."""
     return lambda document: read(document if inside is None else document[inside], kind)
 
 
 class ClusterOverview(Struct, frozen=True, rename="kebab"):
     """``/overview``. ``jobs_running`` counts every job that has not ended.
 
-    ``flink_version`` is Flink's own, or that of the Flink whose REST API a session has; ``ckpt_version`` is the
-    session's, and empty on Flink.
+    ``flink_version`` is Flink's own version, or the version of Flink whose REST API a session offers;
+    ``ckpt_version`` is the session's version, and empty on Flink.
     """
 
     slots_total: int
@@ -54,18 +54,18 @@ class ClusterOverview(Struct, frozen=True, rename="kebab"):
 
     @property
     def version(self) -> str:
-        """For people: of a session its own."""
+        """The version to show to users: that of the session, if it is one."""
         return self.ckpt_version or self.flink_version
 
 
 class EntryPoint(Struct, frozen=True):
-    """What of a pipeline can be run: ``name`` is ``module:function``."""
+    """An entry point of a pipeline: ``name`` is ``module:function``."""
 
     name: str
 
 
 class Holder(Struct, frozen=True):
-    """Who needs an uploaded pipeline, and since when."""
+    """The holder of an uploaded pipeline, and since when it holds it."""
 
     owner: str
     since_ms: int = field(name="since")
@@ -87,7 +87,7 @@ class Pipeline(Struct, frozen=True):
 
 
 class RetiredJobId(Struct, frozen=True):
-    """An id that no job is started with any more."""
+    """A retired id: no job can be started with it."""
 
     id: str
     since_ms: int = field(name="since")
@@ -117,7 +117,7 @@ class StatePreview(Struct, frozen=True):
 
 
 class RestorePreview(Struct, frozen=True, rename="kebab"):
-    """How a snapshot fits a program; ``refusals`` are the reasons for which it does not."""
+    """How a snapshot fits a program; ``refusals`` are the reasons why it does not."""
 
     snapshot: str
     type: str
@@ -130,7 +130,7 @@ class RestorePreview(Struct, frozen=True, rename="kebab"):
 
 
 class PlanPreview(Struct, frozen=True):
-    """What a job would run: ``plan`` as the server sends it, ``restore`` when it is to start from a snapshot."""
+    """What a job would run: ``plan`` as the server sends it, and ``restore`` if the job starts from a snapshot."""
 
     plan: dict[str, Any]
     restore: RestorePreview | None = None
@@ -140,7 +140,7 @@ class PlanPreview(Struct, frozen=True):
 class JobLine(Struct, frozen=True):
     """One job of the list. ``tasks`` counts subtasks by lower-case state, ``total`` included.
 
-    ``lineage`` and ``incarnation`` are None of Flink, and of a job that could not be recovered.
+    ``lineage`` and ``incarnation`` are None on Flink, and for a job that could not be recovered.
     """
 
     job_id: str = field(name="jid")
@@ -157,7 +157,10 @@ class JobLine(Struct, frozen=True):
 
 
 class UpgradeInProgress(Struct, frozen=True, rename="kebab"):
-    """Who is replacing, suspending or resuming a job; the requests of others are refused until ``until_ms``."""
+    """An upgrade in progress, which replaces, suspends or resumes a job, and its owner.
+
+    The requests of other owners are refused until ``until_ms``.
+    """
 
     owner: str
     job_id: str
@@ -201,11 +204,11 @@ class SubtaskTimes(Struct, frozen=True):
 
 
 Bounds = tuple[int, int]
-"""Of a vertex's parallelism: the least that the job runs with, and the most that it makes use of."""
+"""The lower and the upper bound of a vertex's parallelism: the least the job runs with, and the most it uses."""
 
 
 class Vertex(Struct, frozen=True):
-    """A vertex of the job. ``tasks`` counts subtasks by state; ``subtasks`` is filled by ``vertex_details`` alone."""
+    """A vertex of the job. ``tasks`` counts subtasks by state; only ``vertex_details`` fills ``subtasks``."""
 
     id: str
     name: str
@@ -218,9 +221,9 @@ class Vertex(Struct, frozen=True):
 
 
 class JobDetails(Struct, frozen=True):
-    """``/jobs/:jobid``. ``timestamps_ms`` says when each state was entered last, 0 for never.
+    """``/jobs/:jobid``. ``timestamps_ms`` says when the job last entered each state, 0 for never.
 
-    ``status_reason`` says why a job that waits for slots does not get them. ``now_ms`` is the server's time.
+    ``status_reason`` says why a job that waits for slots has not got them. ``now_ms`` is the server's time.
     """
 
     job_id: str = field(name="jid")
@@ -242,7 +245,7 @@ class JobDetails(Struct, frozen=True):
 
 
 class JobConfig(Struct, frozen=True, rename="kebab"):
-    """``configuration`` and ``version`` are FLIP-530's; a Flink without it gives an empty one and None."""
+    """``configuration`` and ``version`` are FLIP-530's; on a Flink without FLIP-530 they are empty and None."""
 
     job_id: str = field(name="jid")
     name: str
@@ -255,7 +258,7 @@ class JobConfig(Struct, frozen=True, rename="kebab"):
 
 
 class ConfigVersion(Struct, frozen=True):
-    """Who made a version of a job's configuration, when (milliseconds since the epoch), and which options changed."""
+    """A version of a job's configuration: its author, its time (ms since the epoch) and the changed options."""
 
     version: int
     timestamp: int
@@ -264,9 +267,9 @@ class ConfigVersion(Struct, frozen=True):
 
 
 class OptionChange(Struct, frozen=True, rename="kebab"):
-    """One option; None is not given. ``change`` is ``live`` or ``restart``.
+    """One changed option; a value of None means that it is not set. ``change`` is ``live`` or ``restart``.
 
-    ``hidden_by_override`` is the field of FLIP-571's override that is over it.
+    ``hidden_by_override`` is the field of the FLIP-571 override that takes precedence over the option.
     """
 
     before: str | None
@@ -276,7 +279,7 @@ class OptionChange(Struct, frozen=True, rename="kebab"):
 
 
 class ConfigChange(Struct, frozen=True, rename="kebab"):
-    """What a change of a job's configuration did, or (``dry_run``) would do; without ``changes`` nothing."""
+    """What a change of a job's configuration did, or (``dry_run``) would do; empty ``changes`` means nothing."""
 
     version: int
     restart: bool
@@ -307,14 +310,14 @@ class ExceptionEntry(Struct, frozen=True):
 
 
 class ExceptionHistory(Struct, frozen=True):
-    """Newest first."""
+    """The failures of a job, newest first."""
 
     entries: tuple[ExceptionEntry, ...]
     truncated: bool
 
 
 class CheckpointHealth(Struct, frozen=True, rename="kebab"):
-    """``success_rate`` (0 to 1) is that of the ``ended`` checkpoints in the history; None without any."""
+    """``success_rate`` (0 to 1) is the rate among the ``ended`` checkpoints in the history; None if there are none."""
 
     success_rate: float | None
     ended: int
@@ -344,7 +347,7 @@ class ThreadInfo(Struct, frozen=True):
 
 
 class JobHealth(Struct, frozen=True):
-    """``verdict`` is HEALTHY, DEGRADED or UNHEALTHY; ``reasons`` are empty for the first alone."""
+    """``verdict`` is HEALTHY, DEGRADED or UNHEALTHY; ``reasons`` is empty only for HEALTHY."""
 
     verdict: str
     reasons: tuple[str, ...]
@@ -363,13 +366,13 @@ class ExecutionResult(Struct, frozen=True, rename="kebab"):
 
 
 def read_execution_result(document: Any) -> ExecutionResult:
-    """The result lies beside a status of its own, and is missing while that is not COMPLETED."""
+    """Read the result, which comes with a separate status and is missing until that status is COMPLETED."""
     done = document["status"]["id"] == "COMPLETED"
     return read(document["job-execution-result"], ExecutionResult) if done else ExecutionResult()
 
 
 class OperationStatus(Struct, frozen=True):
-    """An asynchronous operation. ``location`` is a savepoint's, ``checkpoint_id`` a checkpoint's result."""
+    """An asynchronous operation. A savepoint results in a ``location``, a checkpoint in a ``checkpoint_id``."""
 
     done: bool
     location: str | None = None
@@ -378,7 +381,7 @@ class OperationStatus(Struct, frozen=True):
 
 
 def read_operation_status(document: Any) -> OperationStatus:
-    """Flink spells the failure of a checkpoint and that of a savepoint in two ways."""
+    """Read the status; Flink uses different field names for the failure of a checkpoint and of a savepoint."""
     done = document["status"]["id"] == "COMPLETED"
     outcome = (done and document.get("operation")) or {}
     failure = outcome.get("failure-cause") or outcome.get("failureCause")
@@ -386,7 +389,7 @@ def read_operation_status(document: Any) -> OperationStatus:
 
 
 class SubtaskPressure(Struct, frozen=True):
-    """Shares of the last measuring window, each in 0..1."""
+    """Shares of time in the last measuring window, each in 0..1."""
 
     index: int = field(name="subtask")
     backpressured: float = field(name="ratio")
@@ -403,7 +406,7 @@ class Backpressure(Struct, frozen=True):
 
 
 def read_backpressure(document: Any) -> Backpressure:
-    """Before the first measurement there is a document without one."""
+    """Read the backpressure; before the first measurement the document contains none."""
     return read(document, Backpressure) if document["status"] == "ok" else Backpressure()
 
 
@@ -411,8 +414,8 @@ def read_backpressure(document: Any) -> Backpressure:
 class RunOptions:
     """How to start a job of an uploaded pipeline; ``claim_mode`` is NO_CLAIM or CLAIM.
 
-    ``like_job``: what is not given here is as of that job, which may have ended. ``fork``: the job writes elsewhere
-    than the one whose snapshot it starts from, and may run beside it. Flink has neither.
+    ``like_job``: options not given here are taken from that job, which may have ended. ``fork``: the job writes to
+    other places than the job whose snapshot it starts from, and may run beside it. Flink has neither.
     """
 
     entry_point: str | None = None

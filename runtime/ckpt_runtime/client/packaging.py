@@ -1,6 +1,6 @@
-"""Turning a pipeline on disk into what is uploaded: a ``.py`` as it is, a directory as a reproducible zip.
+"""Turns a pipeline on disk into the content of an upload: a ``.py`` as it is, a directory as a reproducible zip.
 
-A ``.jar`` is taken as it is too: it is what a Flink cluster runs, and a session refuses it.
+A ``.jar`` is also uploaded as it is: a Flink cluster runs it, and a session refuses it.
 
 Reads files only; nothing of the pipeline is imported or run here.
 """
@@ -17,18 +17,18 @@ from ckpt_runtime.client.errors import CkptClientError
 MAX_ARCHIVE_BYTES = 100 * 1024 * 1024
 _UPLOADED_AS_IT_IS = frozenset({".py", ".zip", ".jar"})
 _SKIPPED = frozenset({"__pycache__", "node_modules", "venv"})
-# The first moment that a zip can name, for all files: their own times would make equal contents differ.
+# The earliest time that a zip can store, used for all files: their own times would make equal contents differ.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class PackagingError(CkptClientError):
-    """The path is no pipeline: missing, of another kind, empty, too large, or with links that lead outside."""
+    """The path is not a pipeline: missing, of another kind, empty, too large, or with links to the outside."""
 
 
 def pack_pipeline(path: Path) -> tuple[str, bytes]:
     """File name and content to upload. Raises :class:`PackagingError`.
 
-    Of a directory, files in hidden folders and caches are left out; equal contents give equal bytes.
+    For a directory, files in hidden folders and caches are left out; equal contents give equal bytes.
     """
     try:
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""Files and directories of a session: for their owner alone, and never half written."""
+"""Files and directories of a session: readable only by their owner, and never partially written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRIVATE_UMASK = 0o077
 
 
 def make_private_directory(path: Path) -> None:
-    """Makes what is missing of a directory, each level for its owner alone. Leaves alone what is there."""
+    """Create the missing levels of a directory, each private to its owner. Existing levels stay unchanged."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -24,7 +24,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def write_private(path: Path, content: str | bytes) -> None:
-    """Replaces the file at once. The draft beside it has a random name and is created by nobody else."""
+    """Replace the file atomically, by way of a new draft file beside it with a random name."""
     make_private_directory(path.parent)
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -38,7 +38,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def append_private(path: Path) -> BinaryIO:
-    """Opens a log for writing at its end. Raises OSError for a link, which somebody else may have put there."""
+    """Open a log for appending. Raises OSError for a link, which another user may have put there."""
     make_private_directory(path.parent)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     file = os.fdopen(descriptor, "ab")

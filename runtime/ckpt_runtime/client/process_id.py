@@ -1,4 +1,4 @@
-"""Processes of this machine by pid and start time, which tells one from whoever gets its pid next."""
+"""Processes of this machine by pid and start time, which distinguishes a process from a later one with the same pid."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from msgspec import Meta
 
 
 def stat_fields(pid: int | str) -> list[str]:
-    """What the kernel shows of a process behind its name: state, parent, and more. Raises OSError, see proc(5)."""
-    # The name may hold blanks and brackets, so that only the last bracket is sure to end it.
+    """The fields after the process name in its ``stat``: state, parent and more. Raises OSError, see proc(5)."""
+    # The name may contain blanks and brackets, so only the last bracket is certain to end it.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -27,15 +27,15 @@ def started(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process by pid and start time; ``started`` is None where the system does not tell it."""
+    """A process by pid and start time; ``started`` is None if the system does not provide it."""
 
-    # One that may be signalled: 1 is init, and what is below stands for groups of processes.
+    # Only pids that may be signalled: 1 is init, and smaller numbers stand for process groups.
     pid: Annotated[int, Meta(gt=1)]
     started: int | None
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
-        """Of a process that runs now."""
+        """The id of a process that runs now."""
         try:
             return cls(pid, started(pid))
         except ProcessLookupError:
@@ -43,7 +43,7 @@ class ProcessId:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs, and the pid is not another one's by now. A child that has ended is reaped."""
+        """Whether the process still runs and its pid has not been reused. A child that has ended is reaped."""
         with suppress(ChildProcessError):
             if os.waitpid(self.pid, os.WNOHANG)[0] == self.pid:
                 return False
@@ -54,14 +54,14 @@ class ProcessId:
             return self.started is None and not Path("/proc/self/stat").exists() and _answers(self.pid)
 
     def signal(self, number: int) -> None:
-        """To it alone, if it still runs."""
+        """Send a signal to this process only, if it still runs."""
         if self.is_alive:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, number)
 
 
 def _answers(pid: int) -> bool:
-    """For a system that does not tell when a process started."""
+    """Whether a process with this pid exists, for systems that do not provide start times."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, PermissionError):

@@ -1,8 +1,8 @@
-"""The table of requests: one function per call of the REST API, giving a :class:`Call` that either client executes.
+"""The table of requests: one function per call of the REST API, returning a :class:`Call` that either client executes.
 
-A call that starts something carries an id chosen here when the caller gives none, so that the server can tell a
-repeated request from a second one; every call may therefore be repeated after a lost answer. (An upload has the hash of
-its content for an id; Flink keeps the second one as another file.)
+A call that starts something carries an id, chosen here if the caller gives none, so that the server can tell a repeated
+request from a second one. Every call may therefore be repeated after a lost answer. (The id of an upload is the hash of
+its content; Flink keeps a repeated upload as another file.)
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ OperationKind = Literal["checkpoint", "savepoint", "savepoint-disposal"]
 class Call(Generic[T_co]):
     """One request and how to read its answer.
 
-    ``upload`` is the name and the content of a file. ``lookup`` is asked before the call is repeated after a lost
-    answer, where a server may refuse what it has done already: its answer is the call's, and "not found" means that the
-    request never arrived. ``feature`` names what a server that does not know the call lacks.
+    ``upload`` is the name and the content of a file. ``lookup`` is for calls whose repetition a server may refuse
+    because it has already carried them out. It is sent before the call is repeated after a lost answer: its answer is
+    that of the call, and "not found" means that the request never arrived. ``feature`` names the feature that a server
+    without this call lacks.
     """
 
     method: str
@@ -130,12 +131,12 @@ def shutdown_cluster() -> Call[None]:
 
 
 def upload_pipeline(filename: str, content: bytes) -> Call[str]:
-    """Upload a ``.py`` or ``.zip``; gives its id."""
+    """Upload a ``.py`` or ``.zip``; returns its id."""
     return Call("POST", "/jars/upload", _uploaded_id, upload=(filename, content))
 
 
 def _uploaded_id(document: Any) -> str:
-    """The server names the file by its path, whose last part is the id."""
+    """Read the id: the last part of the path by which the server names the file."""
     return read(document["filename"], str).rstrip("/").rpartition("/")[2]
 
 
@@ -145,17 +146,20 @@ def list_pipelines() -> Call[tuple[Pipeline, ...]]:
 
 
 def delete_pipeline(pipeline_id: str) -> Call[None]:
-    """Delete an uploaded pipeline; its jobs go on."""
+    """Delete an uploaded pipeline; its jobs keep running."""
     return Call("DELETE", f"/jars/{_segment(pipeline_id)}", _nothing)
 
 
 def hold_pipeline(pipeline_id: str, owner: str) -> Call[Pipeline]:
-    """Have the session keep an uploaded pipeline until it is released; one that a job runs is brought back."""
+    """Have the session keep an uploaded pipeline until it is released.
+
+    A deleted pipeline that a job still runs is restored.
+    """
     return Call("PUT", _hold(pipeline_id, owner), reader(Pipeline), feature=_HOLDS)
 
 
 def release_pipeline(pipeline_id: str, owner: str) -> Call[None]:
-    """Give up a hold; one that is not there is fine."""
+    """Release a hold; a missing hold is not an error."""
     return Call("DELETE", _hold(pipeline_id, owner), _nothing, feature=_HOLDS)
 
 
@@ -166,7 +170,7 @@ def _hold(pipeline_id: str, owner: str) -> str:
 def run_pipeline(
     pipeline_id: str, options: RunOptions | None = None, *, job_id: str | None = None, owner: str | None = None
 ) -> Call[str]:
-    """Start a job of an uploaded pipeline; gives its id. The same ``job_id`` again gives the same job.
+    """Start a job of an uploaded pipeline; returns its id. The same ``job_id`` again returns the same job.
 
     ``owner``: the request belongs to this owner's upgrade, see :func:`hold_lineage`.
     """
@@ -182,10 +186,10 @@ def hold_lineage(
     snapshot: str | None = None,
     requester: str | None = None,
 ) -> Call[UpgradeInProgress]:
-    """Begin an upgrade of the job's lineage, or prolong it: requests of others that end or start its jobs are refused.
+    """Begin or prolong an upgrade of the job's lineage: requests of other owners to end or start its jobs are refused.
 
-    ``own_jobs`` are those that the upgrade itself may have started; ``snapshot`` is kept for it. A conflict when
-    somebody else holds the lineage, or has started a job in the place of this one.
+    ``own_jobs`` are the jobs that the upgrade itself may have started; ``snapshot`` is retained for the upgrade. A
+    conflict if another owner holds the lineage, or has started a job in place of this one.
     """
     body: dict[str, Any] = {"owner": owner, "duration": duration_ms, "ownJobs": list(own_jobs)}
     if snapshot is not None:
@@ -195,7 +199,7 @@ def hold_lineage(
 
 
 def release_lineage(job_id: str, owner: str | None = None) -> Call[None]:
-    """End an owner's upgrade; without an owner, whoever's it is. None is fine."""
+    """End the upgrade of this owner, or of any owner if None. No upgrade in progress is not an error."""
     query = {} if owner is None else {"owner": owner}
     return Call("DELETE", _job(job_id, "/upgrade"), _nothing, query=query, feature=_LINEAGES)
 
@@ -205,22 +209,22 @@ def _owned(owner: str | None) -> dict[str, str]:
 
 
 def retire_job_id(job_id: str) -> Call[None]:
-    """Have no job started with this id any more, by a request that is still on its way either. Again is fine.
+    """Retire a job id: no later request can start a job with it, not even one already on its way. Idempotent.
 
-    A conflict while a job of this id has not ended. Flink has nothing of the kind.
+    A conflict while a job with this id has not ended. Flink has no such call.
     """
     return Call("PUT", f"{_RETIRED}/{_segment(job_id)}", _nothing, feature=_RETIRING)
 
 
 def retired_job_ids() -> Call[tuple[RetiredJobId, ...]]:
-    """List the ids that no job is started with any more."""
+    """List the retired job ids, with which no job can be started."""
     return Call("GET", _RETIRED, reader(tuple[RetiredJobId, ...], "job-ids"), feature=_RETIRING)
 
 
 def run_drill(pipeline_id: str, options: RunOptions, *, job_id: str | None = None) -> Call[str]:
-    """Start a restore drill of ``options.savepoint_path``, a job to be thrown away that touches nothing outside.
+    """Start a restore drill of ``options.savepoint_path``: a throwaway job without any external effects.
 
-    Gives its id; the same ``job_id`` again gives the same job. A server without drills starts nothing.
+    Returns its id; the same ``job_id`` again returns the same job. A server without drills starts nothing.
     """
     return _start(pipeline_id, "drill", options, job_id, feature="restore drills")
 
@@ -236,7 +240,7 @@ def _start(
 
 
 def plan_pipeline(pipeline_id: str, options: RunOptions | None = None) -> Call[PlanPreview]:
-    """Tell what a job of an uploaded pipeline would run, and how the snapshot that it is to start from fits."""
+    """Preview the plan of a job of an uploaded pipeline, and whether the snapshot it would start from fits."""
     body = _run_body(options or RunOptions())
     return Call("POST", f"/jars/{_segment(pipeline_id)}/plan", reader(PlanPreview), body=body)
 
@@ -266,12 +270,12 @@ def slot_agents() -> Call[tuple[SlotAgent, ...]]:
 
 
 def thread_dump(slot_agent: str | None = None) -> Call[tuple[ThreadInfo, ...]]:
-    """What the threads of a slot agent's worker do, or those of the driver."""
+    """Read the threads of a slot agent's worker, or of the driver, with their stacks."""
     return Call("GET", _process(slot_agent, "/thread-dump"), reader(tuple[ThreadInfo, ...], "threadInfos"))
 
 
 def recent_log(slot_agent: str | None = None) -> Call[str]:
-    """The last lines that a slot agent's worker has logged, or the driver."""
+    """Read the last lines that a slot agent's worker, or the driver, has logged."""
     return Call("GET", _process(slot_agent, "/log"), str)
 
 
@@ -280,7 +284,7 @@ def _process(slot_agent: str | None, rest: str) -> str:
 
 
 def list_jobs() -> Call[tuple[JobLine, ...]]:
-    """List living and ended jobs."""
+    """List running and ended jobs."""
     return Call("GET", "/jobs/overview", reader(tuple[JobLine, ...], "jobs"))
 
 
@@ -290,7 +294,7 @@ def job_details(job_id: str) -> Call[JobDetails]:
 
 
 def job_health(job_id: str) -> Call[JobHealth]:
-    """Whether the job is well, and why not. Flink does not have it."""
+    """Read whether the job is healthy, and the reasons if not. Flink has no such call."""
     return Call("GET", _job(job_id, "/health"), reader(JobHealth), feature="the health of jobs")
 
 
@@ -312,7 +316,7 @@ def job_config(job_id: str) -> Call[JobConfig]:
 def replace_job_config(
     job_id: str, configuration: Mapping[str, str], version: int, *, dry_run: bool = False
 ) -> Call[ConfigChange]:
-    """Replace the job's whole configuration, which was made of ``version``; only what differs in meaning counts."""
+    """Replace the job's whole configuration, edited from ``version``; only options whose meaning differs change."""
     body = {"configuration": dict(configuration), "version": version}
     query = {"changes": "true", **_dry(dry_run)}
     return Call("PUT", _job(job_id, "/config"), reader(ConfigChange), body=body, query=query, feature=_FLIP_530)
@@ -321,7 +325,10 @@ def replace_job_config(
 def patch_job_config(
     job_id: str, changes: Mapping[str, str | None], version: int | None = None, *, dry_run: bool = False
 ) -> Call[ConfigChange]:
-    """Change options of the job's configuration; None removes one. ``version`` is what they were made of, if given."""
+    """Change options of the job's configuration; None removes an option.
+
+    ``version``, if given, is the version from which the changes were made.
+    """
     headers = {} if version is None else {"If-Match": f'"{version}"'}
     body, path = {"configuration": dict(changes)}, _job(job_id, "/config")
     return Call("PATCH", path, reader(ConfigChange), body=body, query=_dry(dry_run), headers=headers, feature=_FLIP_530)
@@ -332,7 +339,7 @@ def _dry(dry_run: bool) -> dict[str, str]:
 
 
 def job_metrics(job_id: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
-    """Read the named metrics; those that do not exist are left out."""
+    """Read the named metrics; metrics that do not exist are left out."""
     return Call("GET", _job(job_id, "/metrics"), _metric_values, query={"get": ",".join(names)})
 
 
@@ -347,19 +354,19 @@ def job_exceptions(job_id: str, max_entries: int = 20) -> Call[ExceptionHistory]
 
 
 def execution_result(job_id: str) -> Call[ExecutionResult]:
-    """Tell how the job ended, or that it has not."""
+    """Read how the job ended, or that it has not ended."""
     return Call("GET", _job(job_id, "/execution-result"), read_execution_result)
 
 
 def cancel_job(job_id: str, *, owner: str | None = None) -> Call[None]:
-    """Start cancelling; nothing to do on a canceled job, a conflict on a finished or failed one."""
+    """Start cancelling; does nothing to a canceled job, and is a conflict for a finished or failed one."""
     return Call("PATCH", _job(job_id), _nothing, query={"mode": "cancel"}, headers=_owned(owner))
 
 
 def cancel_and_retain(job_id: str, *, owner: str | None = None) -> Call[RetainedCheckpoint | None]:
-    """As :func:`cancel_job`, and the job's checkpoints outlive it, whatever its options say; gives the latest so far.
+    """Cancel as :func:`cancel_job` and retain the job's checkpoints, whatever its options say.
 
-    Flink ignores the argument, and answers with nothing: for that the call is an error.
+    Returns the latest checkpoint so far. Flink ignores the argument and answers with an empty body, which is an error.
     """
     query = {"mode": "cancel", "retain": "true"}
     return Call("PATCH", _job(job_id), read_retained, query=query, headers=_owned(owner))
@@ -371,7 +378,7 @@ def vertex_details(job_id: str, vertex_id: str) -> Call[Vertex]:
 
 
 def subtask_times(job_id: str, vertex_id: str) -> Call[tuple[SubtaskTimes, ...]]:
-    """Tell when the subtasks of a vertex entered their states."""
+    """Read when the subtasks of a vertex entered their states."""
     path = _job(job_id, f"/vertices/{_segment(vertex_id)}/subtasktimes")
     return Call("GET", path, reader(tuple[SubtaskTimes, ...], "subtasks"))
 
@@ -382,7 +389,7 @@ def vertex_backpressure(job_id: str, vertex_id: str) -> Call[Backpressure]:
 
 
 def vertex_metrics(job_id: str, vertex_id: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
-    """Read metrics named ``<subtask>.<metric>``; those that do not exist are left out."""
+    """Read metrics named ``<subtask>.<metric>``; metrics that do not exist are left out."""
     path = _job(job_id, f"/vertices/{_segment(vertex_id)}/metrics")
     return Call("GET", path, _metric_values, query={"get": ",".join(names)})
 
@@ -404,12 +411,12 @@ def checkpoint_subtasks(job_id: str, checkpoint_id: int, vertex_id: str) -> Call
 
 
 def checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
-    """Read the checkpoint configuration that holds now."""
+    """Read the checkpoint configuration now in effect."""
     return Call("GET", _job(job_id, "/checkpoints/config"), read_config)
 
 
 def patch_checkpoint_config(job_id: str, patch: CheckpointConfigPatch) -> Call[CheckpointConfig]:
-    """Change the checkpoint configuration of a running job (FLIP-571); gives what holds then."""
+    """Change the checkpoint configuration of a running job (FLIP-571); returns the resulting configuration."""
     path = _job(job_id, "/checkpoints/configuration")
     return Call("PATCH", path, read_config, body=patch.to_json(), feature=_FLIP_571)
 
@@ -421,7 +428,7 @@ def reset_checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
 
 
 def resource_requirements(job_id: str) -> Call[dict[str, int]]:
-    """Read the parallelism that each vertex is to have, by vertex id: the upper bound, where bounds were declared."""
+    """Read the desired parallelism of each vertex, by vertex id: the upper bound if bounds were declared."""
     return Call("GET", _requirements(job_id), _upper_bounds, feature=_RESCALE)
 
 
@@ -431,9 +438,9 @@ def parallelism_bounds(job_id: str) -> Call[dict[str, Bounds]]:
 
 
 def update_resource_requirements(job_id: str, parallelism: Mapping[str, int | Bounds]) -> Call[None]:
-    """Rescale a running job; of each vertex, by its id, the parallelism or a lower and an upper bound of it.
+    """Rescale a running job: maps each vertex id to its parallelism, or to a lower and an upper bound of it.
 
-    Answered when it is done; the same again joins the one in progress.
+    The server answers when the rescale is done; a repeated request joins the rescale in progress.
     """
     bounds = {vertex: (wanted, wanted) if isinstance(wanted, int) else wanted for vertex, wanted in parallelism.items()}
     body = {
@@ -456,7 +463,7 @@ def _bounds(document: Any) -> dict[str, Bounds]:
 
 
 def trigger_checkpoint(job_id: str, *, full: bool = False, trigger_id: str | None = None) -> Call[str]:
-    """Start a checkpoint; gives the trigger id to poll."""
+    """Start a checkpoint; returns the trigger id to poll."""
     body = {"checkpointType": "FULL" if full else "CONFIGURED", "triggerId": trigger_id or new_id()}
     return Call("POST", _job(job_id, "/checkpoints"), _request_id, body=body)
 
@@ -470,9 +477,9 @@ def trigger_savepoint(
     trigger_id: str | None = None,
     requester: str | None = None,
 ) -> Call[str]:
-    """Start a savepoint in ``directory``, or in the configured one; gives the trigger id to poll.
+    """Start a savepoint in ``directory``, or in the configured one; returns the trigger id to poll.
 
-    ``requester`` says who asks, for the savepoint catalogue.
+    ``requester`` names the requester in the savepoint catalogue.
     """
     body: dict[str, Any] = {
         "cancel-job": cancel_job,
@@ -494,7 +501,9 @@ def stop_with_savepoint(
     requester: str | None = None,
     owner: str | None = None,
 ) -> Call[str]:
-    """Start a stop with a savepoint; gives the trigger id to poll, as a savepoint. ``requester`` as there.
+    """Start a stop with a savepoint; returns the trigger id, to be polled like that of a savepoint.
+
+    ``requester``: see :func:`trigger_savepoint`.
 
     ``owner``: the request belongs to this owner's upgrade, see :func:`hold_lineage`.
     """
@@ -505,24 +514,24 @@ def stop_with_savepoint(
 
 
 def _asked_by(requester: str | None) -> dict[str, str]:
-    """A header, which servers that do not know it ignore."""
+    """A header that names the requester; servers that do not know it ignore it."""
     return {} if requester is None else {"Ckpt-Requester": quote(requester[:200], safe=" !#$&'()*+,/:;=?@[]")[:600]}
 
 
 def dispose_savepoint(path: str, *, trigger_id: str | None = None) -> Call[str]:
-    """Start deleting a savepoint; gives the trigger id to poll."""
+    """Start deleting a savepoint; returns the trigger id to poll."""
     body = {"savepoint-path": path, "triggerId": trigger_id or new_id()}
     return Call("POST", "/savepoint-disposal", _request_id, body=body)
 
 
 def list_savepoints(directory: str | None = None, *, job: str | None = None) -> Call[tuple[Savepoint, ...]]:
-    """List the savepoints below a directory, or below the configured one, the latest first; of a job by id or name."""
+    """List savepoints below a directory or the configured one, latest first; ``job`` selects a job by id or name."""
     query = _catalogue_query(directory, job)
     return Call("GET", "/savepoints", reader(tuple[Savepoint, ...], "savepoints"), query=query, feature=_CATALOGUE)
 
 
 def latest_savepoint(directory: str | None = None, *, job: str | None = None) -> Call[Savepoint]:
-    """Find the latest of these that is good; not found when there is none."""
+    """Find the latest good savepoint of those that :func:`list_savepoints` lists; not found if there is none."""
     query = _catalogue_query(directory, job)
     return Call("GET", "/savepoints/latest", reader(Savepoint), query=query, feature=_CATALOGUE)
 
@@ -540,14 +549,14 @@ def mark_savepoint(
     detail: str = "",
     duration_ms: int | None = None,
 ) -> Call[Savepoint]:
-    """Note what came of a verification or a restore drill of a savepoint. Repeated, it is noted twice."""
+    """Record the result of a verification or a restore drill of a savepoint. A repeated call records it twice."""
     body: dict[str, Any] = {"savepoint-path": path, "kind": kind, "passed": passed, "detail": detail[:1000]}
     body |= {name: value for name, value in (("by", by), ("duration", duration_ms)) if value is not None}
     return Call("POST", "/savepoints/marks", reader(Savepoint), body=body, feature=_CATALOGUE)
 
 
 def operation_status(kind: OperationKind, trigger_id: str, job_id: str | None = None) -> Call[OperationStatus]:
-    """Tell where an asynchronous operation stands. ``job_id`` is needed for all but disposals."""
+    """Read the status of an asynchronous operation. ``job_id`` is needed for all but disposals."""
     if kind == "savepoint-disposal":
         return Call("GET", f"/savepoint-disposal/{_segment(trigger_id)}", read_operation_status)
     if job_id is None:

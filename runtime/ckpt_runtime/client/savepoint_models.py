@@ -6,7 +6,7 @@ from msgspec import Struct, field
 
 
 class SavepointMark(Struct, frozen=True):
-    """What came of a verification or a restore drill."""
+    """The result of a verification or a restore drill."""
 
     passed: bool
     timestamp: int
@@ -16,7 +16,7 @@ class SavepointMark(Struct, frozen=True):
 
 
 class Savepoint(Struct, frozen=True, rename="kebab"):
-    """One savepoint. ``problem`` says why it is not ``good``. None: not known.
+    """One savepoint. ``problem`` says why it is not ``good``. A value of None means unknown.
 
     ``verified`` and ``drilled`` are the newest marks of their kind.
     """

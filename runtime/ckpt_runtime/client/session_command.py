@@ -19,13 +19,13 @@ from pathlib import Path
 from ckpt_runtime.client.errors import CkptClientError
 
 TOKEN_VARIABLE = "CKPT_REST_TOKEN"
-"""Environment variable that carries the REST token: a command line can be read by everybody on the machine."""
+"""Environment variable that carries the REST token: every user of the machine can read a command line."""
 
 UMASK_VARIABLE = "CKPT_UMASK"
-"""Environment variable: whom the files of jobs are for, in octal. Those of the session are for its user alone."""
+"""Environment variable: the umask, in octal, for the files of jobs. Files of the session itself are always private."""
 
 NO_AUTHENTICATION = {"rest.authentication": "NONE"}
-"""The configuration of a session that asks nobody for a token."""
+"""The configuration of a session that requires no token."""
 
 _ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\f": r"\f", " ": r"\ "} | {
     character: f"\\{character}" for character in "=:#!"
@@ -33,12 +33,14 @@ _ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\f": r"\f", " "
 
 
 class SessionCommandError(CkptClientError):
-    """Something that a session needs is not installed beside this interpreter."""
+    """Software that a session needs is not installed beside this interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFiles:
-    """Paths. ``properties`` has Spark's settings and is deleted when Spark has read them. ``log`` gets all output.
+    """The paths of a session's files.
+
+    ``properties`` has Spark's settings and is deleted when Spark has read them. ``log`` gets all output.
 
     ``ready`` is written when the session leads. ``work`` is the directory for uploads and, by default, checkpoints.
     ``configuration`` has the engine's options and is deleted when the session has read them.
@@ -63,7 +65,7 @@ def spark_submit() -> str:
 
 
 def application_file() -> Path:
-    """What ``spark-submit`` runs: ``main.py`` beside the runtime in a source tree, else the installed package's own."""
+    """The file that ``spark-submit`` runs: ``main.py`` beside the runtime in a source tree, else the package's own."""
     package = Path(__file__).resolve().parents[1]
     beside = package.parent / "main.py"
     return beside if beside.exists() else package / "spark" / "session_main.py"
@@ -77,7 +79,7 @@ def session_command(
     files: SessionFiles,
     application: Path | None = None,
 ) -> list[str]:
-    """The whole command. Options of Spark and of the engine are in files: everybody can read a command line."""
+    """The whole command. Options of Spark and of the engine are in files, as all users can read a command line."""
     command = [spark_submit(), *_spark_arguments(master, files), str(application or application_file())]
     return command + session_arguments(rest_host=rest_host, rest_port=rest_port, files=files)
 
@@ -85,9 +87,9 @@ def session_command(
 def driver_command(
     master: str, *, rest_host: str, rest_port: int, files: SessionFiles
 ) -> tuple[list[str], dict[str, str]]:
-    """The command of a driver that starts Spark's JVM by itself, and what its environment needs for that.
+    """The command of a driver that starts Spark's JVM itself, and the environment variables it needs for that.
 
-    The JVM ends with the driver, and the signals are the driver's, where spark-submit's JVM would stand above it.
+    The JVM ends with the driver, and signals go to the driver; with spark-submit, the JVM would be the driver's parent.
     Raises SessionCommandError.
     """
     spark_submit()  # PySpark looks for the same script
@@ -103,7 +105,7 @@ def _spark_arguments(master: str, files: SessionFiles) -> list[str]:
 
 
 def session_arguments(*, rest_host: str, rest_port: int, files: SessionFiles) -> list[str]:
-    """What follows the application in the command, whoever builds what comes before it."""
+    """The arguments that follow the application in the command."""
     arguments = ["--rest-host", rest_host, "--rest-port", str(rest_port)]
     arguments += ["--properties-file", files.properties]
     if files.log is not None:
@@ -118,7 +120,7 @@ def session_arguments(*, rest_host: str, rest_port: int, files: SessionFiles) ->
 
 
 def configuration_text(configuration: Mapping[str, str]) -> str:
-    """The engine's options for a file that the session reads once, and deletes."""
+    """The engine's options as text for a file that the session reads once and deletes."""
     return json.dumps(dict(configuration))
 
 
@@ -132,12 +134,12 @@ def properties_text(master: str, spark_conf: Mapping[str, str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As Java reads properties."""
+    """Escape a text as Java's properties files require."""
     return "".join(_ESCAPES.get(character, character) for character in text)
 
 
 def session_environment(master: str, token: str | None) -> dict[str, str]:
-    """What the session needs in its environment besides the caller's own variables."""
+    """The variables that the session needs in addition to the caller's own environment."""
     root = str(Path(__file__).resolve().parents[2])
     environment = {
         "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -152,11 +154,11 @@ def session_environment(master: str, token: str | None) -> dict[str, str]:
 
 
 def _umask() -> int:
-    """Of this process, without changing it where the system tells it."""
+    """The umask of this process, read without changing it if the system shows it."""
     with suppress(OSError, IndexError, ValueError):
         status = Path("/proc/self/status").read_text()
         return int(status.partition("\nUmask:")[2].split()[0], 8)
-    # It can only be read by setting it, which other threads see for a moment; so the strictest is set.
+    # Here it can only be read by setting it. Other threads see the new value briefly, so the strictest one is set.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,7 +1,7 @@
-"""The one line of a stack trace that tells what went wrong: Java's innermost cause, else the first line.
+"""Finds the line of a stack trace that says what went wrong: Java's innermost cause, else the first line.
 
-Flink sends whole traces, of eight kilobytes and more, as error messages, and wraps causes in each other. A trace of
-this project's engine begins with the line that tells.
+Flink sends whole traces, of eight kilobytes and more, as error messages, and nests causes in each other. A trace of
+this project's engine begins with that line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_CHARS = 1000
 
 
 def telling_line(trace: str) -> str:
-    """``Class: message`` of what a trace comes down to, the class without its package; empty for an empty one."""
+    """``Class: message`` of the root cause, the class without its package; empty for an empty trace."""
     lines = [line.strip() for line in trace.strip().splitlines()]
     lines = [line for line in lines if line and line not in _ENVELOPE]
     causes = [line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)]
@@ -30,13 +30,13 @@ def telling_line(trace: str) -> str:
 
 
 def root_message(exception: str, trace: str) -> str:
-    """As :func:`telling_line`, without the class; ``exception`` where the trace is empty."""
+    """Like :func:`telling_line`, without the class; ``exception`` if the trace is empty."""
     line = telling_line(trace) or exception
     name, separator, message = line.partition(": ")
     return message if separator and " " not in name else line
 
 
 def _without_package(name: str) -> str:
-    """Java's class names only: anything else is no name."""
+    """Strip the package of a Java class name; other texts stay unchanged."""
     is_java = name.startswith(("java.", "javax.", "org.", "com.", "scala.", "akka.")) and " " not in name
     return name.rpartition(".")[2] if is_java else name

@@ -1,6 +1,6 @@
-"""What both clients share below the calls: URLs, TLS, turning calls into HTTP requests and answers into values.
+"""The HTTP part that both clients share: URLs, TLS, turning calls into requests and answers into values.
 
-No retry and no waiting happens here.
+Nothing is retried or waited for here.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _TOKEN = re.compile(r"[!-~]+( +[!-~]+)*")
 
 
 class InvalidUrl(CkptClientError, ValueError):
-    """The address of the REST API cannot be one."""
+    """The given address of the REST API is invalid."""
 
 
 class InvalidToken(CkptClientError, ValueError):
-    """The bearer token cannot be one. The message does not show it, since it nearly is."""
+    """The bearer token is invalid. The message does not show it, since it may be close to the real one."""
 
 
 def check_token(token: str | None, name: str = "token") -> None:
-    """Raises :class:`InvalidToken` for what no header takes; ``name`` is that of the field."""
+    """Raises :class:`InvalidToken` for a text that cannot be sent in a header; ``name`` is the name of the field."""
     if token is not None and not _TOKEN.fullmatch(token):
         allowed = "a token has no line breaks or characters beyond ASCII, no blanks at its ends, and is not empty"
         raise InvalidToken(f"{name}: {allowed}")
@@ -61,7 +61,7 @@ def normalise_url(url: str) -> str:
 
 @lru_cache(maxsize=8)
 def _tls_context(verify: bool | str) -> ssl.SSLContext:
-    """Loading certificates takes tens of milliseconds, so each setting's context is made once."""
+    """The TLS context of a setting; cached, because loading certificates takes tens of milliseconds."""
     if verify is True:
         return ssl.create_default_context()
     if verify is False:
@@ -73,7 +73,7 @@ def _tls_context(verify: bool | str) -> ssl.SSLContext:
 
 
 def check_certificates(verify: bool | str) -> None:
-    """Raises OSError for a file of certificates that cannot be used; where it is needed may be known later only."""
+    """Raises OSError for an unusable certificate file, even if it is not yet known whether the file is needed."""
     if isinstance(verify, str):
         _tls_context(verify)
 
@@ -135,7 +135,7 @@ def read_answer(call: Call[T], response: httpx.Response) -> T:
 
 
 def _unknown_paths(path: str) -> tuple[list[str], ...]:
-    """What servers say of a path that they do not have; Flink looks for a file of its dashboard first."""
+    """The errors of servers that lack a path; Flink's is different, as it looks for a dashboard file first."""
     return [f"Not found: {path}"], [f"Unable to load requested file {path}."]
 
 

@@ -1,8 +1,8 @@
-"""Waiting without doing it: what is asked next, when it is asked again, and when a wait is given up.
+"""The logic of waits, without I/O: which request comes next, when it is repeated, and when a wait ends.
 
-A wait is a generator of :data:`Steps`. It yields calls to send and pauses to make, gets each call's answer or its error
-back, and returns what was waited for. ``CkptClient.run`` carries the steps out by blocking, ``AsyncCkptClient.run`` by
-awaiting; so the command line, operators, sensors and triggers wait in one way. Nothing here sends or sleeps.
+A wait is a generator of :data:`Steps`. It yields calls to send and pauses to make, receives each call's answer or
+error, and returns the awaited result. ``CkptClient.run`` carries out the steps by blocking, ``AsyncCkptClient.run`` by
+awaiting; so the command line, operators, sensors and triggers all wait in the same way. Nothing here sends or sleeps.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ckpt_runtime.client.requests import Call, OperationKind
 T = TypeVar("T")
 
 DEFAULT_PATIENCE_S = 1.0
-"""How long a request is repeated while the server is away, when nothing else is said."""
+"""How long a request is repeated by default while the server is away."""
 POLL_PATIENCE_S = 30.0
-"""How long one poll of a wait is repeated, so that the wait survives a new driver."""
+"""How long one poll of a wait is repeated, so that the wait survives the start of a new driver."""
 DEFAULT_POLL_INTERVAL_S = 1.0
 FIRST_DELAY_S = 0.02
 _REQUEST_BACKOFF = wait_random_exponential(multiplier=0.1, max=2.0)
@@ -42,7 +42,7 @@ _REQUEST_BACKOFF = wait_random_exponential(multiplier=0.1, max=2.0)
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A step that is slept instead of sent."""
+    """A step that sleeps instead of sending a call."""
 
     seconds: float
 
@@ -51,9 +51,9 @@ Steps: TypeAlias = Generator[Call[Any] | Pause, Any, T]
 
 
 class Deadline:
-    """A moment after which nothing is waited for; one at None never comes.
+    """The moment at which a wait ends; None: the wait has no deadline.
 
-    The clock is the caller's: a monotonic one within a process, that of the wall where processes share the moment.
+    The caller supplies the clock: a monotonic one within a process, the wall clock if processes share the deadline.
     """
 
     def __init__(self, at: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,17 +62,17 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None) -> Deadline:
-        """So many seconds from now; None: never."""
+        """A deadline this many seconds from now; None: no deadline."""
         return cls(None if seconds is None else time.monotonic() + seconds)
 
     @property
     def left(self) -> float:
-        """Seconds until then: none once it has passed."""
+        """Seconds until the deadline; 0 once it has passed."""
         return math.inf if self._at is None else max(0.0, self._at - self._clock())
 
 
 def whole(seconds: float) -> Iterable[float]:
-    """A pause that nobody needs to hear of, slept in one go."""
+    """A pause that is slept in one piece, without progress reports."""
     return (seconds,)
 
 
@@ -86,10 +86,10 @@ def persistent(
     on_away: Callable[[CkptClientError], None] | None = None,
     pauses: Callable[[float], Iterable[float]] = whole,
 ) -> Steps[T]:
-    """Repeat the attempt after a passing error: so many times at least, and until ``patience`` is over.
+    """Repeat the attempt after a passing error, at least ``attempts`` times in all and until ``patience`` is over.
 
-    ``on_away`` is told the error before each pause; ``pauses`` parts one, to tell more meanwhile. The last error is
-    raised.
+    ``on_away`` is called with the error before each pause; ``pauses`` splits a pause into parts, so that progress can
+    be reported in between. The last error is raised.
     """
 
     def tell(state: RetryCallState) -> None:
@@ -97,7 +97,7 @@ def persistent(
         if on_away is not None and isinstance(error, CkptClientError):
             on_away(error)
 
-    # Tenacity decides and is never let sleep: what it would sleep is a step of its own.
+    # Tenacity only decides and never sleeps: each of its sleeps becomes a step.
     due: list[float] = []
     retrying = Retrying(
         retry=retry_if_exception(passing),
@@ -121,7 +121,7 @@ def poll(
     delays: Iterator[float],
     pauses: Callable[[float], Iterable[float]] = whole,
 ) -> Steps[T | None]:
-    """Look until something is found; None when the deadline comes first. The last look is at the deadline."""
+    """Call ``look`` until it finds something; None if the deadline comes first. The last call is at the deadline."""
     while True:
         found = yield from look()
         left = deadline.left
@@ -137,19 +137,19 @@ def _paused(parts: Iterable[float]) -> Steps[None]:
 
 @dataclass
 class _Attempts(Generic[T]):
-    """The attempts of one call. ``lost`` once an attempt may have been carried out without an answer."""
+    """The attempts of one call. ``lost`` is True once an attempt may have been carried out without an answer."""
 
     call: Call[T]
     lost: bool = False
 
     def next(self) -> Steps[T]:
-        """The requests of one attempt; the outcome of a lost one is looked up where the call says how."""
+        """The requests of one attempt; the outcome of a lost attempt is looked up if the call has a ``lookup``."""
         lookup: Call[T] | None = self.call.lookup
         if self.lost and lookup is not None:
             try:
                 answer: T = yield lookup
             except NotFound:
-                pass  # it never arrived, or is still on its way
+                pass  # the request never arrived, or is still on its way
             else:
                 return answer
         try:
@@ -159,14 +159,14 @@ class _Attempts(Generic[T]):
             if not self.lost or lookup is None or is_passing(error):
                 raise
             try:
-                answer = yield lookup  # refused, perhaps as the repetition of one that has arrived
+                answer = yield lookup  # refused, perhaps because an earlier attempt arrived
             except NotFound:
                 raise error from None
         return answer
 
 
 def retry(call: Call[T], patience_s: float, on_away: Callable[[CkptClientError], None] | None = None) -> Steps[T]:
-    """Repeat one call for so long while the server is away: twice at least, and with 0 once."""
+    """Repeat one call for ``patience_s`` while the server is away: at least two attempts, or exactly one with 0."""
     attempts = 2 if patience_s > 0 else 1
     return persistent(_Attempts(call).next, Deadline.after(patience_s), attempts=attempts, on_away=on_away)
 
@@ -174,9 +174,9 @@ def retry(call: Call[T], patience_s: float, on_away: Callable[[CkptClientError],
 def watch(
     look: Callable[[float], Steps[T | None]], what: str, timeout_s: float | None, poll_interval_s: float
 ) -> Steps[T]:
-    """Look at growing intervals; each look is told for how long to repeat its requests. Raises :class:`WaitTimeout`.
+    """Call ``look`` at growing intervals, with the time for which to repeat its requests. Raises :class:`WaitTimeout`.
 
-    ``timeout_s`` None waits without an end.
+    With ``timeout_s`` None, the wait has no time limit.
     """
     if poll_interval_s <= 0:
         raise ValueError(f"poll_interval_s: {poll_interval_s!r} is not acceptable, it must be > 0")
@@ -193,11 +193,12 @@ def watch(
 def until_final(job_id: str) -> Steps[None]:
     """Wait until the checkpoint statistics of a job that has ended show its end.
 
-    Flink answers with a copy that may be as old as its refresh interval, of which the last checkpoint or the stop's
-    savepoint may be missing: who went on from what it shows would write again what has been committed since.
+    Flink answers with a cached copy that may be as old as its refresh interval, and from which the last checkpoint or
+    the stop's savepoint may be missing. A job restored from that copy's latest snapshot would write again what has been
+    committed since.
     """
     config: Mapping[str, Any] = yield requests.dashboard_config()
-    if RETAINS in config.get("features", {}):  # a session answers with what is
+    if RETAINS in config.get("features", {}):  # a session never answers with an old copy
         return
     interval_ms = int(config.get("refresh-interval", 0))
     for _ in range(3):
@@ -208,7 +209,7 @@ def until_final(job_id: str) -> Steps[None]:
 
 
 def _still_old(job_id: str, interval_ms: int) -> Steps[int]:
-    """How long, in milliseconds, copies may be of a time before the end; the details themselves may be one."""
+    """For how many more milliseconds copies may predate the end; the job details may be such a copy themselves."""
     try:
         details: JobDetails = yield requests.job_details(job_id)
     except NotFound:
@@ -218,7 +219,7 @@ def _still_old(job_id: str, interval_ms: int) -> Steps[int]:
 
 
 def growing_delays(most: float) -> Iterator[float]:
-    """Give delays that double from 20 ms to ``most``: what takes moments is seen at once, what takes hours seldom."""
+    """Yield delays that double from 20 ms to ``most``: short operations are polled often, long ones seldom."""
     delay = min(FIRST_DELAY_S, most)
     while True:
         yield delay
@@ -236,7 +237,7 @@ def wait_for_operation(
 ) -> Steps[OperationStatus]:
     """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`.
 
-    ``on_wait`` is called whenever it is not done yet.
+    ``on_wait`` is called after each poll that finds the operation not done.
     """
     call = requests.operation_status(kind, trigger_id, job_id)
 
@@ -252,10 +253,11 @@ def wait_for_operation(
 
 
 def rescale(job_id: str, parallelism: Mapping[str, int | Bounds], *, timeout_s: float | None = None) -> Steps[None]:
-    """Bring the vertices, all of them by id, to these parallelisms, or within (lower, upper) bounds of them.
+    """Rescale all vertices, given by id, to these parallelisms, or to within (lower, upper) bounds.
 
-    Returns when that is stored and being deployed. It may take longer than one request: after a lost answer the same
-    request joins the one in progress. Raises :class:`Conflict` with the reason when the job goes on as it was.
+    Returns when the new parallelism is stored and being deployed. A rescale may take longer than one request: after a
+    lost answer, the repeated request joins the rescale in progress. Raises :class:`Conflict` with the reason if the job
+    keeps running unchanged.
     """
     call = requests.update_resource_requirements(job_id, parallelism)
     deadline = Deadline.after(timeout_s)
@@ -297,7 +299,7 @@ def wait_for_config(
         if state in TERMINAL_STATES:
             raise JobEnded(job_id, state)
         found = yield from retry(requests.job_config(job_id), patience_s)
-        # None goes on waiting; False would count as found.
+        # None continues the wait; False would count as found.
         return (state == "RUNNING" and (found.running_version or 0) >= version) or None
 
     yield from watch(look, f"Job {job_id} running with version {version}", timeout_s, poll_interval_s)

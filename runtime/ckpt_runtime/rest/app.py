@@ -1,6 +1,6 @@
 """The REST application: Flink's paths over a :class:`DispatcherGateway`, each with and without ``/v1``.
 
-It only puts the pieces together; it starts no server and keeps no state of jobs.
+It only assembles the parts; it starts no server and keeps no state of jobs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DESCRIPTION = (
 
 
 class VersionPrefix:
-    """Takes ``/v1`` off the path, and slashes in front of it and behind it, as Flink does."""
+    """Strips ``/v1`` and outer slashes from the path, as Flink does."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,9 +62,9 @@ class VersionPrefix:
 
 
 def _without_outer_slashes(scope: Scope) -> Scope:
-    """One slash stays in front. Addresses put together from ``http://host:8081/`` and ``/jobs`` have two.
+    """Strip outer slashes but the first; addresses joined from ``http://host:8081/`` and ``/jobs`` start with two.
 
-    Pages keep what is behind them: their links are relative.
+    Paths of the web pages keep their trailing slash, because their links are relative.
     """
     path: str = scope["path"]
     trimmed = f"/{path.strip('/')}"
@@ -82,7 +82,7 @@ def create_app(
     max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES,
     flink_dashboard: FlinkDashboard | None = None,
 ) -> FastAPI:
-    """Makes the application. ``token`` None means no authentication and loopback callers only (see ``rest.auth``)."""
+    """Make the application. ``token`` None means no authentication and loopback callers only (see ``rest.auth``)."""
     if token is not None and not token.strip():
         raise ValueError("token must not be empty; None means no token")
     app = FastAPI(
@@ -109,7 +109,7 @@ def create_app(
         savepoints,
         savepoint_catalogue,
     )
-    # As they are: including them would have FastAPI look at each function again, for a tenth of a second.
+    # The routes are added as they are: include_router() would analyse each function again, for a tenth of a second.
     for room in (cluster, dashboard, diagnosis, health, jvm_pages, pages, pipelines, job_ids, lineages, *of_jobs):
         app.router.routes.extend(room.router.routes)
     install_error_handlers(app)
@@ -121,7 +121,7 @@ def create_app(
 
 
 def _add_guard(app: FastAPI, token: str | None, dashboard: FlinkDashboard | None) -> None:
-    """The last one added is the first one asked."""
+    """Add the guard last, because the middleware added last runs first."""
     sessions: WebSessions = app.state.web_sessions
     app.state.has_flink_dashboard = dashboard is not None
 
@@ -129,7 +129,7 @@ def _add_guard(app: FastAPI, token: str | None, dashboard: FlinkDashboard | None
         return token is not None and not (has_session(sessions, headers) or has_token(token, headers))
 
     def is_public(method: str, path: str, accept: str) -> bool:
-        # The first page leads to the login.
+        # The first page redirects to the login.
         return pages.is_public(method, path, accept) or (
             dashboard is not None and method in ("GET", "HEAD") and path in FIRST_PAGES
         )

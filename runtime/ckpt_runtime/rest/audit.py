@@ -1,7 +1,7 @@
-"""The audit log: who has asked for which change over REST, what was there before and what is there after it.
+"""The audit log of changes requested over REST: the caller, the request, and the state before and after the change.
 
-It stands between the handlers and the gateway, so that no change has another way. Each change is two records: ``asked``
-before it is begun, and what became of it. It never holds a token, a secret option or a pipeline's arguments.
+It stands between the handlers and the gateway, so that no change can bypass it. Each change has two records: ``asked``
+before it begins, and one with its outcome. The log never contains a token, a secret option or a pipeline's arguments.
 """
 
 from __future__ import annotations
@@ -80,11 +80,14 @@ CHANGES: Final[Mapping[str, Read | None]] = {
     "trigger_savepoint": _status,
     "stop_with_savepoint": _status,
 }
-"""The gateway's methods that change something, and what is read before and after: of the job, their first argument."""
+"""The gateway's methods that make changes, each with a function that reads the state before and after the change.
+
+The function gets the method's first argument, the job.
+"""
 
 
 class Caller:
-    """Remembers who asks, as ASGI middleware behind the guard."""
+    """ASGI middleware behind the guard that remembers the caller of each request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -113,7 +116,7 @@ class AuditedGateway:
 
     @classmethod
     def over(cls, gateway: DispatcherGateway, write: Write | None) -> DispatcherGateway:
-        """``write`` is an :func:`audit_log`. The gateway itself where none is wanted."""
+        """Wrap the gateway; ``write`` is an :func:`audit_log`. Without one, returns the gateway itself."""
         return gateway if write is None else cast(DispatcherGateway, cls(gateway, write))
 
     def __getattr__(self, name: str) -> Any:
@@ -150,7 +153,7 @@ class AuditedGateway:
     async def _seen(self, read: Read, job_id: str) -> Any:
         try:
             return await read(self._gateway, job_id)
-        except Exception as error:  # the change itself meets what that is
+        except Exception as error:  # the change itself will meet the same error
             return {"unknown": _text(str(error))}
 
     async def _put(self, record: Json) -> None:
@@ -162,7 +165,7 @@ class AuditedGateway:
 
 
 def audit_log(configuration: Configuration) -> Write | None:
-    """What writes a record, None where no audit log is wanted. Raises ConfigurationError when it cannot be begun."""
+    """The function that writes records; None without an audit log. Raises ConfigurationError if it cannot be opened."""
     file = configuration.get(RestOptions.AUDIT_FILE)
     match configuration.get(RestOptions.AUDIT_DESTINATION):
         case AuditDestination.NONE:
@@ -180,7 +183,7 @@ def audit_log(configuration: Configuration) -> Write | None:
 
 
 class _FileLog:
-    """One JSON document in each line, for its owner alone; begun again where somebody has moved it away."""
+    """A private file with one JSON document per line; created again if it was moved away."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -199,7 +202,7 @@ def _text(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON values of what the gateway takes and gives, without secrets and contents."""
+    """JSON values of the gateway's arguments and results, without secrets and file contents."""
     match value:
         case None | bool() | int() | float() | str():
             return _text(str(value)) if isinstance(value, str) else value
@@ -222,7 +225,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fields(value: Any) -> Any:
-    """Of a dataclass; of anything else, such as an upload's content, only what it is."""
+    """The fields of a dataclass; of any other value, such as an upload's content, only its type."""
     if not is_dataclass(value):
         return type(value).__name__
     return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}

@@ -1,9 +1,9 @@
-"""Who may call: bearer token, the cookie of a login for reading, or loopback alone.
+"""Authentication of callers: by bearer token, by the cookie of a login (reading only), or by loopback alone.
 
-With a token every request must carry it, or the cookie that was given for it; the pages' own code is for everybody.
-Without one, which has to be asked for, the server may bind to loopback addresses only, and refuses requests that a web
-page could make a browser send there: a foreign ``Host`` (DNS rebinding) or a foreign ``Origin``. It never logs or
-echoes a token.
+With a token, every request must carry the token or the cookie issued for it; only the code of the web pages is public.
+Without a token, which must be configured explicitly, the server binds to loopback addresses only. It then refuses
+requests that a web page could make a browser send: those with a foreign ``Host`` (DNS rebinding) or a foreign
+``Origin``. A token is never logged or echoed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BindingRefused(ValueError):
 
 
 def is_loopback(host: str) -> bool:
-    """Is true for ``localhost`` and loopback addresses; other names are not resolved and count as reachable."""
+    """Whether the host is ``localhost`` or a loopback address; other names are not resolved and count as reachable."""
     bare = host.strip("[]").lower()
     if bare in _LOOPBACK_NAMES:
         return True
@@ -41,7 +41,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_binding(host: str, token: str | None, authentication: RestAuthentication = RestAuthentication.TOKEN) -> None:
-    """Raises :class:`BindingRefused` for a server without a token, unless it shall have none, on loopback."""
+    """Raises :class:`BindingRefused` for a server without a token, unless configured so and bound to loopback."""
     if token:
         return
     if authentication is not RestAuthentication.NONE:
@@ -56,10 +56,10 @@ def check_binding(host: str, token: str | None, authentication: RestAuthenticati
 
 
 class Guard:
-    """Stands in front of everything else, as ASGI middleware. ``is_public`` says what needs no proof, if anything.
+    """ASGI middleware in front of everything else. ``is_public`` says which requests need no authentication.
 
-    A cookie that a login has set (``sessions``) proves enough for reading, and for nothing else: a page of another site
-    could make a browser send it along with a change.
+    A cookie set by a login (``sessions``) suffices for reading only, because a page of another site could make a
+    browser send the cookie along with a change.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ def _host_name(url: str) -> str:
 
 
 def has_token(expected: str, headers: Headers) -> bool:
-    """Tells whether a request carries the token, which is compared in constant time."""
+    """Whether a request carries the token, which is compared in constant time."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     offered = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
     return hmac.compare_digest(offered, expected.encode())
 
 
 def has_session(sessions: WebSessions, headers: Headers) -> bool:
-    """Tells whether a browser that has logged in sends the request, for a page of this server."""
+    """Whether the request comes from a logged-in browser, on behalf of a page of this server."""
     cookies = cookie_parser(headers.get("cookie", ""))
     return sessions.is_valid(cookies.get(cookie_name(headers.get("host", "")), "")) and is_same_origin(headers)

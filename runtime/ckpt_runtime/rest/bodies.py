@@ -1,8 +1,8 @@
-"""Request bodies as pydantic models: the kinds of fields, their spellings, and what is said about those refused.
+"""Request bodies as pydantic models: the kinds of fields, their spellings, and the messages for refused values.
 
-A body is first read within its limits and parsed strictly (``json_body``). A field that is absent or null gives its
-default; it may be written under any of its spellings, which must agree. What is wrong is a 400 that names the field,
-the value and what is allowed. Unknown fields are ignored, as Flink does, but for closed bodies.
+A body is first read within its limits and parsed strictly (``json_body``). A field that is absent or null gets its
+default; it may be given under any of its spellings, which must agree. An error is a 400 that names the field, the value
+and what is allowed. Unknown fields are ignored, as in Flink, except in closed bodies.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def refused(allowed: str, shown: object = None) -> PydanticCustomError:
-    """Makes what a validator raises; ``shown`` stands for a value that is too large to repeat."""
+    """Make the error for a validator to raise; ``shown`` replaces a value that is too large to repeat."""
     return PydanticCustomError("refused", "{allowed}", {"allowed": allowed, "shown": shown})
 
 
 def _said(allowed: str) -> WrapValidator:
-    """Says what is allowed in our words, whatever pydantic finds wrong."""
+    """Replace any error of pydantic's by a message that says what is allowed."""
 
     def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -82,7 +82,7 @@ class Within(GroupedMetadata):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(GroupedMetadata):
-    """Takes a member of an enum as text in any case."""
+    """Accepts a member of an enum as text in any case."""
 
     kind: type[StrEnum]
 
@@ -98,7 +98,7 @@ def _folded(value: object) -> object:
 
 
 def spelled(*names: str, **options: Any) -> Any:
-    """Declares a field with all its spellings; the first is the documented one."""
+    """Declare a field with all its spellings; the first one is documented."""
     return Field(validation_alias=AliasChoices(*names), **options)
 
 
@@ -125,7 +125,7 @@ def _texts(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _option(value: object) -> str:
-    """Numbers and booleans become their text, as Flink does."""
+    """Convert numbers and booleans to text, as Flink does."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -178,7 +178,7 @@ def _note(value: str) -> str:
 
 
 Note = Annotated[_TEXT, AfterValidator(_note)]
-"""A few words for people."""
+"""A short text for human readers."""
 EntryPoint = Annotated[_TEXT, AfterValidator(_entry_point), Field(description="module:function")]
 Owner = Annotated[
     str,
@@ -194,24 +194,24 @@ def _option_or_null(value: object) -> str | None:
 
 
 OptionsPatch = Annotated[dict[str, Annotated[str | None, BeforeValidator(_option_or_null)]], BeforeValidator(_options)]
-"""As Options, where null stands for none."""
+"""Like Options, but null removes an option."""
 
 TRIGGER_ID = spelled("triggerId", "trigger-id", default=None)
-"""A trigger id that the client chooses makes its call idempotent."""
+"""A trigger id chosen by the client, which makes its call idempotent."""
 
 
 class Body(BaseModel):
-    """Is an open body. Its class has the name of Flink's own, which messages show."""
+    """An open body. Subclasses have the names of Flink's own classes, which messages show."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _one_spelling(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Leaves out nulls, and all but one spelling of each field."""
+        """Drop nulls, and all but one spelling of each field."""
         given = {name: value for name, value in document.items() if value is not None}
         for field in cls.model_fields.values():
-            # pydantic would take the first spelling that it finds and not look at the others
+            # pydantic would take the first spelling that it finds and ignore the others
             spellings = field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else []
             names = [str(name) for name in spellings if name in given]
             folds = isinstance(field.annotation, type) and issubclass(field.annotation, StrEnum)
@@ -225,7 +225,7 @@ class Body(BaseModel):
 
 
 class ClosedBody(BaseModel):
-    """Names what to change: at least one field and no unknown one, and null is a value like others."""
+    """A closed body names the fields to change: at least one and no unknown one; null is a regular value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"minProperties": 1})
 
@@ -241,7 +241,7 @@ class ClosedBody(BaseModel):
 
 
 def checked(model: type[B], document: Mapping[str, Any]) -> B:
-    """Makes a ``model`` of the body. Raises :class:`BadRequest` with a line for each field that is wrong."""
+    """Make a ``model`` from the body. Raises :class:`BadRequest` with a line for each wrong field."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -264,7 +264,7 @@ def _message(model: type[BaseModel], problem: ErrorDetails) -> str:
 
 
 def body_of(model: type[B]) -> Any:
-    """Makes the dependency that reads and checks a request's body. An empty one is ``{}`` but for closed bodies."""
+    """Make the dependency that reads and checks a request's body. An empty body is ``{}``, except for closed bodies."""
 
     async def read(request: Request) -> B:
         empty_is_object = not issubclass(model, ClosedBody)

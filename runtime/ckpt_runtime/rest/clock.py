@@ -1,4 +1,4 @@
-"""Wall-clock time for durations shown to clients; decisions are never made on it."""
+"""Wall-clock time for durations shown to clients; no decision depends on it."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def now_ms() -> int:
-    """Reads the clock: milliseconds since the epoch."""
+    """The wall-clock time in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000

@@ -1,7 +1,7 @@
-"""Errors of the REST layer and their one shape, ``{"errors": [...]}``.
+"""Errors of the REST layer and their common shape, ``{"errors": [...]}``.
 
-Maps everything that can go wrong to a status code: our own :class:`ApiError`, the gateway's named errors, the
-framework's routing and parameter errors. It never puts a stack trace or a repeated request body into an answer.
+Maps every error to a status code: our own :class:`ApiError`, the gateway's named errors, and the framework's routing
+and parameter errors. An answer never contains a stack trace or the request body.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GATEWAY_STATUS: tuple[tuple[type[gateway_errors.GatewayError], int], ...] = (
 
 
 class ApiError(Exception):
-    """Becomes an answer with an error status. ``errors`` are its lines; nothing has changed on the server."""
+    """An error that becomes an answer with this status and these lines; nothing has changed on the server."""
 
     def __init__(self, status: int, *errors: str) -> None:
         super().__init__("; ".join(errors))
@@ -51,41 +51,41 @@ class BadRequest(ApiError):
 
 
 def echo(value: object) -> str:
-    """Shows a client's value by its ``repr``, short enough for a message."""
+    """The ``repr`` of a client's value, shortened for a message."""
     text = repr(value)
     return text if len(text) <= MAX_ECHOED_CHARS else f"{text[:MAX_ECHOED_CHARS]}... ({len(text)} characters)"
 
 
 def error_response(status: int, errors: Sequence[str], headers: dict[str, str] | None = None) -> Response:
-    """Answers in the one error shape."""
+    """Make an answer in the common error shape."""
     return FlinkResponse({"errors": list(errors)}, status_code=status, headers=headers)
 
 
 def not_found(path: str) -> Response:
-    """Gives Flink's answer to an unknown path or method."""
+    """Flink's answer to an unknown path or method."""
     return error_response(404, [f"Not found: {path[:MAX_ECHOED_CHARS]}"])
 
 
 def original_path(request: Request) -> str:
-    """Gives the path as the client wrote it, version prefix included."""
+    """The path as the client wrote it, including the version prefix."""
     path: str = request.scope.get("ckpt.original_path") or request.url.path
     return path
 
 
 def without_prefix(scope: Scope, prefix: str) -> dict[str, Any]:
-    """The request's scope without the beginning of its path."""
+    """The request's scope without this prefix of its path."""
     raw: bytes | None = scope.get("raw_path")
     rest = moved(scope, scope["path"].removeprefix(prefix))
     return rest if raw is None else {**rest, "raw_path": raw.removeprefix(prefix.encode())}
 
 
 def moved(scope: Scope, path: str) -> dict[str, Any]:
-    """The request's scope with another path; remembers what the client wrote."""
+    """The request's scope with another path; the original path is remembered."""
     return {**scope, "path": path, "ckpt.original_path": scope.get("ckpt.original_path", scope["path"])}
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Every error of ``app`` gets the one shape; an unknown path or method is 404, never 405 (as in Flink)."""
+    """Give all errors of ``app`` the common shape; an unknown path or method is 404, never 405 (as in Flink)."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(gateway_errors.GatewayError, _on_gateway_error)
     app.add_exception_handler(RequestValidationError, _on_parameter_error)
@@ -105,7 +105,7 @@ async def _on_gateway_error(_request: Request, error: Exception) -> Response:
 
 
 def _text_of(error: Exception) -> str:
-    """Of an unknown job in Flink's own words, by which tools know it."""
+    """The text of an error; an unknown job is reported in Flink's own words, which tools recognise."""
     is_job = isinstance(error, gateway_errors.JobNotFound)
     return f"org.apache.flink.runtime.rest.NotFoundException: {error}" if is_job else str(error)
 
@@ -131,5 +131,5 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_unexpected(_request: Request, error: Exception) -> Response:
-    """The server logs the traceback; the client learns the kind of error alone."""
+    """The server logs the traceback; the client gets only the kind of error."""
     return error_response(500, ["Internal server error.", type(error).__name__])

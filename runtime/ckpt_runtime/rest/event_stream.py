@@ -1,7 +1,8 @@
-"""Server-sent events from the session's event log, and the end of all streams with the server.
+"""Server-sent events from the session's event log, and the end of all streams when the server stops.
 
-A stream keeps a place in the log and nothing else. While its client does not read, the socket is not written to; what
-the log drops meanwhile is told by ``reset``, with which the stream ends. An event's id is the session's with a number.
+A stream keeps only its position in the log. While its client does not read, nothing is written to the socket; if the
+log drops events meanwhile, the stream reports that by ``reset`` and ends. An event's id is the session's id and a
+number.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from starlette.types import ASGIApp
 from ckpt_runtime.jobmaster.event_log import EventLog, EventReader, EventsMissedError
 
 KEEP_ALIVE_S = 15.0
-"""After so long without an event a comment is sent, with the id up to which there was none."""
+"""After this time without an event, a comment is sent, with the id up to which there was no event."""
 
 
 class EventStreamResponse(StreamingResponse):
-    """Is not kept by caches, nor held back by proxies that listen to this header."""
+    """A response that is not cached, and not buffered by proxies that honour its header."""
 
     media_type = "text/event-stream"
 
@@ -39,7 +40,7 @@ class EventStreams:
         self.ended = False
 
     def end(self) -> None:
-        """Each stream says so and ends; later ones at once."""
+        """End all streams, each with an ``end`` event; later streams end at once."""
         self.ended = True
         # A copy, since a stream that ends leaves the set.
         for wake in tuple(self._wakes):
@@ -48,9 +49,9 @@ class EventStreams:
     async def follow(
         self, log: EventLog, jobs: frozenset[str] | None, last_event_id: str | None
     ) -> AsyncIterator[bytes]:
-        """The bytes of one stream."""
+        """Yield the bytes of one stream."""
         due = asyncio.Event()
-        # Before the place in the log is taken, or an event in between would not be told until the next one.
+        # Before the position in the log is read; otherwise an event in between would be delayed until the next one.
         silence = log.listen(due.set)
         self._wakes.add(due.set)
         try:
@@ -64,7 +65,7 @@ class EventStreams:
 
     async def _frames(self, log: EventLog, reader: EventReader, due: asyncio.Event) -> AsyncIterator[bytes]:
         while True:
-            # Before the look: an event that comes behind it sets it again.
+            # Cleared before reading, so that an event that arrives afterwards sets it again.
             due.clear()
             try:
                 events = reader.take()
@@ -81,7 +82,7 @@ class EventStreams:
 
 
 def end_streams(app: ASGIApp) -> None:
-    """Of an application that has any: those who follow them are told, and the server can stop."""
+    """End the event streams of an application, if it has any, so that clients are notified and the server can stop."""
     state = app.state if isinstance(app, FastAPI) else None
     streams = getattr(state, "event_streams", None)
     if isinstance(streams, EventStreams):
@@ -96,7 +97,7 @@ def _open(log: EventLog, jobs: frozenset[str] | None, last_event_id: str | None)
 
 
 def _reset(log: EventLog, error: EventsMissedError) -> bytes:
-    """Goes on behind the newest event; everything before it has to be read anew."""
+    """A ``reset`` frame with the newest event's id: the client must read all earlier state again."""
     return _frame("reset", {"reason": str(error)}, log.event_id(log.newest))
 
 

@@ -1,6 +1,6 @@
-"""Flink's own dashboard below ``/flink/``, if the session has one: its files, and the API where it looks for it.
+"""Flink's own dashboard below ``/flink/``, if the session has one: its files, and the API at the paths it expects.
 
-The dashboard asks for what lies beside it, so ``/flink/jobs/overview`` is ``/jobs/overview``; nothing else changes.
+The dashboard uses relative paths, so ``/flink/jobs/overview`` is ``/jobs/overview``; nothing else changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST_PAGES = (PREFIX, f"{PREFIX}/")
 
 
 class FlinkPrefix:
-    """ASGI middleware. ``needs_login`` says whether whoever asks could not read anything yet."""
+    """ASGI middleware. ``needs_login`` says whether the caller still has to log in before it can read anything."""
 
     def __init__(self, app: ASGIApp, dashboard: FlinkDashboard, needs_login: Callable[[Headers], bool]) -> None:
         self._app = app

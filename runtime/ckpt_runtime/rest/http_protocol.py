@@ -1,6 +1,7 @@
-"""HTTP/1.1 on one connection, with what uvicorn leaves open closed: a head must come in time, and errors are JSON.
+"""HTTP/1.1 on one connection, with limits that uvicorn lacks: a head must arrive in time, and errors are JSON.
 
-Connections are bounded in number: one too many gets 503 to its first bytes, and none at all when those are many, too.
+The number of connections is bounded: an excess connection gets 503 to its first bytes, and is closed without an answer
+if there are too many of those, too.
 
 h11 bounds the size of a request's head (64 KiB) and is strict about its syntax. Bodies are bounded by ``json_body``.
 """
@@ -15,26 +16,26 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_TIMEOUT_S = 30.0
-"""From the first byte of a connection or request to the end of the request's head."""
+"""The longest time from the first byte of a connection or request to the end of the request's head."""
 
 REFUSED_TIMEOUT_S = 5.0
-"""The same for a connection that is one too many."""
+"""The same limit for an excess connection."""
 
 UNREAD_TIMEOUT_S = 60.0
-"""How long a client may leave what was written to it unread, once its share of memory is full."""
+"""How long a client may leave written data unread, once its write buffer is full."""
 
 LINGER_S = 1.0
-"""How long a client may go on sending a body after its answer; at once, closing could cost it the answer."""
+"""How long a client may keep sending a body after its answer; closing at once could lose the answer."""
 
 MAX_REFUSED = 64
-"""Connections that wait for a 503 at most; more are closed without an answer."""
+"""The most connections that may wait for a 503; further ones are closed without an answer."""
 
 _ENDLESS = "/events"
 _CLOSED = (h11.ERROR, h11.CLOSED, h11.MUST_CLOSE)
 
 
 class BoundedHttpProtocol(H11Protocol):
-    """For ``uvicorn.Config(http=...)``."""
+    """The protocol class for ``uvicorn.Config(http=...)``."""
 
     def __init__(self, *arguments: Any, max_connections: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -63,7 +64,7 @@ class BoundedHttpProtocol(H11Protocol):
         self._watch_head()
 
     def on_response_complete(self) -> None:
-        """An answer that came before the end of the body is the connection's last: nobody reads what follows it."""
+        """Close the connection after an answer that was sent before the end of the body, as the rest is not read."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._lingers = True
@@ -73,9 +74,9 @@ class BoundedHttpProtocol(H11Protocol):
                 self.transport.write_eof()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client that sends no more may still read: true keeps the connection open for the answer under way.
+        """True keeps the connection open for the pending answer: a client that sends no more may still read.
 
-        Not for a stream without an end: whoever closes that one has gone.
+        Endless streams are an exception, since a client that closes one has gone.
         """
         if self.cycle is not None and self.cycle.scope["path"].endswith(_ENDLESS):
             return False
@@ -103,7 +104,7 @@ class BoundedHttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:
-        """The client's state is idle until a whole head has come."""
+        """Start or stop the timer for the head; the client's state is idle until a whole head has arrived."""
         if self.conn.their_state is not h11.IDLE:
             self._stop_watching()
         elif self._head_timer is None:
@@ -121,9 +122,9 @@ class BoundedHttpProtocol(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """To bytes that are no HTTP request; closes the connection."""
+        """Answer bytes that are not an HTTP request, and close the connection."""
         if self.cycle is not None and not self.cycle.response_complete:
-            # The request's own handler waits for the rest of the body: it must not answer as well.
+            # The request's handler still waits for the rest of the body; it must not answer as well.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -132,7 +133,7 @@ class BoundedHttpProtocol(H11Protocol):
         self._answer_and_close(400, b"Bad Request", msg, [])
 
     def _refuse(self) -> None:
-        """An answer before the request would be lost when the connection closes on what the client then sends."""
+        """Answer 503 to the request; an earlier answer would be lost when the client sends to the closed connection."""
         message = f"the server has {self._max_connections} connections already; try again"
         self._answer_and_close(503, b"Service Unavailable", message, [(b"retry-after", b"1")])
 

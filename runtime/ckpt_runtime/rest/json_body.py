@@ -22,7 +22,7 @@ BODY_TIMEOUT_S = 30.0
 
 
 async def limited_stream(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """Yields the body's chunks. Raises 413 as soon as ``limit`` bytes are exceeded, 408 when the client stalls."""
+    """Yield the body's chunks. Raises 413 as soon as ``limit`` bytes are exceeded, 408 if the client stalls."""
     chunks = _limited(request, limit)
     while True:
         try:
@@ -37,7 +37,7 @@ async def limited_stream(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 async def _limited(request: Request, limit: int) -> AsyncIterator[bytes]:
     announced = request.headers.get("content-length", "")
-    # By its length first: int() refuses texts of thousands of digits, and takes long for shorter ones.
+    # The length of the text is checked first: int() refuses thousands of digits, and is slow for somewhat fewer.
     if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
         raise ApiError(413, f"The request body is larger than the limit of {limit} bytes.")
     received = 0
@@ -60,7 +60,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def read_object(request: Request, *, expected: str, empty_is_object: bool = True) -> dict[str, Any]:
-    """Reads the body as a JSON object. ``expected`` names the format in messages.
+    """Read the body as a JSON object. ``expected`` names the format in messages.
 
     An empty body counts as ``{}``, as in Flink, unless ``empty_is_object`` is false.
     """
@@ -79,9 +79,9 @@ async def read_object(request: Request, *, expected: str, empty_is_object: bool 
 
 
 async def whole_request(request: Request) -> None:
-    """Waits for the body of requests that change something and ignore it: it has to arrive whole all the same.
+    """Wait until the ignored body of a request that makes a change has arrived completely.
 
-    Otherwise a request that is broken behind its head would be refused by the HTTP layer and carried out by us.
+    Otherwise a request that is broken after its head would be refused by the HTTP layer and still be carried out.
     """
     await _body(request)
 
@@ -91,7 +91,7 @@ class JsonRefused(ValueError):
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse strictly, in a time that grows with the length alone. Raises :class:`JsonRefused`."""
+    """Parse strictly, in time proportional to the length. Raises :class:`JsonRefused`."""
     try:
         text = raw.decode("utf-8")
         document = json.loads(
@@ -140,7 +140,7 @@ def _too_deep() -> JsonRefused:
 
 
 def _check_values(document: Any, levels: int) -> None:
-    """Refuses lone surrogates, and more than ``levels`` arrays and objects in one another."""
+    """Refuse lone surrogates, and arrays and objects nested deeper than ``levels``."""
     if isinstance(document, str):
         try:
             document.encode("utf-8")

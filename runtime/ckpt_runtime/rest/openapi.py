@@ -1,4 +1,4 @@
-"""The OpenAPI document: the framework's, plus bodies that are read by hand, plus examples and their schemas.
+"""The OpenAPI document: the framework's, plus bodies that handlers read themselves, plus examples and their schemas.
 
 ``examples.json`` holds real answers by path and situation; ``make docs`` writes it.
 """
@@ -23,7 +23,7 @@ ERROR_SCHEMA: dict[str, Any] = {
 _JOB = "fa461ac280c9aa36bde4a060aa97618c"
 EVENT_STREAM = "text/event-stream"
 _EVENTS = {"description": "Events with `id`, `event` and `data`; `data` is a JSON object in one line."}
-"""No type: some tools check the whole text against it, and some each event."""
+"""The schema has no type, because some tools validate the whole text against it, and some each event."""
 _ERRORS = {
     308: (
         "The mode `stop` is gone; there is no `Location`.",
@@ -51,7 +51,7 @@ _ERRORS = {
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Makes the ``responses`` argument of a route: error statuses with their one shape."""
+    """Make the ``responses`` argument of a route: error statuses with their common shape."""
     return {status: _error(status) for status in (401, 403, *statuses, 503)}
 
 
@@ -62,7 +62,7 @@ def _error(status: int) -> dict[str, Any]:
 
 
 def json_body(model: type[BaseModel], examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Makes the ``openapi_extra`` of a route whose body is a ``model``; ``examples`` are bodies by what they show."""
+    """Make the ``openapi_extra`` of a route whose body is a ``model``; ``examples`` are bodies by their titles."""
     schema = _plain(model.model_json_schema())
     required = "required" in schema or "minProperties" in schema
     content = {"schema": schema, "examples": _named(examples)}
@@ -70,7 +70,7 @@ def json_body(model: type[BaseModel], examples: dict[str, dict[str, Any]]) -> di
 
 
 def _plain(schema: Any) -> Any:
-    """Leaves out titles and defaults, and null, which counts as absent or is refused."""
+    """Remove titles, defaults and null, which counts as absent or is refused."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):

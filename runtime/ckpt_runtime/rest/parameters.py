@@ -31,7 +31,7 @@ _LOWER = AfterValidator(str.lower)
 
 
 async def gateway_of(request: Request) -> DispatcherGateway:
-    """Finds the application's gateway. A coroutine, because others get a thread for each request."""
+    """The application's gateway. A coroutine, because FastAPI runs a plain function in a thread per request."""
     gateway: DispatcherGateway = request.app.state.gateway
     return gateway
 
@@ -133,14 +133,14 @@ SavepointsOfJob = Annotated[
 
 
 def listed(texts: list[str] | None) -> list[str] | None:
-    """What a query parameter lists, separated by commas or given again and again; None when it was not given."""
+    """The values of a query parameter, separated by commas or given repeatedly; None if it was not given."""
     if texts is None:
         return None
     return [name for text in texts for name in (part.strip() for part in text.split(",")) if name]
 
 
 def selected_jobs(texts: list[str] | None) -> set[str] | None:
-    """The ids, in lower case. Raises :class:`BadRequest` for what is none."""
+    """The job ids in lower case. Raises :class:`BadRequest` for an invalid id."""
     names = listed(texts)
     for name in names or ():
         if re.fullmatch(HEX_ID_PATTERN, name) is None:
@@ -149,7 +149,7 @@ def selected_jobs(texts: list[str] | None) -> set[str] | None:
 
 
 def selected_subtasks(texts: list[str] | None) -> Callable[[int], bool]:
-    """Whether a subtask of an index is wanted. Raises :class:`BadRequest` for what is no index and no range."""
+    """A function that says whether a subtask index is selected. Raises :class:`BadRequest` for invalid ranges."""
     names = listed(texts)
     if names is None:
         return lambda _: True

@@ -1,7 +1,7 @@
-"""JSON Schemas of answers, inferred from examples of them: what all examples have in common is promised.
+"""JSON Schemas of answers, inferred from examples: a schema promises what all examples have in common.
 
-A field is required when every example has it; its types are those that occur. Lists and objects are followed; objects
-whose keys are ids or states are maps. Pure functions; knows no path.
+A field is required if every example has it; its types are those that occur. Lists and objects are inferred recursively;
+objects whose keys are ids or states are maps. Pure functions, independent of paths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PERCENTILE = re.compile(r"p\d+")
 
 
 def schema_of(examples: Iterable[Any]) -> Json:
-    """Infers the schema that all the examples match. No example at all promises nothing."""
+    """Infer the schema that all examples match. Without any example the schema promises nothing."""
     values = list(examples)
     kinds = sorted({_kind(value) for value in values})
     if not kinds or kinds == ["null"]:

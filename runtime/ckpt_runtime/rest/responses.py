@@ -1,7 +1,7 @@
 """The JSON response class of the REST layer, and routers whose functions answer with it.
 
-ASCII only (a lone surrogate from a client's text can always be encoded) and strict: a NaN that a handler forgot to
-spell as Flink's string ``"NaN"`` is an error of ours, not invalid JSON for the client.
+Answers are ASCII only (so a lone surrogate from a client's text can always be encoded) and strict: if a handler forgets
+to spell a NaN as Flink's string ``"NaN"``, the result is a server error, not invalid JSON for the client.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ class FlinkResponse(Response):
 
 
 def flink_router(**options: Any) -> APIRouter:
-    """Makes a router whose functions answer so. ``options`` are those of FastAPI's routers."""
+    """Make a router whose functions answer with :class:`FlinkResponse`. ``options`` are those of FastAPI's routers."""
     return APIRouter(default_response_class=FlinkResponse, **options)

@@ -24,7 +24,7 @@ _SERIALIZED_THROWABLE = ("org.apache.flink.util.SerializedThrowable", 7284183123
 
 
 def serialized_throwable(exception: str, message: str, stack_trace: str) -> str:
-    """Gives Base64 of the stream. ``exception`` is shown as the error's class, ``stack_trace`` as its full text."""
+    """The stream in Base64. ``exception`` is shown as the error's class, ``stack_trace`` as its full text."""
     return b64encode(_stream(exception, message, stack_trace)).decode("ascii")
 
 
@@ -62,7 +62,7 @@ def _stream(exception: str, message: str, stack_trace: str) -> bytes:
 
 
 def _class_description(identity: tuple[str, int, int], fields: list[tuple[str, str]], handles: dict[str, int]) -> bytes:
-    """Writes one without its superclass, which follows. Type names that occurred before are written as references."""
+    """Write a class description without the superclass, which follows; repeated type names are references."""
     name, uid, flags = identity
     out = [_TC_CLASSDESC, _utf(name), struct.pack(">qBH", uid, flags, len(fields))]
     _assign(name, handles)
@@ -94,7 +94,7 @@ def _string(text: str) -> bytes:
 
 
 def _modified_utf8(text: str) -> bytes:
-    """Encodes in Java's form: UTF-16 code units one by one, and NUL as two bytes."""
+    """Encode in Java's modified UTF-8: each UTF-16 code unit separately, and NUL as two bytes."""
     units = text.encode("utf-16-be", "surrogatepass")
     out = bytearray()
     for (unit,) in struct.iter_unpack(">H", units):

@@ -1,6 +1,6 @@
 """Serving the REST application on an asyncio loop that already runs.
 
-It installs no signal handler and never ends the loop; whoever started it stops it.
+It installs no signal handler and never ends the loop; its caller stops it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _LATE_S = 0.05
 
 
 class EmbeddedServer(uvicorn.Server):
-    """Is a uvicorn server without signal handling, for a loop that belongs to somebody else."""
+    """A uvicorn server without signal handling, for an event loop that belongs to the host process."""
 
     serving: asyncio.Task[None]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone: the host process owns them."""
+        """Install no signal handlers: the host process owns them."""
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends every connection, also one that is accepted while it begins; its requests would be served for ever."""
+        """End every connection, including those accepted during the shutdown, which would be served forever."""
         known = set(self.server_state.connections)
         late = asyncio.create_task(self._end_late_ones(known), name="late-connections")
         try:
@@ -81,7 +81,7 @@ async def start(
         **options,
     )
     config.load()
-    # Behind load(), which makes contexts of files only.
+    # After load(), which makes TLS contexts only from files.
     config.ssl = tls
     server = EmbeddedServer(config)
     server.serving = asyncio.create_task(server.serve([listening]), name="rest-server")
@@ -90,13 +90,13 @@ async def start(
             listening.close()
             await server.serving
             raise RuntimeError("the REST server ended before it had started")
-        # uvicorn tells nobody that it has started.
+        # uvicorn does not notify its caller when it has started.
         await asyncio.sleep(0.005)
     return server, int(listening.getsockname()[1])
 
 
 async def stop(server: EmbeddedServer) -> None:
-    """End the streams of events, let other requests finish (at most 5 s), then close. May be called twice."""
+    """End the event streams, let other requests finish (at most 5 s), then close. May be called twice."""
     end_streams(cast(ASGIApp, server.config.app))
     server.should_exit = True
     await server.serving
@@ -109,7 +109,7 @@ def _bind(host: str, port: int) -> socket.socket:
     )[0]
     listening = socket.socket(family, kind, protocol)
     try:
-        # A session that is started again at once finds connections of the one before still closing on its port.
+        # For a session restarted at once, while connections of the previous one are still closing on the port.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(256)

@@ -1,6 +1,6 @@
 """Receiving an uploaded pipeline: one multipart part called ``jarfile``, a ``.py`` or a ``.zip``.
 
-The client's file name is shown to people and never used as a path. Size is limited while the bytes arrive.
+The client's file name is only displayed and never used as a path. The size is limited while the bytes arrive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def display_name(raw: str | None) -> str:
-    """Takes the last segment of the client's file name. Raises 400 unless it ends in ``.py`` or ``.zip``."""
+    """The last segment of the client's file name. Raises 400 unless it ends in ``.py`` or ``.zip``."""
     name = re.split(r"[/\\]", raw or "")[-1]
     printable = name.isprintable() and 0 < len(name) <= _MAX_NAME_CHARS and not name.startswith(".")
     if not printable or not name.lower().endswith((".py", ".zip")):

@@ -1,8 +1,8 @@
-"""Sessions of browsers: what a cookie holds, and whose it is. No token is in it, and none is kept for it.
+"""Login sessions of browsers: the content of their cookies and its verification. Cookies never contain the token.
 
-A cookie's value names its end and a random id, signed with a key that is made up for each driver: it ends with the
-driver, at the latest. Nothing is stored for a session, so logins in any number take no memory; of those that were ended
-before their time the newest are remembered.
+A cookie's value has its expiry and a random id, signed with a key that each driver generates: it is invalid after the
+driver's end at the latest. Nothing is stored for a session, so any number of logins takes no memory; only the newest
+sessions that were logged out before their expiry are remembered.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 
 LIFETIME_S = 12 * 3600
 MAX_ENDED = 10_000
-"""Sessions that were logged out and would still be valid, at most; beyond it the oldest of them is valid again."""
+"""The most logged-out, unexpired sessions remembered; beyond this number the oldest one becomes valid again."""
 
 _VALUE = re.compile(r"([0-9]{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 
 
 class WebSessions:
-    """Gives out sessions and knows them again."""
+    """Issues sessions and verifies them."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._key = secrets.token_bytes(32)
@@ -32,12 +32,12 @@ class WebSessions:
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def begin(self) -> str:
-        """Makes the value of a new cookie."""
+        """Make the value of a new cookie."""
         claim = f"{int(self._clock()) + LIFETIME_S}.{secrets.token_hex(16)}"
         return f"{claim}.{self._signature(claim)}"
 
     def is_valid(self, value: str) -> bool:
-        """Tells whether this driver has given it out and it has not ended."""
+        """Whether this driver has issued the cookie and its session has not ended."""
         found = _VALUE.fullmatch(value)
         if found is None:
             return False
@@ -46,7 +46,7 @@ class WebSessions:
         return signed and self._clock() < int(end) and session_id not in self._ended
 
     def end(self, value: str) -> None:
-        """From now on it is not valid; nothing happens with what is not."""
+        """Invalidate a session; an invalid value is ignored."""
         if self.is_valid(value):
             self._ended[value.split(".")[1]] = None
             if len(self._ended) > MAX_ENDED:
@@ -57,7 +57,7 @@ class WebSessions:
 
 
 def cookie_name(host: str) -> str:
-    """Names the cookie by the port: browsers send cookies of one host to all of its ports."""
+    """The cookie's name, which contains the port, as browsers send the cookies of a host to all of its ports."""
     try:
         port = urlsplit(f"//{host}").port
     except ValueError:
@@ -66,13 +66,13 @@ def cookie_name(host: str) -> str:
 
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:
-    """Tells whether a page of this very server has sent the request, as the browser says; a program says nothing.
+    """Whether the browser's headers say that a page of this server sent the request; requests without them pass.
 
-    Behind a proxy that changes ``Host`` only browsers that send ``Sec-Fetch-Site`` (over TLS, all of them) pass.
+    Behind a proxy that changes ``Host``, only browsers that send ``Sec-Fetch-Site`` (over TLS, all of them) pass.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")
     origin = headers.get("origin")
-    # Compared as text: a header that is no URL, such as "http://[", cannot be taken apart.
+    # Compared as text, because a header that is not a URL, such as "http://[", cannot be parsed.
     return origin is None or origin.partition("://")[2] == headers.get("host", "")

@@ -1,7 +1,7 @@
-"""What Spark forks the Python of barrier tasks from: its own ``pyspark.daemon``, with the imports done before.
+"""The process from which Spark forks the Python of barrier tasks: ``pyspark.daemon``, with the imports already done.
 
-Spark forks an empty process, which then imports pyspark from a zip that has no compiled modules. That is seconds of the
-time for which a job is down that has lost a slot. Runs no user code, and starts no thread before it forks.
+Spark itself forks an empty process, which then imports pyspark from a zip without compiled modules. That adds seconds
+to the downtime of a job that has lost a slot. Runs no user code, and starts no thread before it forks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _THREADS = Path("/proc/self/task")
 
 
 def main() -> None:
-    """Never returns. The worker's module is on the command line, as Spark puts it there."""
+    """Run the daemon; never returns. Spark passes the worker's module on the command line."""
     if is_sparks(installed_version(), zipped_version(sys.path)):
         prefer_installed_pyspark()
     prepare((*sys.argv[1:2], *OWN_MODULES))
@@ -34,19 +34,19 @@ def main() -> None:
 
 
 def is_sparks(installed: str | None, zipped: str | None) -> bool:
-    """Whether the installed pyspark speaks as Spark's JVM does, which the zipped one comes with."""
+    """Whether the installed pyspark has the version of the zipped one, which belongs to Spark's JVM."""
     return installed is not None and installed == zipped
 
 
 def installed_version() -> str | None:
-    """None when pyspark is not installed."""
+    """The version of the installed pyspark; None if it is not installed."""
     with suppress(PackageNotFoundError):
         return version("pyspark")
     return None
 
 
 def zipped_version(path: list[str]) -> str | None:
-    """Of the copy that Spark has put on an import path; None without."""
+    """The version of the zipped copy that Spark has put on an import path; None if there is none."""
     for entry in path:
         if Path(entry).name == "pyspark.zip":
             with suppress(OSError, KeyError, BadZipFile), ZipFile(entry) as archive:
@@ -56,12 +56,12 @@ def zipped_version(path: list[str]) -> str | None:
 
 
 def prepare(modules: tuple[str, ...]) -> None:
-    """Imports them. If that has started a thread, which a fork would not have, Spark's own daemon takes over."""
+    """Import the modules. If that has started a thread, which forks would lack, Spark's own daemon takes over."""
     for name in modules:
         importlib.import_module(name)
     if _THREADS.exists() and len(list(_THREADS.iterdir())) > 1:
         os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])
-    gc.freeze()  # so that a process's first collection does not copy the memory of all of it
+    gc.freeze()  # so that the first collection in a process does not copy all this memory
 
 
 if __name__ == "__main__":

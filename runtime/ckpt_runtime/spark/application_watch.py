@@ -1,6 +1,6 @@
-"""Notices that Spark's application is over: its JVM is gone, or its master or the JVM itself has stopped it.
+"""Detects that Spark's application is over: its JVM is gone, or its master or the JVM itself has stopped it.
 
-The driver would live on otherwise: without slots, but as the leader that no other session can follow.
+Otherwise the driver would keep running without slots, as a leader that no other session can replace.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ INTERVAL_S = 1.0
 
 
 class ApplicationWatch:
-    """Asks the JVM every second, in a thread: a JVM that stands still does not count as gone.
+    """Asks the JVM every second, in a thread: a JVM that does not respond for a while does not count as gone.
 
     ``on_end(reason)`` is called once, from that thread.
     """
 
     def __init__(self, stopped: Callable[[], bool], on_end: Callable[[str], None]) -> None:
-        """``stopped`` says whether the application was stopped, and raises when nobody is there to ask."""
+        """``stopped`` says whether the application was stopped, and raises if the JVM is gone."""
         self._stopped = stopped
         self._on_end = on_end
         self._closed = threading.Event()
@@ -36,7 +36,7 @@ class ApplicationWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Nothing is reported any more."""
+        """Stop watching: nothing is reported afterwards."""
         self._closed.set()
 
     def _run(self) -> None:

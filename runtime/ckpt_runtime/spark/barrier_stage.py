@@ -1,8 +1,8 @@
-"""Slots from Spark: each one is a barrier stage with a single task, the slot's agent.
+"""Slots from Spark: each slot is a barrier stage with a single task, the slot's agent.
 
-A stage of its own, since Spark fails all tasks of a stage when one of them is lost: so no slot takes another one along.
-A barrier stage, since Spark never runs the task of one a second time: what replaces a lost slot is for the slot pool to
-decide.
+Each slot has its own stage because Spark fails all tasks of a stage when one of them is lost; so the loss of a slot
+does not affect other slots. It is a barrier stage because Spark never reruns the task of a barrier stage: the slot pool
+decides what replaces a lost slot.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class BarrierStageProvider:
 
     @property
     def capacity(self) -> int:
-        """The task slots of the executors that Spark has now, as of the last poll."""
+        """The number of task slots of Spark's executors, as of the last poll."""
         return self._capacity
 
     def watch_capacity(self, changed: Callable[[], None]) -> None:
-        """Polls in a thread: a JVM that stands still must not hold up the driver's event loop."""
+        """Poll in a thread, because an unresponsive JVM must not block the driver's event loop."""
         threading.Thread(target=self._poll_capacity, args=(changed,), name="spark-capacity", daemon=True).start()
 
     def _poll_capacity(self, changed: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class BarrierStageProvider:
             time.sleep(CAPACITY_POLL_S)
             try:
                 capacity = self._task_slots()
-            except Exception as error:  # the application is over, and what watches that reports it
+            except Exception as error:  # the application is over, which ApplicationWatch reports
                 logger.debug("Spark tells its capacity no more: %s", error)
                 return
             if capacity != self._capacity:
@@ -74,20 +74,20 @@ class BarrierStageProvider:
                 changed()
 
     def _task_slots(self) -> int:
-        """What Spark itself compares with the size of a barrier stage; PySpark has no other way to ask."""
+        """The number that Spark compares with the size of a barrier stage; PySpark has no public call for it."""
         spark = self._context._jsc.sc()  # noqa: SLF001
         slots: int = spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile())
         return slots
 
     def launch(self, slot_id: str, control_port: int, secret: str, ended: SlotEnded) -> None:
-        """Returns at once; ``ended(slot_id, error)`` is called from a thread when the stage is over."""
+        """Start the stage and return at once; ``ended(slot_id, error)`` is called from a thread when it is over."""
         task = agent_task(self._driver_host, control_port, slot_id, self._log)
         threading.Thread(
             target=self._run, args=(slot_id, task, secret, ended), name=f"slot-{slot_id}", daemon=True
         ).start()
 
     def cancel(self, slot_id: str) -> None:
-        """Stops a stage whose agent does not answer. A JVM that is gone has no stages any more."""
+        """Cancel a stage whose agent does not answer. If the JVM is gone, its stages are gone as well."""
         try:
             self._context.cancelJobGroup(_group(slot_id))
         except Exception as error:
@@ -96,7 +96,7 @@ class BarrierStageProvider:
     def _run(self, slot_id: str, task: Task, secret: str, ended: SlotEnded) -> None:
         error: BaseException | None = None
         try:
-            # The properties are this thread's alone.
+            # Local properties apply to this thread only.
             self._context.setLocalProperty(CONTROL_SECRET, secret)
             self._context.setJobGroup(
                 _group(slot_id), f"checkpointing stream engine: slot {slot_id}", interruptOnCancel=True
@@ -113,7 +113,7 @@ def _group(slot_id: str) -> str:
 
 
 def agent_task(driver_host: str, control_port: int, slot_id: str, log: LogSettings = PLAIN) -> Task:
-    """The function of a stage's task. It becomes a broadcast, so that no secret may be in it."""
+    """The function of a stage's task. It becomes a broadcast, so it must not contain a secret."""
 
     def task(partition: Iterable[str]) -> Iterable[str]:
         from pyspark import TaskContext
@@ -129,7 +129,7 @@ def agent_task(driver_host: str, control_port: int, slot_id: str, log: LogSettin
 
 
 def stage_failure(message: str) -> str:
-    """A lost executor with its exit code; else why a task failed; else the first line that is not Py4J's."""
+    """The lost executor with its exit code, else the cause of the task's failure, else the first line not from Py4J."""
     executor = _EXECUTOR.search(message)
     if executor is not None:
         reason = executor[2].strip()

@@ -1,7 +1,7 @@
-"""Which copy of pyspark the processes of a session import: the installed one, not Spark's zipped one.
+"""Makes the processes of a session import the installed copy of pyspark instead of Spark's zipped one.
 
-Spark puts ``pyspark.zip`` and ``py4j-*-src.zip`` first on the import path of what it starts. A zip has no compiled
-modules: importing pyspark from it takes seconds of each process's start.
+Spark puts ``pyspark.zip`` and ``py4j-*-src.zip`` first on the import path of the processes it starts. A zip has no
+compiled modules: importing pyspark from it delays the start of each process by seconds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _ZIPPED = ("pyspark.zip", "py4j-")
 
 
 def import_path() -> list[str]:
-    """This process's, without the zipped copies where the interpreter has pyspark installed; for another process."""
+    """This process's import path for use in another process; without the zipped copies if pyspark is installed."""
     return [entry for entry in _preferred() if entry]
 
 
 def prefer_installed_pyspark() -> None:
-    """Takes the zipped copies from this process's path, and from what its children inherit. Before pyspark's import."""
+    """Remove the zipped copies from the path of this process and its children. Call it before importing pyspark."""
     path = _preferred()
     zipped = {entry for entry in sys.path if entry not in path}
     sys.path[:] = path

@@ -1,4 +1,4 @@
-"""Starts a session, detached or in the place of this process, and stops it again. Imports no pyspark."""
+"""Starts a session, detached or in place of this process, and stops it again. Does not import pyspark."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class SessionStartError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A running session, as its driver writes it to ``session_file`` when it leads, and removes it when it ends.
+    """A running session. Its driver writes it to ``session_file`` when it leads, and removes the file when it ends.
 
     ``driver`` is the driver's Python process. ``leader`` leads the process group: it is spark-submit, or the driver
-    itself in the foreground. ``log_file`` is empty when the output goes to no file that is known. ``token`` is None for
-    a session that asks for none.
+    itself in the foreground. ``log_file`` is empty if the output does not go to a known file. ``token`` is None for a
+    session without authentication.
     """
 
     rest_url: str
@@ -61,24 +61,24 @@ class SessionInfo:
 
     @property
     def pid(self) -> int:
-        """Of the leader: the id of the process group."""
+        """The pid of ``leader``, which is the id of the process group."""
         return self.leader.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether one of its processes still runs: a driver may outlive Spark's JVM, if only for a moment."""
+        """Whether one of its processes still runs: the driver may outlive Spark's JVM, if only for a moment."""
         return self.leader.is_alive or self.driver.is_alive
 
 
 def new_token() -> str:
-    """256 random bits."""
+    """Make a token of 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
 class SessionSettings(TypedDict, total=False):
-    """What a session is started with, besides its Spark master and its slots.
+    """The settings of a session to be started, besides its Spark master and its slots.
 
-    Without a token, here or in ``conf``, one is made up, unless the session is not to be ``authenticated``.
+    If no token is given here or in ``conf``, one is generated, unless ``authenticated`` is False.
     """
 
     rest_host: str
@@ -99,15 +99,15 @@ def start_session(
     is_given_up: Callable[[], bool] = lambda: False,
     **settings: Unpack[SessionSettings],
 ) -> SessionInfo:
-    """Launches the session and waits until it leads. Beside ``log_file`` lie its other files, all private.
+    """Launch the session and wait until it leads. Its other files are created beside ``log_file``, all private.
 
-    ``master`` is a Spark master URL; ``local`` becomes ``local[slots]``, so that there are that many
-    task slots (they may outnumber the cores). On a standalone master ``slots`` is how many the application may
-    take, by way of ``spark.cores.max``; None leaves all to it. Other masters have settings of their own for that.
+    ``master`` is a Spark master URL; ``local`` becomes ``local[slots]``, so that there are that many task slots (they
+    may outnumber the cores). On a standalone master, ``slots`` limits the application's slots by ``spark.cores.max``;
+    None sets no limit. Other masters have settings of their own for that.
 
-    The token travels in the environment, and all options in files: everybody can read a command line. Raises
-    SessionCommandError, or SessionStartError after it has ended what was started: for a session that does not come up,
-    or when ``is_given_up`` says so.
+    The token is passed in the environment and all options in files, because every user can read a command line. Raises
+    SessionCommandError, or SessionStartError if the session does not come up or ``is_given_up`` returns True; in that
+    case everything that was started has been ended.
     """
     log_file = log_file.absolute()
     ready_file = log_file.with_suffix(".ready.json")
@@ -118,7 +118,7 @@ def start_session(
         master, rest_host=settings.get("rest_host", LOOPBACK), rest_port=settings.get("rest_port", 0), files=files
     )
     with _prepared(master, slots, files, settings) as environment, append_private(log_file) as log:
-        # Earlier sessions have written to it as well, and their last lines would be shown for this one's.
+        # Earlier sessions have written to the log as well, and their last lines could be mistaken for this session's.
         begin = log.tell()
         process = subprocess.Popen(
             command,
@@ -140,7 +140,7 @@ def start_session(
 def become_session(
     master: str, slots: int | None, *, session_file: Path, **settings: Unpack[SessionSettings]
 ) -> NoReturn:
-    """Replaces this process by the session's driver, which gets the signals and gives the exit code.
+    """Replace this process by the session's driver, which receives the signals and determines the exit code.
 
     ``master`` and ``slots`` are those of :func:`start_session`. Raises SessionCommandError and OSError.
     """
@@ -150,7 +150,7 @@ def become_session(
         master, rest_host=settings.get("rest_host", LOOPBACK), rest_port=settings.get("rest_port", 0), files=files
     )
     session_file.unlink(missing_ok=True)
-    # Signals that come meanwhile wait for the driver, which unblocks them as soon as it has handlers.
+    # Signals that arrive meanwhile stay pending for the driver, which unblocks them as soon as it has handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
     try:
         with _prepared(master, slots, files, settings) as environment:
@@ -179,7 +179,7 @@ def _files(base: Path, settings: SessionSettings, *, log: str | None, ready: str
 def _prepared(
     master: str, slots: int | None, files: SessionFiles, settings: SessionSettings
 ) -> Iterator[dict[str, str]]:
-    """The environment of a session whose options lie in its files; they are removed when it has come up, or has not."""
+    """Write the options to the session's files and yield its environment; the files are removed afterwards."""
     conf, spark_conf = dict(settings.get("conf", {})), settings.get("spark_conf", {})
     token = settings.get("token")
     if settings.get("authenticated", True):
@@ -206,7 +206,7 @@ def _configured_token(conf: dict[str, str]) -> str | None:
 
 
 def _slot_settings(master: str, slots: int | None, spark_conf: dict[str, str]) -> dict[str, str]:
-    """A task takes ``spark.task.cpus`` cores; its value is Spark's to check."""
+    """The settings that limit the slots. A task takes ``spark.task.cpus`` cores; Spark validates that value."""
     if slots is None or not master.startswith("spark://"):
         return {}
     cpus = spark_conf.get("spark.task.cpus", "1")
@@ -214,10 +214,10 @@ def _slot_settings(master: str, slots: int | None, spark_conf: dict[str, str]) -
 
 
 def stop_session(info: SessionInfo, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-    """Ends a session and everything it started; False when it was gone already.
+    """End a session and everything it started; False if the session was gone already.
 
-    The driver is asked: it ends in good order, also when Spark's JVM is gone already; spark-submit's own process would
-    just drop it.
+    The signal goes to the driver, which shuts down cleanly even if Spark's JVM is already gone. spark-submit's own
+    process would abandon the driver.
     """
     if not info.is_alive:
         return False
@@ -233,7 +233,7 @@ def stop_session(info: SessionInfo, timeout_s: float = STOP_TIMEOUT_S) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """A log that earlier sessions may have written to as well: this one began at byte ``begin``."""
+    """A log to which earlier sessions may have written: this session's part begins at byte ``begin``."""
 
     path: Path
     begin: int
@@ -261,7 +261,7 @@ def _wait_until_ready(
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Asks spark-submit and the driver to end, which removes their temporary files, and kills them when they do not."""
+    """Terminate spark-submit and the driver, so that they remove their temporary files; kill them if they remain."""
     _signal_group(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + KILL_AFTER_S
     while _has_members(process) and time.monotonic() < deadline:

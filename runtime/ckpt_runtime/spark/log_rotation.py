@@ -1,8 +1,8 @@
-"""Keeps the file small that the session's output goes to, whoever writes it: user code in local mode writes there too.
+"""Limits the size of the session's output file, whichever process writes to it: in local mode also user code does.
 
-The writers (the JVM, and whatever it passes on) hold the file open for appending, so that it cannot be renamed away
-from them. Its last part is copied to ``<file>.1`` and the file is cut to nothing; the next line lands at its beginning.
-What is written between the two steps is lost. A file that is not open for appending is left alone.
+The writers (the JVM, and the processes whose output it passes on) hold the file open for appending, so renaming it
+would not redirect them. Its last part is copied to ``<file>.1`` and the file is truncated; the next line is written at
+its beginning. Lines written between the two steps are lost. A file that is not open for appending stays untouched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PRIVATE = 0o600
 
 @contextmanager
 def rotated_output(configuration: Configuration) -> Iterator[None]:
-    """Looks after the log of this process meanwhile, if its output goes to a file."""
+    """Rotate the log of this process during the block, if its output goes to a file."""
     file = output_file()
     if file is None:
         yield
@@ -51,8 +51,9 @@ def rotated_output(configuration: Configuration) -> Iterator[None]:
 
 
 def output_file(pid: int | None = None) -> Path | None:
-    """The file that the output of this process is appended to, by itself or by its parent: spark-submit's JVM passes
-    on what its Python program writes. None for a terminal, a pipe, or a file that is not only appended to.
+    """The file to which this process or its parent appends the output; spark-submit's JVM passes on its program's.
+
+    None for a terminal, a pipe, or a file that is not open for appending only.
     """
     for process in (os.getpid(), os.getppid()) if pid is None else (pid,):
         for descriptor in (2, 1):
@@ -63,7 +64,7 @@ def output_file(pid: int | None = None) -> Path | None:
 
 
 def _appended_file(pid: int, descriptor: int) -> Path | None:
-    """Linux only; elsewhere there is no such directory."""
+    """The file behind a descriptor if it is open for appending. Linux only; other systems lack the directory."""
     try:
         file = Path(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
         is_same = os.path.samestat(file.stat(), Path(f"/proc/{pid}/fd/{descriptor}").stat())
@@ -75,7 +76,10 @@ def _appended_file(pid: int, descriptor: int) -> Path | None:
 
 
 def rotate(file: Path, max_bytes: int, max_files: int) -> bool:
-    """Whether the file had grown beyond ``max_bytes``. Raises OSError; the file stays as it is then."""
+    """Rotate the file if it is larger than ``max_bytes``; returns whether it was.
+
+    Raises OSError; the file then stays unchanged.
+    """
     if file.stat().st_size <= max_bytes:
         return False
     draft = file.with_name(f".{file.name}.rotating")
@@ -83,9 +87,9 @@ def rotate(file: Path, max_bytes: int, max_files: int) -> bool:
     try:
         with file.open("rb") as whole, open(draft, "xb", opener=_private) as last:
             whole.seek(-max_bytes, os.SEEK_END)
-            # With what is written meanwhile, but not for ever behind a writer that is faster.
+            # Includes what is written meanwhile, but does not follow a faster writer forever.
             last.write(whole.read(2 * max_bytes))
-        # Cut as soon as it is copied: what is written between both steps is lost.
+        # Truncated right after the copy: lines written between both steps are lost.
         os.truncate(file, 0)
         for number in range(max_files, 1, -1):
             older = _numbered(file, number - 1)

@@ -1,8 +1,8 @@
-"""What ties a worker to a slot agent: the worker ends when its agent does, unless it is warm and has not worked yet.
+"""Ties a worker to its slot agent: the worker ends when its agent does, unless it is warm and has not worked yet.
 
-A worker that has worked may hold a sink or a channel, so it ends with its agent at once. One that has not may wait a
-while without any, for another agent to adopt it. It refuses to work meanwhile: user code runs below a living barrier
-task or not at all.
+A worker that has worked may hold a sink or a channel, so it ends at once with its agent. A worker that has not may wait
+for a while without an agent until another one adopts it. It refuses to work in that time: user code runs below a
+living barrier task or not at all.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ckpt_runtime.spark.worker_processes import own_identity
 logger = logging.getLogger(__name__)
 
 ORPHAN_LEASE_S = 30.0
-"""How long a worker waits for its next agent: Spark takes seconds to start another slot."""
+"""How long a worker waits for its next agent; Spark takes seconds to start another slot."""
 
 
 class ParentWatch:
-    """``pipe`` is the reading end that the agent holds open; ``end`` ends this process and does not return.
+    """``pipe`` is the reading end of the pipe that the agent holds open; ``end`` ends this process and never returns.
 
-    ``directory`` has the process's temporary files, which its agent removes behind it.
+    ``directory`` has the process's temporary files; its agent removes them afterwards.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ParentWatch:
         return own_identity()
 
     def begin_work(self) -> None:
-        """From now on the worker ends with its agent. Ends it at once when there is none."""
+        """From now on the worker ends with its agent; it ends at once if it has no agent."""
         with self._lock:
             if self._agent is None:
                 logger.error("a worker without an agent was asked to work")
@@ -56,9 +56,9 @@ class ParentWatch:
             self._working = True
 
     def adopted_by(self, agent: ProcessIdentity) -> None:
-        """Follows another agent instead. Ends the process when that agent is gone already.
+        """Follow another agent instead. Ends the process if that agent is gone already.
 
-        The descriptor of the former one stays open: this happens once or twice in a worker's life.
+        The descriptor of the former agent stays open, as this happens only once or twice in a worker's life.
         """
         try:
             held = processes.hold(agent.pid, agent.started)
@@ -68,7 +68,7 @@ class ParentWatch:
             return
         with self._lock:
             self._agent = held
-        # The watching thread still sleeps on the former agent.
+        # The watching thread still waits on the descriptor of the former agent.
         os.write(self._wake, b"!")
 
     def _follow(self) -> None:
@@ -86,7 +86,7 @@ class ParentWatch:
                 return
 
     def _wait(self, agent: int | None) -> list[int]:
-        """The descriptors with news; none when the lease is over."""
+        """Wait for descriptors that become readable; none if the lease has expired."""
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         if agent is not None:
@@ -94,7 +94,7 @@ class ParentWatch:
         return [descriptor for descriptor, _ in poll.poll(self._lease_s * 1000 if agent is None else None)]
 
     def _lives_on(self, agent: int | None) -> bool:
-        """The agent is gone, or has been replaced in this very moment."""
+        """Whether the worker continues, after its agent is gone or has just been replaced."""
         with self._lock:
             if self._agent != agent:
                 return True

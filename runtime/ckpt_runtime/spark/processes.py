@@ -1,11 +1,11 @@
-"""Holding on to processes of this machine that are no children: told apart from whoever gets their pid next.
+"""Handles of processes of this machine that are not children, which cannot be confused with a later user of their pid.
 
-Linux only. Elsewhere :func:`machine` is empty, and nobody tries.
+Linux only. On other systems :func:`machine` is empty, and the functions are not used.
 
-Start times are the kernel's ticks since boot, read here. psutil gives the time of day of a start, which moves when the
-clock is set: another process, or a later command, would take a living process for a stranger. psutil's walk
-down a process tree compares such times too and skips processes that seem older than their parent, while the supervisor
-must not miss any; and it takes three times as long.
+Start times are the kernel's ticks since boot, read here. psutil instead gives the time of day of a start, which changes
+when the clock is set: another process, or a later command, would mistake a living process for a different one. psutil's
+walk down a process tree also compares such times and skips processes that seem older than their parent, while the
+supervisor must not miss any; and it takes three times as long.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SUPERVISOR = "ckpt-supervisor"
 
 
 def set_name(name: str) -> None:
-    """What ``ps -o comm`` and ``top`` show of this process; forked ones have the same command line. Linux only."""
+    """Set the name shown by ``ps -o comm`` and ``top``, since forks share one command line. Linux only."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
 
 def machine() -> str:
-    """As :func:`~ckpt_runtime.process_mark.machine`; empty where there are no process descriptors."""
+    """Like :func:`~ckpt_runtime.process_mark.machine`; empty if the system has no process descriptors."""
     if not hasattr(os, "pidfd_open"):
         return ""
     try:
@@ -43,7 +43,7 @@ def machine() -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one, those that have ended and wait for their parent included; parents come first."""
+    """All descendants of a process, including zombies; parents come first."""
     parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -58,13 +58,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def processor_ticks(pid: int) -> int:
-    """The processor time that a process has used, in clock ticks. Raises OSError when it is gone, or not on Linux."""
+    """The processor time a process has used, in clock ticks. Raises OSError if it is gone, and on non-Linux systems."""
     fields = stat_fields(pid)
     return int(fields[11]) + int(fields[12])
 
 
 def hold(pid: int, began: int) -> int:
-    """A descriptor that becomes readable when the process ends. Raises OSError when it is gone or another one."""
+    """A descriptor that becomes readable when the process ends. Raises OSError if it is gone or its pid was reused."""
     descriptor = os.pidfd_open(pid)
     try:
         if started(pid) != began:
@@ -76,7 +76,7 @@ def hold(pid: int, began: int) -> int:
 
 
 class AdoptedProcess:
-    """A process that another one started; can be waited for and killed like a child. Raises OSError when it is gone."""
+    """A process that another one started; can be waited for and killed like a child. Raises OSError if it is gone."""
 
     def __init__(self, pid: int, began: int) -> None:
         self.pid = pid
@@ -88,10 +88,10 @@ class AdoptedProcess:
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Blocks until it has ended; its exit code is for its parent alone."""
+        """Block until the process has ended; only its parent can read its exit code."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         poll.poll()
 
     def release(self) -> None:
-        """It lives on without this process."""
+        """Stop watching the process, which keeps running."""

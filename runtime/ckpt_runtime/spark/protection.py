@@ -1,9 +1,9 @@
-"""What closes Spark's own ports to everybody else, and the refusal of a Spark that leaves them open.
+"""Protects Spark's own ports by a secret, and refuses a Spark that leaves them open.
 
-Who may talk to a block manager reads what tasks are sent; who may talk to the driver's RPC ends tasks. Spark asks for a
-secret only when ``spark.authenticate`` is set, so that every session sets it. On ``local``, YARN and Kubernetes Spark
-makes up a secret for each application. A standalone cluster has one secret for all its applications, which the session
-has to be given. Imports no pyspark.
+With access to a block manager one can read the data sent to tasks; with access to the driver's RPC one can end tasks.
+Spark requires a secret only if ``spark.authenticate`` is set, so every session sets it. On ``local``, YARN and
+Kubernetes, Spark generates a secret for each application. A standalone cluster has one secret for all its applications,
+which must be given to the session. Does not import pyspark.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 AUTHENTICATE = "spark.authenticate"
 AUTHENTICATION_SECRET = "spark.authenticate.secret"
 SECRET_VARIABLE = "_SPARK_AUTH_SECRET"
-"""Spark's own: another way to give it the secret."""
+"""Spark's own environment variable: another way to pass the secret."""
 
 CONTROL_SECRET = "spark.ckpt.control.secret"
 """Local property of a stage: the engine's secret for its agents.
 
-A local property reaches a task in the message that launches it, over an authenticated connection. What a closure holds
-becomes a broadcast, which executors keep and pass on. Spark hides the values of properties in its event log if they are
-in its configuration as well, and their names speak of a secret.
+A local property reaches a task in the message that launches it, over an authenticated connection. The content of a
+closure becomes a broadcast, which executors keep and pass on. Spark hides the values of properties in its event log if
+they are also in its configuration, and their names indicate a secret.
 """
 
 SOCKET_DIRECTORY = "spark.python.unix.domain.socket.dir"
 
 SETTINGS = {
     AUTHENTICATE: "true",
-    # The sockets between Java and Python become files that only their owner can connect to.
+    # The sockets between Java and Python become Unix sockets, to which only their owner can connect.
     "spark.python.unix.domain.socket.enabled": "true",
-    # Spark's web pages ask nobody for a secret: they may show a job, and not end it.
+    # Spark's web pages require no secret, so they may show a job but not end it.
     "spark.ui.killEnabled": "false",
     CONTROL_SECRET: "set for each stage",
 }
-"""Of every session."""
+"""The settings of every session."""
 
 _DEFAULTS = {"spark.network.crypto.enabled": "true"}
 """Connections between driver and executors are encrypted unless the user says otherwise."""
 
 
 class UnprotectedSparkError(RuntimeError):
-    """Spark would let anybody in, or its secret is missing. The message says what to set."""
+    """Spark would accept connections without a secret, or its secret is missing. The message says what to set."""
 
 
 def protect(conf: SparkConf) -> None:
-    """Sets what closes the ports. Raises UnprotectedSparkError when the settings given forbid it."""
+    """Set the options that protect the ports. Raises UnprotectedSparkError if the given settings forbid it."""
     given = conf.get(AUTHENTICATE)
     if given is not None and given.strip().lower() != "true":
         raise UnprotectedSparkError(
@@ -71,10 +71,10 @@ def protect(conf: SparkConf) -> None:
 
 
 def check_protected(context: SparkContext) -> None:
-    """Raises UnprotectedSparkError unless the running application asks for its secret and its master took it in."""
+    """Raises UnprotectedSparkError unless the application requires its secret and its master has registered it."""
     if context.getConf().get(AUTHENTICATE) != "true":
         raise UnprotectedSparkError(f"{AUTHENTICATE}: the running application was started without it")
-    # Spark gives up on a master without an error, and stops the application in its own time.
+    # Spark gives up on a master without raising an error, and stops the application some time later.
     if (context.master or "").startswith("spark://") and not _is_registered(context.applicationId):
         raise UnprotectedSparkError(
             f"the master {context.master} does not take the application in: it does not run, does not have "
@@ -83,5 +83,5 @@ def check_protected(context: SparkContext) -> None:
 
 
 def _is_registered(application_id: str | None) -> bool:
-    """Whether a standalone master has given the application its id; Spark makes one up otherwise."""
+    """Whether a standalone master has assigned the application's id; otherwise Spark generates one."""
     return application_id is not None and application_id.startswith("app-")

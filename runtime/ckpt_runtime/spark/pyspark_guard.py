@@ -1,8 +1,8 @@
-"""Finds a PySpark whose files were overwritten by ``pyspark-client`` and says how to repair it.
+"""Detects a PySpark whose files were overwritten by ``pyspark-client`` and says how to repair it.
 
 Airflow's Spark provider requires the distribution ``pyspark-client``, which installs other versions of the same files
 into the same ``pyspark`` package. Which of the two wins depends on the installer; the mixture starts, and then fails in
-functions that run Python code. Imports PySpark only when asked to check it.
+functions that run Python code. PySpark is imported only for the check.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HasVersion(Protocol):
 
 
 def check_pyspark(spark: HasVersion | None = None) -> str:
-    """Returns PySpark's version when package, distribution and (if given) the running Spark agree about it.
+    """Return PySpark's version if package, distribution and (if given) the running Spark agree on it.
 
     Raises :class:`PySparkMismatchError` otherwise.
     """
@@ -50,7 +50,7 @@ def check_pyspark(spark: HasVersion | None = None) -> str:
 
 
 def _package_version() -> str | None:
-    """What the files say; None when they are so mixed that the package does not import or has no version."""
+    """The version in the files; None if they are so mixed that the package cannot be imported or has no version."""
     try:
         import pyspark
     except ImportError:

@@ -1,7 +1,7 @@
-"""Finds out before a session starts whether what only the engine needs is installed, and says how to install it.
+"""Checks before a session starts whether the engine's own dependencies are installed, and says how to install them.
 
-The distribution ckpt-runtime without extras is the client and the command line. The engine's server and kernels are its
-extra ``session``. Imports nothing of that extra.
+The distribution ckpt-runtime without extras is the client and the command line. The extra ``session`` adds the engine's
+server and kernels. Imports nothing of that extra.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODULES = (
     "xxhash",
     "zstandard",
 )
-"""What the extra ``session`` installs, by the names that are imported."""
+"""The packages that the extra ``session`` installs, by their import names."""
 
 
 class RuntimeNotInstalledError(RuntimeError):
@@ -30,7 +30,7 @@ class RuntimeNotInstalledError(RuntimeError):
 
 
 def check_runtime() -> None:
-    """Raises :class:`RuntimeNotInstalledError` when this interpreter lacks a package that a session needs."""
+    """Raises :class:`RuntimeNotInstalledError` if this interpreter lacks a package that a session needs."""
     missing = [module for module in MODULES if importlib.util.find_spec(module) is None]
     if missing:
         raise RuntimeNotInstalledError(

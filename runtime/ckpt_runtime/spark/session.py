@@ -59,12 +59,12 @@ SPARK_SETTINGS = {
     "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": str((1 << 31) - 1),
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.task.maxFailures": "1",
-    # An agent of a failed stage that hangs holds up the next one.
+    # A hanging agent of a failed stage delays the next one.
     "spark.python.task.killTimeout": "500ms",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What every session asks of Spark: it never runs a stage again by itself, and never gives up on one that has no room:
-how long a job waits for slots is for the slot pool to say."""
+"""Spark's settings in every session. Spark never reruns a stage by itself, and never gives up on a stage that lacks
+slots, because the slot pool decides how long a job waits for slots."""
 
 _DAEMON = "spark.python.daemon.module"
 _TOKEN_SOURCES = f"{TOKEN_VARIABLE}, rest.token-file or rest.token"
@@ -74,9 +74,9 @@ _TOKEN_SOURCES = f"{TOKEN_VARIABLE}, rest.token-file or rest.token"
 class SessionOptions:
     """Command line of :func:`main`.
 
-    Without a ``work_directory`` the session has a temporary one.
-    ``ready_file`` gets a SessionInfo once it leads; ``properties_file`` held Spark's settings for its start;
-    ``log_file`` is where the output of spark-submit goes.
+    Without a ``work_directory`` the session uses a temporary one. The session writes a SessionInfo to ``ready_file``
+    once it leads. ``properties_file`` held Spark's settings for the start. The output of spark-submit goes to
+    ``log_file``.
     """
 
     rest_host: str
@@ -91,16 +91,16 @@ class SessionOptions:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a session until SIGTERM, SIGINT or ``DELETE /cluster``, or until Spark's application is over.
+    """Run a session until SIGTERM, SIGINT or ``DELETE /cluster``, or until Spark's application is over.
 
-    Raises SystemExit when a session is refused or lost Spark; the log says why. A signal that comes before the session
-    waits for its leadership ends it with 128 and the signal's number, a later one with 0.
+    Raises SystemExit if the session is refused or has lost Spark; the log says why. A signal that arrives before the
+    session waits for its leadership ends it with code 128 plus the signal's number, a later one with 0.
     """
     for number in TERMINATION:
         signal.signal(number, _interrupted)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION)
     start_logging(PLAIN, "driver")
-    # Before any file is made: logs, uploads and addresses are for the session's user alone.
+    # Before any file is created: logs, uploads and addresses are private to the session's user.
     os.umask(PRIVATE_UMASK)
     options = None
     try:
@@ -132,7 +132,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _interrupted(number: int, _frame: object) -> None:
-    """Lets contexts clean up behind a signal that comes before the event loop listens for it."""
+    """Exit by an exception, so that contexts clean up, for a signal that arrives before the event loop handles it."""
     sys.exit(128 + number)
 
 
@@ -141,9 +141,9 @@ def _work_directory(given: Path | None) -> contextlib.AbstractContextManager[Pat
 
 
 def _keep_snapshots(work: Path) -> None:
-    """Of a session that is over: what its jobs have retained is their users', uploads are nobody's."""
+    """Clean the work directory of an ended session: retained snapshots belong to the users and stay, uploads do not."""
     remove_tree(work / "uploads")
-    with contextlib.suppress(OSError):  # there are some, or none has ever been taken
+    with contextlib.suppress(OSError):  # there are snapshots, or none has ever been taken
         (work / "checkpoints").rmdir()
     (work / LOCK).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -151,7 +151,7 @@ def _keep_snapshots(work: Path) -> None:
 
 
 def _say_at_last(log_file: Path | None, text: str) -> None:
-    """What this process logs goes through the JVM: when that is gone, the log is written to directly."""
+    """Write directly to the log, because this process's output goes through the JVM, which may be gone."""
     if log_file is None:
         logger.error(text)
     else:
@@ -165,23 +165,23 @@ def _run(options: SessionOptions, sockets: str) -> str:
         with rotated_output(options.configuration):
             return asyncio.run(serve(context, options))
     finally:
-        with contextlib.suppress(Exception):  # nobody is left to be told when the JVM is gone
+        with contextlib.suppress(Exception):  # the call fails if the JVM is gone
             context.stop()
 
 
 def _application(options: SessionOptions, sockets: str) -> SparkContext:
-    """A SparkContext alone: what a SparkSession adds takes seconds to start, and a barrier stage needs none of it."""
+    """A bare SparkContext: a SparkSession takes seconds longer to start, and barrier stages do not need it."""
     from pyspark import SparkConf, SparkContext
 
-    # What spark-submit was given is in the JVM's properties, which a configuration made before knows nothing of.
+    # spark-submit's settings are in the JVM's properties; a SparkConf made before the JVM starts does not have them.
     SparkContext._ensure_initialized()  # noqa: SLF001 - as SparkContext itself does
     conf = SparkConf().setAll(list(SPARK_SETTINGS.items()))
-    # Without a name from its user spark-submit calls an application by its file, or "pyspark-shell".
+    # Without a name from the user, spark-submit names the application after its file, or "pyspark-shell".
     if conf.get("spark.app.name") in (None, Path(sys.argv[0]).name, "pyspark-shell"):
         conf.setAppName("checkpointing stream engine")
     if options.properties_file is not None:
         options.properties_file.unlink(missing_ok=True)
-    # An engine that Spark brings along is not there yet when Spark's daemon begins.
+    # If Spark distributes the engine's files, they are not there yet when Spark's daemon starts.
     if not conf.get("spark.submit.pyFiles"):
         conf.setIfMissing(_DAEMON, "ckpt_runtime.spark.agent_daemon")
     protect(conf)
@@ -199,7 +199,7 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
 
 
 def parse_arguments(arguments: list[str] | None) -> SessionOptions:
-    """Raises SystemExit for a malformed command line, ConfigurationError for a bad ``-D``."""
+    """Parse the command line. Raises SystemExit if it is malformed, ConfigurationError for a bad ``-D``."""
     parser = argparse.ArgumentParser(description="Runs a session cluster inside this Spark application.")
     parser.add_argument("--rest-host", help="address to bind the REST API to; wins over rest.bind-address")
     parser.add_argument("--rest-port", type=int, help="0 takes any free port; wins over rest.port")
@@ -229,7 +229,7 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
 
 
 def _configuration_of(file: Path | None) -> Configuration:
-    """Options that are not for the process list; nor for anybody who looks into the file later. Raises OSError."""
+    """Read the options that must not be in the process list, and delete their file. Raises OSError."""
     if file is None:
         return Configuration()
     try:
@@ -239,8 +239,8 @@ def _configuration_of(file: Path | None) -> Configuration:
 
 
 def _token(configuration: Configuration) -> str | None:
-    """From the environment, a file, or the configuration, in this order."""
-    # Taken out, since whatever this process starts inherits the environment.
+    """The token from the environment, a file, or the configuration, in this order."""
+    # Removed, because the processes that this one starts inherit the environment.
     token = os.environ.pop(TOKEN_VARIABLE, None)
     if token:
         return token
@@ -249,7 +249,7 @@ def _token(configuration: Configuration) -> str | None:
 
 
 async def serve(context: SparkContext, options: SessionOptions) -> str:
-    """The session on a given SparkContext. Returns when it was told to end, or why Spark's application is over."""
+    """Run the session on a SparkContext until it is asked to end; returns why Spark's application is over, if it is."""
     driver_host = context.getConf().get("spark.driver.host") or "127.0.0.1"
     log = LogSettings(options.configuration.get(LoggingOptions.FORMAT), context.applicationId or "")
     start_logging(log, "driver")
@@ -294,15 +294,15 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
     logger.info("CKPT_REST_URL %s", url)
     try:
         await _lead(cluster.lead(url, context.applicationId or "", options.token), stop)
-        # Not before it leads: whoever waits for the file goes on at once.
+        # Not before it leads, because processes that wait for the file continue at once.
         if options.ready_file is not None and not stop.is_set():
             _write_session(options.ready_file, url, options)
         await stop.wait()
     finally:
         logger.info("the session ends")
-        # The end of the application that follows is this session's own, and no news.
+        # From here on the session itself ends the application, which need not be reported.
         watch.close()
-        # Before the cluster: no request may come to a dispatcher that has stopped.
+        # Before the cluster, so that no request reaches a stopped dispatcher.
         await rest_server.stop(server)
         await cluster.stop()
         if options.ready_file is not None:
@@ -311,7 +311,7 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
 
 
 async def _lead(lead: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-    """Waits for leadership, or for the end of the session."""
+    """Wait for leadership, or for the end of the session."""
     leading = asyncio.ensure_future(lead)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((leading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -323,7 +323,7 @@ async def _lead(lead: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
 
 
 def _reachable(host: str) -> str:
-    """An address that clients can dial when the server listens on all of them."""
+    """An address to which clients can connect if the server listens on all addresses."""
     return socket.getfqdn() if host in ("0.0.0.0", "::", "[::]") else host
 
 

@@ -1,7 +1,7 @@
-"""What ``spark-submit`` runs when the package is installed and there is no ``main.py`` of a source tree.
+"""The file that ``spark-submit`` runs if the package is installed and there is no ``main.py`` of a source tree.
 
-spark-submit puts this file's folder first on the path; that is undone before anything is imported, because a module of
-this folder must never stand in for one of the standard library.
+spark-submit puts this file's folder first on the path. That is undone before anything is imported, because a module of
+this folder must never shadow one of the standard library.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""The slot agent: the long-running Python function of one Spark task. Small and boring on purpose.
+"""The slot agent: the long-running Python function of one Spark task. Deliberately small and simple.
 
-It starts worker processes when the driver asks for them, or adopts those of an agent that is gone, reports when one
-ended, and kills one on request. It relays no data and runs no user code, so that Spark rarely sees its task fail.
+It starts worker processes on the driver's request, adopts workers of an agent that is gone, reports when a worker has
+ended, and kills workers on request. It relays no data and runs no user code, so that its Spark task rarely fails.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AgentParameters:
 
 
 class SlotAgent:
-    """One slot's supervisor; :meth:`run` returns when the driver says so or is gone."""
+    """The supervisor of one slot; :meth:`run` returns when the driver orders a shutdown or is gone."""
 
     def __init__(self, parameters: AgentParameters, starter: WorkerStarter | None = None) -> None:
         self._parameters = parameters
@@ -60,12 +60,12 @@ class SlotAgent:
         self._slot = parameters.slot
         self._workers: dict[str, WorkerProcess] = {}
         self._directories: dict[str, HeldDirectory | str] = {}
-        """An adopted worker's is held by the worker alone."""
+        """The directories by worker; that of an adopted worker is held only by the worker itself."""
         self._watchers: dict[str, threading.Thread] = {}
         self._connection: ControlConnection | None = None
 
     def run(self) -> None:
-        """Raises OSError when the driver cannot be reached at all, MalformedMessageError when it is not understood."""
+        """Raises OSError if the driver cannot be reached at all, MalformedMessageError for a malformed message."""
         parameters = self._parameters
         connection = ControlConnection.dial((parameters.driver_host, parameters.driver_port), parameters.secret)
         self._connection = connection
@@ -100,7 +100,7 @@ class SlotAgent:
         return True
 
     def _progress_of(self, worker_ids: Collection[str]) -> dict[str, int]:
-        """The processor time that each has used, except processes that are gone. Only Linux shows it."""
+        """The processor time that each worker has used, without workers that are gone. Only Linux provides it."""
         progress = {}
         for worker_id in worker_ids:
             worker = self._workers.get(worker_id)
@@ -110,7 +110,7 @@ class SlotAgent:
         return progress
 
     def _spawn(self, worker_id: str) -> None:
-        """A machine without processes or space is reported like a worker that ended: the driver tries again later."""
+        """Start a worker. A lack of processes or space is reported like an ended worker, so the driver tries again."""
         parameters = self._parameters
         directory: HeldDirectory | str = ""
         try:
@@ -144,10 +144,10 @@ class SlotAgent:
     def _watch(self, worker_id: str, worker: WorkerProcess) -> None:
         code = worker.wait()
         directory = self._directories.pop(worker_id, "")
-        # One that was let go has another agent, which tells of its end.
+        # A released worker has another agent, which reports its end.
         if self._workers.pop(worker_id, None) is not None:
             self._report_exit(worker_id, code)
-        # Behind the report: deleting may take long, and a job waits for its next worker.
+        # After the report, because deleting may take long and a job waits for its next worker.
         _remove(directory)
         self._watchers.pop(worker_id, None)
 
@@ -159,7 +159,7 @@ class SlotAgent:
             logger.debug("slot %s: the driver is gone, cannot report worker %s", self._slot, worker_id)
 
     def _release(self, worker_ids: Collection[str]) -> None:
-        """They wait for the agent of another slot."""
+        """Release the workers; they wait for the agent of another slot."""
         for worker_id in worker_ids:
             worker = self._workers.pop(worker_id, None)
             if worker is not None:
@@ -178,13 +178,13 @@ class SlotAgent:
             worker.wait()
         for directory in list(self._directories.values()):
             _remove(directory)
-        # They may be deleting what nobody else would: they end with this process.
+        # Watchers may still be deleting directories that no other process would delete; they end with this process.
         for watcher in list(self._watchers.values()):
             watcher.join(_CLEAN_UP_S)
 
 
 def _remove(directory: HeldDirectory | str) -> None:
-    """A worker's temporary files. It is killed when its job is over, so it cannot do that itself."""
+    """Remove a worker's temporary files. The worker is killed when its job is over, so it cannot do so itself."""
     if isinstance(directory, HeldDirectory):
         directory.remove()
     elif Path(directory).name.startswith(_DIRECTORY_PREFIX):
@@ -196,12 +196,12 @@ def _starter() -> WorkerStarter:
 
 
 def run_agent(parameters: AgentParameters) -> None:
-    """What a Spark task (or a test's plain process) calls."""
+    """Run an agent; called by a Spark task, or by a plain process in tests."""
     begin_log(parameters)
     SlotAgent(parameters).run()
 
 
 def begin_log(parameters: AgentParameters) -> None:
-    """The log of an agent, and of the processes that it starts from now on."""
+    """Start the log of an agent and of the processes that it starts from now on."""
     start_logging(parameters.log, "agent", slot=parameters.slot)
     parameters.log.for_children()

@@ -1,9 +1,9 @@
-"""The supervisor of one worker: its parent, which ends whatever the worker's user code has started and left behind.
+"""The supervisor of one worker: its parent, which kills the processes that the worker's user code has left behind.
 
 It is forked from the template, forks the worker, and adopts every process below the worker whose own parent ends
-(``PR_SET_CHILD_SUBREAPER``): also one that has put itself into a session of its own. When the worker has ended, however
-that came, the supervisor kills all descendants, removes the worker's directory, and ends as the worker did. It does
-not depend on the template or the agent. Linux only, like the template.
+(``PR_SET_CHILD_SUBREAPER``), even one in a session of its own. When the worker has ended for any reason, the supervisor
+kills all descendants, removes the worker's directory, and ends with the worker's exit code or signal. It does not
+depend on the template or the agent. Linux only, like the template.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], directory: str) -> NoReturn:
-    """Tells the worker's pid by ``begun``; never calls it if it cannot fork."""
+    """Fork the worker, report its pid by ``begun`` and supervise it. ``begun`` is not called if the fork fails."""
     code = 1
     try:
         processes.set_name(processes.SUPERVISOR)
-        # Before the fork: whatever the worker starts at once is adopted as well.
+        # Before the fork, so that processes that the worker starts immediately are adopted as well.
         control(_PR_SET_CHILD_SUBREAPER, 1)
         supervisor = os.getpid()
         pid = os.fork()
@@ -42,7 +42,7 @@ def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], di
         code = _wait_for(pid)
         end_descent()
         shutil.rmtree(directory, ignore_errors=True)
-        # By the same signal, so that whoever waits for the supervisor is told what ended the worker.
+        # By the same signal, so that the process that waits for the supervisor learns what ended the worker.
         if code < 0:
             _end_by_signal(-code)
     finally:
@@ -50,20 +50,20 @@ def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], di
 
 
 def end_descent() -> None:
-    """Kills all processes below this one until none is left; those whose parents end come to it meanwhile."""
+    """Kill all descendants until none is left; orphaned ones become children of this process meanwhile."""
     while True:
         for pid in processes.descendants(os.getpid()):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
-            # Reaped one at a time, and looked again: what has just been killed may have started others before.
+            # After reaping one process the tree is read again: a killed process may have started others before.
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
 
 
 def _wait_for(worker: int) -> int:
-    """The exit code of the worker; reaps whatever else ends here."""
+    """Wait for the exit code of the worker; other children that end are reaped."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == worker:
@@ -71,7 +71,7 @@ def _wait_for(worker: int) -> int:
 
 
 def _end_by_signal(number: int) -> None:
-    # The worker has left a core already, if any is wanted.
+    # The worker has already written a core dump, if one is wanted.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

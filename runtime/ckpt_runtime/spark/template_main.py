@@ -1,8 +1,8 @@
-"""The template process: imports everything, loads the kernels, then forks a worker whenever its agent asks for one.
+"""The template process: imports everything, loads the kernels, then forks a worker for each request of its agent.
 
-It has a single thread of its own and runs no user code. Its descriptor, named on the command line, is a connection to
-the agent; with each request comes the reading end of a pipe that the worker is tethered to. It ends with its agent, and
-its workers live on.
+It has a single thread of its own and runs no user code. The descriptor on its command line is a connection to the
+agent; each request carries the reading end of a pipe that ties the worker to the agent. The template ends with its
+agent, while its workers keep running.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def serve(connection: socket.socket) -> NoReturn:
-    """In a process that has imported everything, until the agent is gone."""
+    """Serve requests until the agent is gone, in a process that has imported everything."""
     code = 1
     try:
         processes.set_name(processes.TEMPLATE)
@@ -50,7 +50,7 @@ def serve(connection: socket.socket) -> NoReturn:
 
 
 def _become_supervisor(request: ForkRequest) -> NoReturn:
-    """Of the two that come, the supervisor is the template's child, and ends as the worker did."""
+    """Become the supervisor of a new worker: the template's child, which ends with the worker's exit code or signal."""
     start = msgspec.json.decode(request.document, type=WorkerStart)
     (pipe,) = request.descriptors
 
@@ -62,7 +62,7 @@ def _become_supervisor(request: ForkRequest) -> NoReturn:
 
 
 def _become_worker(start: WorkerStart, pipe: int, told: socket.socket) -> NoReturn:
-    """What the agent would have given to a new process; then a worker's life."""
+    """Set up what the agent would have given to a new process, then run as a worker."""
     try:
         told.close()
         processes.set_name(processes.WORKER)

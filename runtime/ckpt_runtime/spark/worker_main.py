@@ -1,8 +1,8 @@
 """A worker process: start-up in the right order, then the control loop until agent or driver is gone.
 
-A worker that is started by itself reads one JSON line from its agent on standard input; one that is forked gets a pipe
-from the template. The end of either means that the agent is gone, and a worker that runs a job follows at once, so that
-no orphan ever touches a sink (see ``parent_watch.py``).
+A worker with an interpreter of its own reads one JSON line from its agent on standard input; a forked worker gets a
+pipe from the template. The end of either means that the agent is gone; a worker that runs a job then ends at once, so
+that no orphan ever touches a sink (see ``parent_watch.py``).
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (10_000, 20, 50)
-"""Batches of rows and state entries are no garbage in cycles: collect less often than Python's default."""
+"""Batches of rows and state entries form no reference cycles, so collect less often than Python's default."""
 
 
 def make_ready() -> None:
-    """What comes first in a worker or a template."""
+    """The first steps of a worker or a template."""
     start_logging(LogSettings.of_environment(), "worker")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if UMASK_VARIABLE in os.environ:
-        # What a sink writes is for whom the user says; the session's own files are private.
+        # The user's umask applies to the files of sinks; the session's own files are private.
         os.umask(int(os.environ[UMASK_VARIABLE], 8))
 
 
 def prepare() -> None:
-    """Imports and compiles everything; takes seconds. No thread of Python's is running afterwards."""
-    gc.disable()  # what comes stays: looking for garbage in it is a quarter of the time
+    """Import and compile everything, which takes seconds. No Python thread is running afterwards."""
+    gc.disable()  # everything loaded here stays alive: collecting it would take a quarter of the time
     import pyarrow as pa
 
     from ckpt_runtime.task import worker, worker_warm_up
 
     del worker
-    # By itself Arrow takes a thread per core, in each worker of the machine.
+    # By default Arrow uses a thread per core, in each worker of the machine.
     pa.set_cpu_count(1)
     worker_warm_up.warm_up()
     gc.collect()
@@ -59,14 +59,14 @@ def prepare() -> None:
 
 
 def work(start: WorkerStart, pipe: int) -> NoReturn:
-    """Serves the driver until it is gone; ``pipe`` is the parent_watch. For a process without threads."""
+    """Serve the driver until it is gone; ``pipe`` is for the ParentWatch. For a process without threads."""
     parent_watch = _watched_parent(start, pipe)
     _reseed()
     _serve(start, parent_watch)
 
 
 def main() -> None:
-    """Of a worker that is started by itself."""
+    """The main function of a worker with an interpreter of its own."""
     processes.set_name(processes.WORKER)
     make_ready()
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerStart)
@@ -78,15 +78,15 @@ def main() -> None:
 def _watched_parent(start: WorkerStart, pipe: int) -> ParentWatch:
     log_of_process(slot=start.slot, worker=start.worker)
     directory = start.directory
-    hold(directory)  # as long as this process lives, whatever becomes of its agent
+    hold(directory)  # as long as this process lives, even if its agent ends
     parent_watch = ParentWatch(pipe, partial(_end, directory), directory=directory)
-    # Before anything heavy: an agent may end while its worker still imports.
+    # Before any slow step, because an agent may end while its worker still imports.
     parent_watch.start()
     return parent_watch
 
 
 def _reseed() -> None:
-    """Forks of one process would draw the same numbers. Python's own generator sees to itself."""
+    """Reseed NumPy, since forks of one process would draw the same numbers. Python's own generator reseeds itself."""
     import numpy as np
 
     np.random.seed()
@@ -116,7 +116,7 @@ def _serve(start: WorkerStart, parent_watch: ParentWatch) -> NoReturn:
 
 
 def _end(directory: str) -> NoReturn:
-    """At once: somebody else deletes what a job left in the directory, which may take a while."""
+    """End at once: another process deletes the files a job left in the directory, which may take a while."""
     with suppress(OSError):
         os.posix_spawnp("rm", ["rm", "-rf", "--", directory], os.environ)
     os._exit(1)

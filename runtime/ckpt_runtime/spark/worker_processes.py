@@ -1,4 +1,4 @@
-"""How a slot agent starts a worker process and holds on to it. Here: each one by itself, from a cold interpreter."""
+"""How a slot agent starts and holds worker processes, and the starter that uses a cold interpreter for each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ckpt_runtime.user_environment import user_environment
 
 
 def own_identity() -> ProcessIdentity:
-    """What others need to hold this process. ``started`` is 0 where nobody can."""
+    """The identity with which other processes can hold this one. ``started`` is 0 if that is not possible."""
     here = processes.machine()
     return ProcessIdentity(here, os.getpid(), started(os.getpid()) if here else 0)
 
 
 class WorkerStart(Struct, frozen=True):
-    """What an agent tells a worker that it starts. ``directory`` is for temporary files."""
+    """The parameters that an agent passes to a new worker. ``directory`` is for temporary files."""
 
     driver: tuple[str, int]
     secret: str
@@ -39,29 +39,29 @@ class WorkerProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process that works on the start: the worker, or the template that it is still to be forked from."""
+        """The pid of the worker, or of the template as long as the worker has not been forked."""
 
     def kill(self) -> None: ...
 
     def wait(self) -> int | None:
-        """Its exit code, None when that is unknown."""
+        """Wait for the exit code; None if it is unknown."""
 
     def release(self) -> None:
-        """It may live on without this agent."""
+        """Stop watching the worker, which may keep running without this agent."""
 
 
 class WorkerStarter(Protocol):
     """One way to start workers."""
 
     def start(self, start: WorkerStart) -> WorkerProcess:
-        """Returns at once. Raises OSError when the machine has no processes, memory or descriptors left."""
+        """Start a worker and return at once. Raises OSError if processes, memory or descriptors are exhausted."""
 
     def close(self) -> None:
-        """Nothing more is started. The workers are not affected."""
+        """Stop starting workers. Running workers are not affected."""
 
 
 class SpawnedProcess:
-    """A child. Its standard input stays open as long as the agent holds it."""
+    """A child process. Its standard input stays open as long as the agent holds it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -105,10 +105,10 @@ class Spawner:
 
 
 def log_descriptor() -> int | None:
-    """Where a worker's output goes: to the log of its agent, never to the agent's output, which Spark reads."""
+    """The descriptor for a worker's output: the agent's log, never the agent's standard output, which Spark reads."""
     return sys.__stderr__.fileno() if sys.__stderr__ is not None else None
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's, without the secrets of REST, Spark and Airflow; times of user code are UTC's."""
+    """This process's environment without the secrets of REST, Spark and Airflow; the time zone of user code is UTC."""
     return user_environment() | {"PYTHONPATH": os.pathsep.join(import_path()), "TZ": "UTC"}

@@ -1,7 +1,7 @@
-"""Workers from a template: a process that has imported everything and loaded the kernels, and forks itself.
+"""Workers from a template: a process that has imported everything and loaded the kernels, and then forks workers.
 
-The first worker of an agent takes as long as a cold one, each further one some hundredths of a second, and they share
-the template's memory. Linux only, as :mod:`ckpt_runtime.forking` says.
+The first worker of an agent takes as long to start as a cold one, each further one some hundredths of a second, and
+they share the template's memory. Linux only, see :mod:`ckpt_runtime.forking`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ckpt_runtime.forking import ForkedProcess, Template
 from ckpt_runtime.spark.worker_processes import WorkerStart, log_descriptor, worker_environment
 
 _CODE_WAIT_S = 1.0
-"""The template tells the exit code when the supervisor has ended, which may delete for long behind a worker."""
+"""How long to wait for the exit code, which the template reports only after the supervisor's clean-up."""
 
 
 class ForkedWorker:
-    """A worker that the template forks when it is ready. The agent holds the writing end of its ``pipe``."""
+    """A worker that the template forks once it is ready. The agent holds the writing end of its ``pipe``."""
 
     def __init__(self, template: Template, process: ForkedProcess, pipe: int) -> None:
         self._template = template
@@ -33,7 +33,7 @@ class ForkedWorker:
         return self._process.pid or self._template.process.pid
 
     def kill(self) -> None:
-        """Also one that is still to be forked: its template, which may hang, is killed in its place."""
+        """Kill the worker. If it has not been forked yet, kill its template instead, which may hang."""
         self._process.kill()
         if not self._process.has_begun(0.0) and self._process.returncode is None:
             self._template.process.kill()
@@ -51,7 +51,7 @@ class ForkedWorker:
 
 
 class Forker:
-    """Starts a template when the first worker is asked for, unless it has one, and another when that one is gone."""
+    """Starts a template for the first worker, unless it was given one, and another if the template is gone."""
 
     def __init__(self, template: Template | None = None) -> None:
         self._template = template
@@ -77,7 +77,7 @@ class Forker:
         return self._template, self._template.fork(document, [pipe], _CODE_WAIT_S)
 
     def close(self) -> None:
-        """Also a template that is still importing, or has been asked for workers which nobody wants any more."""
+        """End the template, even if it is still importing or has pending requests for workers."""
         if self._template is not None:
             self._template.process.kill()
             self._template.close()

@@ -1,1 +1,1 @@
-"""For tests of pipelines and of this project: a cluster without Spark, clocks, file systems and sinks that check."""
+"""Tools for tests of pipelines and of this project: a cluster without Spark, clocks, file systems, checking sinks."""

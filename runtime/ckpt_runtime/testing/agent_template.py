@@ -1,11 +1,11 @@
 """Slot agents from a template: one process that has imported everything, from which a session's agents are forked.
 
-A session in Spark starts its agents once and lives for days; one in tests starts and ends them all the time, and each
-of them would have its own template import everything for a second and a half. Here the first agent of a test run does.
-What comes of it is as in Spark: each agent is a process with a template of its own, and workers below that.
+A session in Spark starts its agents once and lives for days. Tests start and end agents all the time, and the template
+of each agent would import everything for a second and a half. Here only the first agent of a test run does so. The
+result is the same as in Spark: each agent is a process with a template of its own, and workers below that.
 
-Both sides. The template ends with the process that asks it, once its agents have ended. Linux only, like the template
-of workers.
+This module has both sides. The template ends with the requesting process, once its agents have ended. Linux only, like
+the template of workers.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _TEMPLATE = "ckpt-agents"
 
 
 class AgentStart(Struct, frozen=True):
-    """What a new agent needs to know. ``environment`` is for it alone: workers inherit the template's."""
+    """The parameters of a new agent. ``environment`` is for the agent only: workers inherit the template's."""
 
     parameters: AgentParameters
     environment: dict[str, str]
 
 
-# --- the side of the process that asks
+# --- the requesting side
 
 
 @dataclass(frozen=True)
 class _Inherited:
-    """What the processes of a template have from it: one that asks with something else needs another template."""
+    """The settings that processes inherit from their template; for different ones another template is needed."""
 
     owner: int
     directory: str
@@ -56,7 +56,7 @@ class _Inherited:
     @classmethod
     def of_this_process(cls) -> _Inherited:
         environment = user_environment()
-        environment.pop("PYTEST_CURRENT_TEST", None)  # no two tests have the same
+        environment.pop("PYTEST_CURRENT_TEST", None)  # it differs in each test
         return cls(os.getpid(), os.getcwd(), tuple(path for path in sys.path if path), environment)
 
     def variables(self) -> dict[str, str]:
@@ -75,12 +75,12 @@ class AgentTemplate:
 
     @classmethod
     def started(cls, inherited: _Inherited) -> AgentTemplate:
-        """A new process, which has to import everything first. Raises OSError."""
+        """Start a new process, which has to import everything first. Raises OSError."""
         return cls(inherited, Template.started("ckpt_runtime.testing.local_slot_main", inherited.variables()))
 
     @classmethod
     def forked(cls, inherited: _Inherited) -> AgentTemplate:
-        """A fork of this process. Raises OSError."""
+        """Fork this process. Raises OSError."""
 
         def become(connection: socket.socket) -> None:
             os.environ.clear()
@@ -90,11 +90,11 @@ class AgentTemplate:
         return cls(inherited, Template.forked(become))
 
     def fork(self, start: AgentStart) -> ForkedProcess:
-        """Returns at once. Raises OSError when the template is gone."""
+        """Request an agent and return at once. Raises OSError if the template is gone."""
         return self._template.fork(msgspec.json.encode(start), [1, 2])
 
     def close(self) -> None:
-        """It forks no more."""
+        """Close the connection: the template forks no more agents."""
         atexit.unregister(self.close)
         self._template.close()
 
@@ -104,14 +104,14 @@ _template: AgentTemplate | None = None
 
 
 def forked_agent(parameters: AgentParameters) -> ForkedProcess:
-    """From the template of this process, or a new one. Raises OSError when there can be none."""
+    """Fork an agent from the template of this process, or from a new one. Raises OSError if none can be made."""
     global _template
     start = AgentStart(parameters, dict(os.environ))
     inherited = _Inherited.of_this_process()
     with _lock:
         if _template is not None:
             if _template.inherited == inherited:
-                with suppress(OSError):  # somebody has killed it
+                with suppress(OSError):  # the template was killed
                     return _template.fork(start)
             _template.close()
         _template = AgentTemplate.started(inherited)
@@ -119,7 +119,7 @@ def forked_agent(parameters: AgentParameters) -> ForkedProcess:
 
 
 def fork_template() -> None:
-    """For a process that has imported what workers need, and has no threads yet: its template is a fork of it."""
+    """Fork the template from this process, which has imported what workers need and has no threads yet."""
     global _template
     with _lock:
         _template = AgentTemplate.forked(_Inherited.of_this_process())
@@ -129,9 +129,9 @@ def fork_template() -> None:
 
 
 def serve_agents(connection: socket.socket) -> None:
-    """The life of the template, and of each agent.
+    """Run the template, and each agent that it forks.
 
-    An interrupt from the terminal is for the agents and for whoever has asked for them.
+    An interrupt from the terminal is left to the agents and to the requesting process.
     """
     from ckpt_runtime.spark.worker_main import prepare
 
@@ -147,7 +147,7 @@ def serve_agents(connection: socket.socket) -> None:
 
 
 def _become_agent(request: ForkRequest) -> None:
-    """An agent, whose own template is forked before the agent has threads."""
+    """Run an agent, whose own template is forked before the agent has threads."""
     request.begun()
     for number, output in enumerate(request.descriptors, 1):
         os.dup2(output, number)
@@ -164,7 +164,7 @@ def _become_agent(request: ForkRequest) -> None:
 
 
 def _become_template(connection: socket.socket) -> None:
-    """As one that the agent has started with the environment of workers; what it writes goes to the agent's log."""
+    """Run like a template that the agent has started with the environment of workers; it logs to the agent's log."""
     from ckpt_runtime.spark.template_main import serve
     from ckpt_runtime.spark.worker_main import make_ready
 

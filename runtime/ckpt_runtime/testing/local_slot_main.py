@@ -1,6 +1,6 @@
 """Process entry of one slot agent outside Spark; its parameters come as a JSON line on standard input.
 
-With a descriptor on the command line it is that of the template of many agents.
+With a descriptor on the command line, it is instead the entry of a template for many agents.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ckpt_runtime.testing.agent_template import serve_agents
 
 
 def main() -> None:
-    """Runs one agent until its driver ends, or a template."""
+    """Run a template, or one agent until its driver ends."""
     if len(sys.argv) > 1:
         serve_agents(socket.socket(fileno=int(sys.argv[1])))
     else:

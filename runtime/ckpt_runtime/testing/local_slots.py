@@ -21,11 +21,11 @@ _HOST = "127.0.0.1"
 
 
 class Agent(Protocol):
-    """The process of one, as :class:`subprocess.Popen` shows it."""
+    """The process of an agent, with the interface of :class:`subprocess.Popen`."""
 
     @property
     def pid(self) -> int:
-        """0 as long as there is none."""
+        """The pid; 0 as long as there is no process."""
 
     @property
     def returncode(self) -> int | None: ...
@@ -41,7 +41,7 @@ StartAgent = Callable[[AgentParameters], Agent]
 
 
 def spawned_agent(parameters: AgentParameters) -> Agent:
-    """From a cold interpreter; works on every system. Raises OSError."""
+    """Start an agent in a cold interpreter; works on every system. Raises OSError."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     agent = subprocess.Popen(
         [sys.executable, "-m", "ckpt_runtime.testing.local_slot_main"], stdin=subprocess.PIPE, env=environment
@@ -53,7 +53,7 @@ def spawned_agent(parameters: AgentParameters) -> Agent:
 
 
 class LocalSlotProvider:
-    """A ``SlotProvider`` that starts a process for each slot, as many as are wanted."""
+    """A ``SlotProvider`` that starts a process for each slot, without a limit."""
 
     capacity = None
 
@@ -63,7 +63,7 @@ class LocalSlotProvider:
         self._agents: dict[str, Agent] = {}
 
     def watch_capacity(self, changed: Callable[[], None]) -> None:
-        """The capacity has no limit, and never changes."""
+        """Does nothing: the capacity has no limit and never changes."""
 
     def launch(self, slot_id: str, control_port: int, secret: str, ended: SlotEnded) -> None:
         agent = self._start_agent(AgentParameters(_HOST, control_port, secret, slot_id, self._log))
@@ -77,7 +77,7 @@ class LocalSlotProvider:
 
     def agent_pids(self) -> list[int]:
         """Process ids of the living agents."""
-        agents = list(self._agents.values())  # each ends in a thread of its own
+        agents = list(self._agents.values())  # a copy, because each agent is removed by a thread of its own
         return [agent.pid for agent in agents if agent.poll() is None and agent.pid]
 
     def _watch(self, slot_id: str, agent: Agent, ended: SlotEnded) -> None:

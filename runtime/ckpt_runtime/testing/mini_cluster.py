@@ -1,6 +1,6 @@
 """A whole session in this process: dispatcher, job masters and slot pool on a loop of their own, agents as processes.
 
-The same parts as in a Spark application, with Spark left out. Blocking methods, for tests and notebooks.
+It has the same parts as in a Spark application, without Spark. Its methods block, for tests and notebooks.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 
 
 class ClusterTimeoutError(AssertionError):
-    """What was waited for did not happen in time."""
+    """The awaited event did not happen in time."""
 
 
 class MiniCluster:
-    """Use as a context manager. ``rest_url`` is set when ``rest`` is true; it asks for ``token`` if there is one."""
+    """Use as a context manager. ``rest_url`` is set if ``rest`` is true; REST requires ``token`` if one is given."""
 
     rest_url = ""
 
@@ -58,7 +58,7 @@ class MiniCluster:
         lease_timeout_s: float = LEASE_TIMEOUT_S,
         on_shutdown: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_shutdown`` is called when somebody tells it to end over REST."""
+        """``on_shutdown`` is called when the end of the cluster is requested over REST."""
         self._rest = rest
         self._on_shutdown = on_shutdown
         self._token = token
@@ -110,7 +110,7 @@ class MiniCluster:
         return self.cluster.dispatcher
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float = DEFAULT_TIMEOUT_S) -> T:
-        """Runs a coroutine on the cluster's loop."""
+        """Run a coroutine on the cluster's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def submit(
@@ -126,7 +126,7 @@ class MiniCluster:
         job_id: str | None = None,
         fork: bool = False,
     ) -> str:
-        """Uploads and runs a pipeline, a file or a directory; returns the job id."""
+        """Upload and run a pipeline, a file or a directory; returns the job id."""
         stored = self.call(self.dispatcher.store_pipeline(*_upload(pipeline)))
         request = RunRequest(
             pipeline_id=stored.id,
@@ -147,10 +147,10 @@ class MiniCluster:
     def wait_for_status(
         self, job_id: str, *wanted: JobStatus, timeout_s: float = DEFAULT_TIMEOUT_S, clean_up: bool = True
     ) -> JobStatus:
-        """Waits for one of the states; fails at once when the job ends in another one.
+        """Wait for one of the states; fails at once if the job ends in another one.
 
-        The end of a job is visible before its files, claims and records have gone: waits for that too, unless it never
-        comes because storage is away.
+        The end of a job is visible before its files, claims and records have been removed. This waits for their removal
+        as well, unless it cannot happen because storage is unavailable.
         """
 
         def reached() -> bool:
@@ -166,7 +166,7 @@ class MiniCluster:
         return status
 
     def wait_for_clean_up(self, job_id: str) -> None:
-        """Waits until all is done that follows the end of a job."""
+        """Wait until the clean-up after the end of a job is done."""
 
         async def cleaned_up() -> bool:
             return self.dispatcher.has_cleaned_up(job_id)
@@ -174,14 +174,14 @@ class MiniCluster:
         self.wait_until(lambda: self.call(cleaned_up()), f"the clean-up of job {job_id}")
 
     def wait_for_checkpoints(self, job_id: str, count: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
-        """Waits until ``count`` more checkpoints than now have completed; returns the total.
+        """Wait until ``count`` more checkpoints than now have completed; returns the total.
 
-        Fails at once when the job ends before.
+        Fails at once if the job ends before.
         """
         target = self.completed_checkpoints(job_id) + count
 
         def completed() -> bool:
-            ended = self.status(job_id).is_globally_terminal  # asked first: its last checkpoint counts
+            ended = self.status(job_id).is_globally_terminal  # read first: its last checkpoint counts
             if self.completed_checkpoints(job_id) >= target:
                 return True
             assert not ended, f"job {job_id} is {self.status(job_id).value}: {self.failure(job_id)}"
@@ -206,7 +206,7 @@ class MiniCluster:
         drain: bool = False,
         savepoint_format: SavepointFormat = SavepointFormat.NATIVE,
     ) -> str:
-        """Takes a savepoint, or stops with one and waits for the job's clean-up; returns its URL."""
+        """Take a savepoint, or stop with one and wait for the job's clean-up; returns its URL."""
         if stop:
             work = self.dispatcher.stop_with_savepoint(job_id, str(directory), savepoint_format, drain, None)
         else:
@@ -228,7 +228,7 @@ class MiniCluster:
         return location
 
     def failure(self, job_id: str) -> str:
-        """Returns the newest failure: its stack trace, or what it says where it has none; empty without one."""
+        """Returns the newest failure: its stack trace, or its message if it has none; empty without a failure."""
         entries = self.call(self.dispatcher.exception_history(job_id, 1)).entries
         if not entries:
             return ""
@@ -236,7 +236,7 @@ class MiniCluster:
         return failure.stack_trace or f"{failure.exception}: {failure.message}"
 
     def worker_pids(self, job_id: str | None = None) -> list[int]:
-        """Returns the process ids of the active workers, in slot order; of a job, those that run it."""
+        """Returns the pids of the active workers, in slot order; with ``job_id``, only of the workers that run it."""
 
         async def pids() -> list[int]:
             slots = list(self.cluster.slots.all())
@@ -258,7 +258,7 @@ class MiniCluster:
 
     @staticmethod
     def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Polls every few milliseconds, less often what takes long. Raises ClusterTimeoutError."""
+        """Poll every few milliseconds, and less often as time passes. Raises ClusterTimeoutError."""
         deadline = time.monotonic() + timeout_s
         pause_s = _FIRST_PAUSE_S
         while not condition():
@@ -269,7 +269,7 @@ class MiniCluster:
 
 
 def _upload(pipeline: Path) -> tuple[str, AsyncIterator[bytes]]:
-    """File name and content as the dispatcher takes an upload."""
+    """File name and content in the form that the dispatcher takes for an upload."""
     name, archive = pack_pipeline(pipeline)
 
     async def content() -> AsyncIterator[bytes]:

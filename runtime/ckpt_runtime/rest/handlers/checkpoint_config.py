@@ -1,6 +1,6 @@
-"""Checkpoint configuration: what holds now, and changing it while the job runs (FLIP-571).
+"""Checkpoint configuration: the present values, and changing them while the job runs (FLIP-571).
 
-A change is all or nothing: every field is checked before the gateway hears of any.
+A change is all or nothing: every field is checked before the gateway is called.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PATCH_BODY = json_body(
 
 
 def overrides_of(body: ClosedBody) -> CheckpointOverrides:
-    """The fields that the request gave."""
+    """The overrides for the fields given in the request."""
     return CheckpointOverrides(**{PATCHABLE[name].field: getattr(body, name) for name in body.model_fields_set})
 
 

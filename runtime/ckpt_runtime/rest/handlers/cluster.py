@@ -87,7 +87,7 @@ async def driver_metrics(request: Request, gateway: Gateway, names: MetricNames 
     }
     wanted = listed(names)
     if request.scope.get("ckpt.flink_dashboard") is not None:
-        values = dict.fromkeys(wanted or (), "0") | values  # its page of a JVM, of which there is none, stays whole
+        values = dict.fromkeys(wanted or (), "0") | values  # the dashboard's JVM page works although there is no JVM
     return metrics.listing(values, wanted)
 
 

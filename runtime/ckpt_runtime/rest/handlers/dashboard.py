@@ -1,4 +1,4 @@
-"""Applications and task managers, which Flink's dashboard asks for."""
+"""Applications and task managers, which Flink's dashboard requests."""
 
 from __future__ import annotations
 

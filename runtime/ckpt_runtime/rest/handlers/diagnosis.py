@@ -1,7 +1,7 @@
-"""Where a stuck task is: thread dumps, logs and flame graphs, in Flink's shapes.
+"""Diagnosis of stuck tasks: thread dumps, logs and flame graphs, in Flink's shapes.
 
-A task manager is a slot agent; what is shown is the worker that runs its tasks. Logs are what the process has logged
-last: they are kept in memory, and what names itself as a secret is masked.
+A task manager is a slot agent; the answers concern the worker that runs its tasks. Logs contain the last lines of the
+process, which are kept in memory; recognisable secrets are masked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to jobs, as it happens: streams of server-sent events."""
+"""Live streams of job events, as server-sent events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What only Flink's own dashboard asks for, and there is nothing of here: JVMs and their profiles.
+"""Paths that only Flink's own dashboard requests and that have no content here: JVMs and their profiles.
 
-Answered below ``/flink/`` alone, with nothing in Flink's shapes, so that its pages are empty and not broken. Other
-clients get 404, as for everything that does not exist.
+They are served only below ``/flink/``, with empty answers in Flink's shapes, so that the dashboard's pages are empty
+and not broken. Other clients get 404, as for every unknown path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How jobs are: a verdict for each, and metrics for Prometheus."""
+"""The health of jobs: a verdict for each job, and metrics for Prometheus."""
 
 from __future__ import annotations
 

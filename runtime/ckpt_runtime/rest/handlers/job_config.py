@@ -1,4 +1,4 @@
-"""A job's configuration: what it is, and changing it while the job runs (FLIP-530)."""
+"""A job's configuration: reading it, and changing it while the job runs (FLIP-530)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _version(if_match: str | None) -> int | None:
 
 
 def _sender(request: Request) -> str:
-    """What is known of it: its address, and what it says of itself."""
+    """The sender of a request: its address and its user agent."""
     host = "" if request.client is None else request.client.host
     agent = "".join(character for character in request.headers.get("user-agent", "") if character.isprintable())
     return f"{host} ({agent})"[:_MAX_BY_CHARS]

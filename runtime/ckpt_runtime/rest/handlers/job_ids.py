@@ -1,4 +1,4 @@
-"""Job ids that nothing is started with any more."""
+"""Retired job ids, with which no job can be started."""
 
 from __future__ import annotations
 

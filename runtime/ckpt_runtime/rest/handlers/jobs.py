@@ -67,7 +67,7 @@ async def aggregated_metrics(
 
 
 def aggregations(texts: list[str] | None) -> list[str]:
-    """The wanted aggregations; all of them when none is named."""
+    """The requested aggregations; all of them if none is named."""
     kinds = [kind.lower() for kind in listed(texts) or metrics.AGGREGATIONS]
     for kind in kinds:
         if kind not in metrics.AGGREGATIONS:
@@ -76,7 +76,7 @@ def aggregations(texts: list[str] | None) -> list[str]:
 
 
 def _numbers(values: Mapping[str, str]) -> dict[str, float]:
-    """Those that are finite numbers: others have no aggregation."""
+    """The values that are finite numbers; others cannot be aggregated."""
     found = {}
     for name, text in values.items():
         try:

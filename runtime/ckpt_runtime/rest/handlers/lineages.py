@@ -1,4 +1,4 @@
-"""Upgrades in progress: who replaces, suspends or resumes a job, while the requests of others are refused."""
+"""Upgrades in progress: while their owner replaces, suspends or resumes a job, requests of others are refused."""
 
 from __future__ import annotations
 

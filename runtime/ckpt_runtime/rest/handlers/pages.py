@@ -1,7 +1,7 @@
 """The web pages, and logging in to them with the session's token.
 
-The pages themselves are for everybody who reaches the server: they hold nothing but code. What they show comes from the
-API, which asks for the token or for the cookie that a login has set (``rest.auth``).
+The pages themselves are public, because they contain only code. Their data comes from the API, which requires the token
+or the cookie set by a login (``rest.auth``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_TOKEN_CHARS = 4_096
 
 
 def is_public(method: str, path: str, accept: str) -> bool:
-    """Tells whether a request needs neither token nor cookie: it asks for code alone, or logs in or out."""
+    """Whether a request needs neither token nor cookie: it only loads code, or logs in or out."""
     if method == "POST":
         return path in (LOGIN, LOGOUT)
     if method not in ("GET", "HEAD"):
@@ -82,7 +82,7 @@ async def login(request: Request) -> Response:
     _from_own_page(request)
     given = (await read_object(request, expected='{"token": "..."}', empty_is_object=False)).get("token")
     if not isinstance(given, str) or len(given) > MAX_TOKEN_CHARS:
-        raise BadRequest(f"token: it must be a text of at most {MAX_TOKEN_CHARS} characters")  # which is not repeated
+        raise BadRequest(f"token: it must be a text of at most {MAX_TOKEN_CHARS} characters")  # the token is not echoed
     expected: str | None = request.app.state.token
     if expected is None:
         return Response(status_code=204)
@@ -115,7 +115,7 @@ def _from_own_page(request: Request) -> None:
 
 
 def _with_cookie(request: Request, value: str, lifetime_s: int) -> Response:
-    """The browser knows best whether it speaks TLS: a proxy may do it for this server."""
+    """Set the cookie; the browser's ``Origin`` shows whether it uses TLS, which a proxy may terminate."""
     secure = "https" in (request.url.scheme, urlsplit(request.headers.get("origin", "")).scheme)
     answer = Response(status_code=204, headers={"Cache-Control": "no-store"})
     answer.set_cookie(

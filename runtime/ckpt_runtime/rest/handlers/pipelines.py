@@ -179,7 +179,7 @@ async def run(pipeline_id: PipelineId, gateway: Gateway, body: _Body, condition:
     """Start a job of a pipeline. ``warnings`` are there only if there are any: Flink's answer has none."""
     job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body), condition=condition))
     answer: dict[str, Any] = {"jobid": job_id, "applicationId": job_id}
-    with suppress(GatewayError):  # the job is started, whatever has become of it since
+    with suppress(GatewayError):  # the job has been started, whatever its state is by now
         settings = (await gateway.checkpoint_config(job_id)).settings
         if warnings := job_warnings(await gateway.job_details(job_id), settings):
             answer["warnings"] = list(warnings)
@@ -189,6 +189,6 @@ async def run(pipeline_id: PipelineId, gateway: Gateway, body: _Body, condition:
 @router.post("/{jarid}/drill", openapi_extra=_DRILL_BODY, **_SUBMISSION)
 async def drill(pipeline_id: PipelineId, gateway: Gateway, body: _Body) -> dict[str, Any]:
     """Start a restore drill: a job to be thrown away, which touches nothing outside."""
-    # A path of its own: a server that does not know drills must not start a real job.
+    # Drills have a path of their own, so that a server without drills cannot start a real job instead.
     job_id = await gateway.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body), drill=True))
     return {"jobid": job_id, "applicationId": job_id}

@@ -1,6 +1,6 @@
-"""The savepoint catalogue: what lies in a directory, the latest good one, and marks of verifications and drills.
+"""The savepoint catalogue: the savepoints in a directory, the latest good one, and marks of verifications and drills.
 
-Flink has nothing of the kind.
+Flink has no such catalogue.
 """
 
 from __future__ import annotations

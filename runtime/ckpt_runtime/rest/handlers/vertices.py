@@ -32,7 +32,7 @@ _ONE_VERTEX = errors(400, 404)
 
 
 async def vertex_of(job_id: str, vertex_id: str, gateway: DispatcherGateway) -> VertexDetails:
-    """Raises VertexNotFound, or what the gateway raises."""
+    """The vertex's details. Raises VertexNotFound and the gateway's errors."""
     for vertex in (await gateway.job_details(job_id)).vertices:
         if vertex.vertex_id == vertex_id:
             return vertex
@@ -93,7 +93,7 @@ async def driver_metrics(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -
     return []
 
 
-# Those with a name of their own come before the index of a subtask, which would match it.
+# Routes with fixed names come before those with a subtask's index, which would match the names.
 @router.get("/subtasks/metrics", responses=_ONE_VERTEX)
 async def aggregated_metrics(
     job_id: JobId,
@@ -145,7 +145,7 @@ async def subtask_metrics(
 
 
 async def _subtask_of(job_id: str, vertex_id: str, index: int, gateway: DispatcherGateway) -> SubtaskDetails:
-    """Raises NotFound, or what the gateway raises."""
+    """The subtask's details. Raises NotFound and the gateway's errors."""
     for found in (await vertex_of(job_id, vertex_id, gateway)).subtasks:
         if found.index == index:
             return found

@@ -24,7 +24,7 @@ from ckpt_runtime.rest.shapes.jobs import failure
 Json = dict[str, Any]
 
 PERIODIC_OFF = 2**63 - 1
-"""What Flink shows for the interval when periodic checkpoints are off."""
+"""The value that Flink shows for the interval if periodic checkpoints are off."""
 
 
 def retained(checkpoint: CheckpointStats | None) -> Json:
@@ -96,7 +96,7 @@ def subtasks(vertex: VertexStats, stats: CheckpointStats) -> Json:
 
 
 def _measured(values: Mapping[str, Any], durations: str) -> Json:
-    """Gives Flink's fields for what each subtask measures; ``durations`` is the name of the one that differs."""
+    """Flink's fields for the measures of a subtask; ``durations`` is the name of the field that varies."""
     return {
         "checkpointed_size": values["checkpointed_size"],
         "state_size": values["state_size"],
@@ -182,7 +182,7 @@ def config(effective: EffectiveCheckpointConfig) -> Json:
 
 
 def operation(kind: OperationKind, status: OperationStatus) -> Json:
-    """A poll's answer. A failed operation is COMPLETED too; checkpoints spell the cause in camel case."""
+    """Answers a poll. A failed operation is also COMPLETED; checkpoints spell the cause in camel case."""
     if not status.completed:
         return {"status": {"id": "IN_PROGRESS"}, "operation": None}
     if status.failure is not None:

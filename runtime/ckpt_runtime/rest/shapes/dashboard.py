@@ -1,6 +1,6 @@
-"""What Flink's dashboard asks for beside jobs: applications and task managers, in its JSON shapes. Pure functions.
+"""Applications and task managers in the JSON shapes of Flink's dashboard. Pure functions.
 
-A pipeline is one job, and so an application of its own with the job's id. A slot agent is a task manager with one slot.
+A pipeline is one job, so it is also an application with the job's id. A slot agent is a task manager with one slot.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def application(details: JobDetails, now_ms: int) -> Json:
 
 
 def task_manager(agent: SlotOverview) -> Json:
-    """Makes an entry of ``/taskmanagers``. Memory, which no JVM of ours has in pools, is 0."""
+    """Makes an entry of ``/taskmanagers``. The sizes of JVM memory pools, which do not exist here, are 0."""
     free = int(agent.is_free)
     return {
         "id": agent.slot_id,
@@ -93,7 +93,7 @@ def task_manager(agent: SlotOverview) -> Json:
 
 
 def task_manager_details(agent: SlotOverview) -> Json:
-    """Answers ``/taskmanagers/:taskmanagerid``: a slot agent has no pools of memory."""
+    """Answers ``/taskmanagers/:taskmanagerid``; a slot agent has no memory pools."""
     figures: Json = dict.fromkeys((*_HEAP, *_BUFFERS, *_SEGMENTS, *_SHUFFLE), 0)
     return {**task_manager(agent), "allocatedSlots": [], "metrics": {**figures, "garbageCollectors": []}}
 

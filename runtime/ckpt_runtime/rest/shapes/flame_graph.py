@@ -9,12 +9,12 @@ from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 Json = dict[str, Any]
 
 _NOTHING_RUNS = -1
-"""Flink's mark, in place of a time, for a vertex that has ended."""
+"""The value that Flink sends in place of a time for a vertex that has ended."""
 KINDS = ("full", "on_cpu", "off_cpu")
 
 
 def flame_graph(samples: StackSamples, kind: str, subtask: int | None) -> Json:
-    """Counts how often each function was seen, below those that had called it; of all subtasks, or one."""
+    """Counts how often each function was sampled, as a child of its caller; for all subtasks, or for one."""
     if samples.ended_at_ms is None:
         return {"endTimestamp": _NOTHING_RUNS, "data": None}
     root = _node("root")

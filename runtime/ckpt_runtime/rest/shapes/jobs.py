@@ -38,19 +38,19 @@ _HIGH_PRESSURE, _LOW_PRESSURE = 0.5, 0.1
 
 
 def duration(start_ms: int, end_ms: int, now_ms: int) -> int:
-    """Counts to the end, or until now; -1 when it has not started."""
+    """The milliseconds from the start to the end, or until now; -1 before the start."""
     if start_ms == NOT_YET:
         return NOT_YET
     return max(0, (now_ms if end_ms == NOT_YET else end_ms) - start_ms)
 
 
 def times(start_ms: int, end_ms: int, now_ms: int) -> Json:
-    """Shows them in Flink's three fields."""
+    """Shows start, end and duration in Flink's three fields."""
     return {"start-time": start_ms, "end-time": end_ms, "duration": duration(start_ms, end_ms, now_ms)}
 
 
 def counts_by_state(counts: Mapping[ExecutionState, int]) -> Json:
-    """Counts all states, also those with no subtask."""
+    """Counts subtasks by state, including states without any subtask."""
     return {state.value: counts.get(state, 0) for state in ExecutionState}
 
 
@@ -204,9 +204,9 @@ def _vertex_task_manager(agent_id: str, subtasks: Sequence[SubtaskDetails], now_
 
 
 def status_durations(subtask: SubtaskDetails, now_ms: int) -> dict[str, int]:
-    """Tells how long each entered state lasted: until the next one was entered, the present one until now.
+    """How long each entered state lasted: until the next state was entered, or until now for the present one.
 
-    Those that lead to RUNNING are always there, -1 when they were not entered: Flink's client fails without one.
+    The states that lead to RUNNING are always included, as -1 if not entered, because Flink's client requires them.
     """
     entered = sorted((at, state) for state, at in subtask.state_timestamps_ms.items() if at > 0)
     last_end = now_ms if subtask.end_time_ms == NOT_YET else subtask.end_time_ms
@@ -219,7 +219,7 @@ _UP_TO_RUNNING = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING"
 
 
 def io_metrics(parts: Sequence[SubtaskMeasures | None]) -> Json:
-    """Makes the ``metrics`` object of subtasks together; what is not measured is 0 and not complete."""
+    """Makes the ``metrics`` object for all subtasks together; a value that was not measured is 0 and not complete."""
     measured = {
         name: sum((kind(getattr(part, figure, 0)) for part in parts), kind(0))
         for name, (figure, kind) in _MEASURED.items()
@@ -240,7 +240,7 @@ _MEASURED: Mapping[str, tuple[str, type[int] | type[float]]] = {
 
 
 def _aggregated(subtasks: Sequence[SubtaskDetails], now_ms: int) -> Json:
-    """Durations are those of all states: Flink's dashboard does not get on without one of them."""
+    """Aggregates over subtasks; the durations include all states, because Flink's dashboard requires each of them."""
     lasted = [status_durations(subtask, now_ms) for subtask in subtasks]
     return {
         "metrics": {
@@ -255,7 +255,7 @@ def _aggregated(subtasks: Sequence[SubtaskDetails], now_ms: int) -> Json:
 
 
 def distribution(values: Sequence[int]) -> Json:
-    """Gives nearest-rank quantiles of subtask values; all zero when there is none."""
+    """Nearest-rank quantiles of subtask values; all zero if there are no values."""
     ordered = sorted(values) or [0]
 
     def rank(percent: int) -> int:
@@ -342,7 +342,7 @@ def changed_config(answer: ConfigurationAnswer) -> Json:
 
 
 def failure(cause: FailureCause) -> Json:
-    """Makes Flink's ``SerializedThrowable``; its CLI fails on one without the bytes."""
+    """Makes Flink's ``SerializedThrowable``; Flink's CLI fails if the bytes are missing."""
     return {
         "class": cause.exception,
         "stack-trace": cause.stack_trace,
@@ -417,6 +417,6 @@ def backpressure(pressure: VertexPressure) -> Json:
 
 
 def _level(ratio: float) -> Json:
-    """Names it in both of Flink's spellings."""
+    """Names the level in both of Flink's spellings."""
     level = "high" if ratio > _HIGH_PRESSURE else "low" if ratio > _LOW_PRESSURE else "ok"
     return {"backpressureLevel": level, "backpressure-level": level}

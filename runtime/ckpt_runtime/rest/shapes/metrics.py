@@ -11,17 +11,17 @@ AGGREGATIONS = ("min", "max", "avg", "sum", "skew")
 
 
 def by_subtask(metrics: Mapping[int, Mapping[str, float]]) -> dict[str, str]:
-    """Gives ``0.numRecordsIn`` and so on, as text."""
+    """Metric values as text, by names such as ``0.numRecordsIn``."""
     return {f"{index}.{name}": number(value) for index, own in metrics.items() for name, value in own.items()}
 
 
 def number(value: float) -> str:
-    """Prints a metric's value; whole numbers without a point."""
+    """A metric's value as text; whole numbers have no decimal point."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def listing(values: Mapping[str, str], names: Sequence[str] | None) -> list[Json]:
-    """Lists names only when none was asked for, else the values of those that exist."""
+    """Lists all names if none was requested, else the values of the requested metrics that exist."""
     if names is None:
         return [{"id": name} for name in values]
     return [{"id": name, "value": values[name]} for name in dict.fromkeys(names) if name in values]

@@ -1,4 +1,4 @@
-"""Answers about plans that nothing runs yet."""
+"""Answers about plans of jobs that have not been started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 def plan_preview(found: PlanPreview) -> Json:
-    """Flink's plan, with warnings beside it; ``restore`` when a snapshot was given."""
+    """Flink's plan with warnings beside it, and ``restore`` if a snapshot was given."""
     answer: Json = {"plan": jobs.plan("", found.graph), "warnings": list(found.warnings)}
     return answer if found.restore is None else {**answer, "restore": _restore(found.restore)}
 

@@ -1,4 +1,4 @@
-"""Metrics in the text format of Prometheus, by the names of Flink's reporter where Flink has them. Pure functions."""
+"""Metrics in the text format of Prometheus, with the names of Flink's reporter if Flink has them. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LABELS = ("job_id", "job_name")
 
 
 def text(cluster: ClusterOverview, jobs: Iterable[Job]) -> bytes:
-    """What a scrape gets."""
+    """The answer to a scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(cluster, list(jobs)))
     return generate_latest(registry)
 
 
 class _Snapshot(Collector):
-    """The values of one moment."""
+    """The metric values at one moment."""
 
     def __init__(self, cluster: ClusterOverview, jobs: list[Job]) -> None:
         self._cluster = cluster
@@ -51,7 +51,7 @@ class _Snapshot(Collector):
         yield from self._of_health()
 
     def _of_jobs(self, name: str) -> Iterator[GaugeMetricFamily]:
-        """Those of Flink's job metrics that are numbers."""
+        """The numeric ones among Flink's job metrics."""
         family = GaugeMetricFamily(f"flink_jobmanager_job_{name}", f"Flink's job metric {name}", labels=_LABELS)
         for job, metrics, _ in self._jobs:
             try:

@@ -26,7 +26,7 @@ def known_savepoints(found: KnownSavepoints) -> Json:
 
 
 def savepoint(found: CataloguedSavepoint) -> Json:
-    """Shows one; of one that cannot be read there is the location and the problem alone."""
+    """Shows a savepoint; one that cannot be read has only its location and the problem."""
     document: Json = {"location": found.location, "good": found.is_good, "problem": found.problem}
     entry = found.entry
     if entry is None:
