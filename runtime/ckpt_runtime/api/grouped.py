@@ -163,7 +163,7 @@ def _check_aggregate(column: object) -> None:
 
 
 def _has_watermark(inputs: tuple[LogicalInput, ...]) -> bool:
-    """Whether every path from the sources comes through a watermark."""
+    """Whether every path from the sources passes through a watermark."""
     return all(isinstance(edge.node.spec, WatermarkSpec) or _reaches(edge) for edge in inputs)
 
 

@@ -1,4 +1,4 @@
-"""``session.readStream``: describes a source. Opens nothing but what is needed to know its schema."""
+"""``session.readStream``: describes a source. Opens only what is needed to find out its schema."""
 
 from __future__ import annotations
 

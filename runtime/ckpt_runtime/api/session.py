@@ -86,7 +86,7 @@ class RuntimeConfig:
 
 
 DRILL_NAME = "restore drill of "
-"""Before the job's name, which a real job may have at the same time."""
+"""Prefix of the job's name, because a real job may use that name at the same time."""
 
 
 class DataSourceRegistration:
@@ -122,7 +122,7 @@ class DataSourceRegistration:
 
 
 def _built_in(name: str) -> str:
-    """The name as it is known, where it is one of a built-in format."""
+    """Returns the canonical name of a built-in format, and any other name as it is."""
     lower = name.lower()
     return lower if lower in SOURCE_FORMATS or lower in SINK_FORMATS else name
 
