@@ -39,7 +39,7 @@ from ckpt_runtime.graph.logical import LogicalPlan
 class RuntimeConfig:
     """``session.conf``: options that the pipeline sets for itself.
 
-    They win over the cluster's (``defaults``); what was given at submission wins over both.
+    They win over the cluster's (``defaults``); options given at submission win over both.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RuntimeConfig:
         """Returns the effective text of an option, or ``default``.
 
         :param key: the option's name.
-        :param default: the text to give when neither it nor a default of the option is set.
+        :param default: the text to return when neither the option nor a default of it is set.
         """
         return self.effective.get_text(key, default)
 
@@ -90,7 +90,7 @@ DRILL_NAME = "restore drill of "
 
 
 class DataSourceRegistration:
-    """``session.dataSource``: makes PySpark ``DataSource`` classes known by their name."""
+    """``session.dataSource``: registers PySpark ``DataSource`` classes by name."""
 
     def __init__(self) -> None:
         self._classes: dict[str, type] = {}

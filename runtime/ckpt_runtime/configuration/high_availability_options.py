@@ -16,7 +16,7 @@ class HighAvailabilityType(StrEnum):
 
 
 class HighAvailabilityOptions:
-    """What outlives the driver. A new session with the same directory and cluster id goes on with all jobs."""
+    """Data that outlives the driver. A new session with the same directory and cluster id continues all jobs."""
 
     TYPE = cluster_option(
         "high-availability.type",
