@@ -26,14 +26,14 @@ def checked_parallelism(field: str, value: object) -> int:
 
 
 def flattened(given: Sequence[Any]) -> list[Any]:
-    """What was given one by one, or as one list, as PySpark takes names of columns."""
+    """Returns arguments given one by one or as one list, as PySpark accepts column names."""
     if len(given) == 1 and isinstance(given[0], list | tuple):
         return list(given[0])
     return list(given)
 
 
 def chosen(field: str, value: object, allowed: dict[str, str]) -> str:
-    """Returns what a text in any case stands for in ``allowed``. :raises PlanError: naming ``field``."""
+    """Returns the entry of ``allowed`` for a text in any case. :raises PlanError: naming ``field``."""
     found = allowed.get(value.lower()) if isinstance(value, str) else None
     if found is None:
         raise PlanError(field, f"{value!r} is not one of {', '.join(allowed.values())}")

@@ -62,7 +62,7 @@ def load_plan(
 
 
 def _function_of_pyspark(error: BaseException) -> str | None:
-    """The function of ``pyspark.sql.functions`` that asked for Spark in vain and so raised ``error``; else None."""
+    """Returns the ``pyspark.sql.functions`` function that raised ``error`` because it needs Spark; else None."""
     frames = [(str(frame.f_globals.get("__name__")), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)]
     if frames[-1][1] not in _ASK_FOR_SPARK or not frames[-1][0].startswith("pyspark.sql."):
         return None
@@ -88,11 +88,11 @@ def _function(module: ModuleType, module_name: str, name: str) -> Callable[..., 
 
 
 def _import_module(directory: Path, name: str) -> ModuleType:
-    """A top-level file is loaded under a private name, so that it never meets an installed module of the same name."""
+    """A top-level file is loaded under a private name, so that it never clashes with an installed module."""
     _forget_earlier_archives()
     sys.path.insert(0, str(directory))
     _loaded_directories.append(str(directory))
-    # The import system keeps listings of directories, and this one may be newer than they are.
+    # The import system caches directory listings, which may be older than this directory.
     importlib.invalidate_caches()
     file = directory / f"{name}.py"
     if "." in name or not file.is_file():
@@ -125,6 +125,6 @@ def _forget_earlier_archives() -> None:
             sys.path.remove(directory)
         inside = os.path.join(directory, "")
         for name, module in list(sys.modules.items()):
-            # Texts, since there are thousands of modules: a job waits for this in each restart with a new plan.
+            # Compared as strings for speed: there are thousands of modules, and restarts with a new plan wait for this.
             if str(getattr(module, "__file__", None) or "").startswith(inside):
                 del sys.modules[name]

@@ -27,7 +27,7 @@ class AggregateExpression:
         return AggregateExpression(self.function, self.column, checked_text("alias", name))
 
     def to_aggregate(self) -> Aggregate:
-        """What the plan has of it."""
+        """Returns the aggregate as the plan describes it."""
         return Aggregate(self.function, self.column, self.name)
 
 

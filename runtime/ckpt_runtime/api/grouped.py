@@ -76,18 +76,18 @@ class GroupedStream(NamesOfPySpark):
     ) -> Stream:
         """Runs a PySpark ``StatefulProcessor`` on each key's rows.
 
-        With ``EventTime``, rows whose event time is not after the watermark are dropped, as long as the column is still
-        there: behind ``mapInArrow`` it cannot be told, and all rows are kept.
+        With ``EventTime``, rows whose event time is not after the watermark are dropped while the column can be
+        traced: behind ``mapInArrow`` it is unknown, and all rows are kept.
 
         :param statefulProcessor: an instance of a subclass.
-        :param outputStructType: the schema of the rows that it gives: Arrow, DDL or ``StructType``.
+        :param outputStructType: the schema of the rows that it returns: Arrow, DDL or ``StructType``.
         :param outputMode: ``Append`` or ``Update``.
         :param timeMode: ``None``, ``ProcessingTime`` or ``EventTime``: which timers it may register.
-        :param initialState: has to be left out: start from a savepoint.
+        :param initialState: must be omitted: start from a savepoint.
         :param eventTimeColumnName: the column of the result that is event time for what follows, a timestamp. The
             watermark stays that of the input; a row at or before it fails the job, as in Spark.
-        :raises PlanError: wrong modes, event time without a watermark, an event time column that is no timestamp of the
-            result, an object that is no processor; also for ``initialState`` (start from a savepoint).
+        :raises PlanError: wrong modes, event time without a watermark, an event time column that is not a timestamp of
+            the result, an object that is not a processor; also for ``initialState`` (start from a savepoint).
         """
         more = (initialState, eventTimeColumnName)
         return self._processed(statefulProcessor, outputStructType, outputMode, timeMode, more, in_pandas=False)
@@ -101,13 +101,13 @@ class GroupedStream(NamesOfPySpark):
         initialState: Any = None,
         eventTimeColumnName: str = "",
     ) -> Stream:
-        """As :meth:`transformWithState`, for a processor that gets and gives pandas frames.
+        """As :meth:`transformWithState`, for a processor that gets and returns pandas frames.
 
         :param statefulProcessor: an instance of a subclass.
-        :param outputStructType: the schema of the frames that it gives: Arrow, DDL or ``StructType``.
+        :param outputStructType: the schema of the frames that it returns: Arrow, DDL or ``StructType``.
         :param outputMode: ``Append`` or ``Update``.
         :param timeMode: ``None``, ``ProcessingTime`` or ``EventTime``: which timers it may register.
-        :param initialState: has to be left out: start from a savepoint.
+        :param initialState: must be omitted: start from a savepoint.
         :param eventTimeColumnName: as of :meth:`transformWithState`.
         :raises PlanError: as :meth:`transformWithState`, and without pandas.
         """
@@ -163,7 +163,7 @@ def _check_aggregate(column: object) -> None:
 
 
 def _has_watermark(inputs: tuple[LogicalInput, ...]) -> bool:
-    """Whether every path from the sources comes through a watermark."""
+    """Whether every path from the sources passes through a watermark."""
     return all(isinstance(edge.node.spec, WatermarkSpec) or _reaches(edge) for edge in inputs)
 
 

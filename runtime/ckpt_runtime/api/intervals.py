@@ -33,9 +33,9 @@ def parse_interval(text: str) -> int:
 
 
 def parse_offset(text: str) -> int:
-    """Reads a length of time as :func:`parse_interval` does, but for months and years, in whole milliseconds.
+    """Reads a length of time as :func:`parse_interval` does, except months and years, in whole milliseconds.
 
-    It may be negative. What Spark adds to a row's time are calendar months, which have no one length. A sign belongs to
+    It may be negative. Spark adds calendar months to a row's time, and these have no fixed length. A sign belongs to
     its number, as in Spark: ``"-1 hour 30 minutes"`` is half an hour back. Raises ValueError saying what is allowed.
     """
     stripped = text.strip()
@@ -49,7 +49,7 @@ def parse_offset(text: str) -> int:
 
 
 def _spark_interval(text: str, units: Mapping[str, int]) -> Decimal | None:
-    """None for what is none."""
+    """Returns None for a text that is not an interval."""
     text = re.sub(r"^interval(?=[\s+-])", "", text)
     total, position = Decimal(0), 0
     if not text:

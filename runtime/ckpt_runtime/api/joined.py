@@ -1,7 +1,7 @@
 """``left.join(right, on, how, within)``: checks the arguments of a join and makes its description.
 
-PySpark's conventions: names in ``on`` are columns of both streams and come out once, in front. What PySpark writes as a
-condition on two event time columns is ``within`` here.
+PySpark's conventions: names in ``on`` are columns of both streams and appear once, first, in the result. A condition on
+two event time columns in PySpark is ``within`` here.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _interval(within: Any) -> tuple[int, int]:
 
 
 def _offset(bound: Any) -> int:
-    """Milliseconds of a bound, which may be negative."""
+    """Returns a bound in milliseconds, which may be negative."""
     if isinstance(bound, timedelta):
         millis, rest = divmod(bound, timedelta(milliseconds=1))
         if rest:

@@ -20,7 +20,7 @@ class OperatorSettings(ABC):
         """The operator to change; raises PlanError naming ``method`` when there is not exactly one."""
 
     def uid(self, uid: str) -> Self:
-        """Names what the operator's state is kept under: unique in the job, and the same in its next versions.
+        """Sets the id of the operator's state: unique in the job, and unchanged in later versions of the job.
 
         :param uid: that name.
         :raises PlanError: the stream does not come from exactly one operator
@@ -29,7 +29,7 @@ class OperatorSettings(ABC):
         return self
 
     def name(self, name: str) -> Self:
-        """Sets what pages and metrics call the operator.
+        """Sets the operator's name on pages and in metrics.
 
         :param name: that name.
         :raises PlanError: the stream does not come from exactly one operator
@@ -40,7 +40,7 @@ class OperatorSettings(ABC):
     def setParallelism(self, parallelism: int) -> Self:
         """Sets the number of subtasks, 1 to the maximum parallelism.
 
-        :param parallelism: so many.
+        :param parallelism: that number.
         :raises PlanError: another number, or a stream that does not come from exactly one operator
         """
         self._operator("setParallelism").parallelism = checked_parallelism("parallelism", parallelism)
@@ -49,18 +49,18 @@ class OperatorSettings(ABC):
     def setMaxParallelism(self, maxParallelism: int) -> Self:
         """Sets the number of key groups: the greatest parallelism that the operator can ever have.
 
-        :param maxParallelism: 1 to 32768; it cannot change any more once there is a snapshot.
+        :param maxParallelism: 1 to 32768; it cannot change once there is a snapshot.
         :raises PlanError: another number, or a stream that does not come from exactly one operator
         """
         self._operator("setMaxParallelism").max_parallelism = checked_parallelism("maxParallelism", maxParallelism)
         return self
 
     def disableChaining(self) -> Self:
-        """Runs the operator in a thread of its own."""
+        """Runs the operator in its own thread."""
         self._operator("disableChaining").chaining = Chaining.NEVER
         return self
 
     def startNewChain(self) -> Self:
-        """Begins a new thread with this operator; those behind it may still be chained to it."""
+        """Starts a new chain with this operator; downstream operators may still be chained to it."""
         self._operator("startNewChain").chaining = Chaining.HEAD
         return self

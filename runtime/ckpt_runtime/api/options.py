@@ -1,4 +1,4 @@
-"""What readers and writers share: ``format`` and options in PySpark's style. Collects; checks nothing against data."""
+"""``format`` and options of readers and writers in PySpark's style. Collects them; checks nothing against data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckpt_runtime.api.checks import checked_text
 from ckpt_runtime.graph.errors import PlanError
 
 Resolve = Callable[[str | type], str | type]
-"""Gives the class that a registered name stands for."""
+"""Resolves a registered name to its class."""
 
 
 def option_text(key: str, value: object) -> str:

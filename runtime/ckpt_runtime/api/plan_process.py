@@ -1,8 +1,8 @@
 """The process that runs an author's pipeline function, so that the driver never does.
 
 :func:`plan_in_process` is the caller's side; it imports no user code. The process (``main``) unpacks the archive, runs
-the function and answers with a job graph or an error of the author's. What the author prints cannot corrupt the answer,
-and is not kept.
+the function and answers with a job graph or an error of the author's code. Output that the author's code prints cannot
+corrupt the answer, and is discarded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckpt_runtime.limited_process import (
 
 _OWN_PACKAGE = str(Path(__file__).resolve().parents[1])
 NEEDED = ("ckpt_runtime.api.entry_point",)
-"""What a template imports (see ``process_template``): the engine's part, and what pipelines use of others."""
+"""Modules that a template imports (see ``process_template``): the engine's, and libraries that pipelines use."""
 OFTEN_NEEDED = (
     "pyarrow.acero",
     "pyarrow.parquet",
@@ -44,7 +44,7 @@ def plan_in_process(
     """Plans in a new process and waits for it; blocks, so call it from a pool thread.
 
     ``environment`` replaces the caller's, so that secrets of the driver need not reach user code. A process that dies,
-    passes a limit or answers with something else than a plan gives a failure of type ``PlanProcessFailed`` or
+    exceeds a limit or does not answer with a plan gives a failure of type ``PlanProcessFailed`` or
     ``PlanTimeout``.
     """
     document = json.dumps(asdict(request)).encode()
@@ -60,7 +60,7 @@ def plan_in_process(
 
 
 def run(request: PlanRequest) -> PlanResult:
-    """Plans in this process and turns every error of the author's into a result."""
+    """Plans in this process and turns every error of the author's code into a result."""
     from ckpt_runtime.api.entry_point import load_plan
 
     try:

@@ -1,4 +1,4 @@
-"""Request and answer of the plan process: plain data, in JSON as it is. No user code, no process handling."""
+"""Request and answer of the plan process: plain data, encoded as JSON. No user code, no process handling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpt_runtime.graph.schema import DocumentError, decoded
 class PlanRequest:
     """What to plan: see :func:`ckpt_runtime.api.entry_point.load_plan`.
 
-    With ``archive``, a zip file, that is unpacked into ``archive_dir`` first.
+    If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first.
     """
 
     archive_dir: str

@@ -1,4 +1,4 @@
-"""Methods that PySpark's classes have and those of a pipeline have not: what a call of one says to do in its place."""
+"""Methods that PySpark's classes have and a pipeline's lack: the error of a call names the alternative."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class NamesOfPySpark:
 
     _missing: ClassVar[Mapping[str, str]] = {}
 
-    if not TYPE_CHECKING:  # a type checker is to find such names itself
+    if not TYPE_CHECKING:  # a type checker should report such names itself
 
         def __getattr__(self, name: str) -> NoReturn:
             """Called for names that are not there. :raises AttributeError: always"""

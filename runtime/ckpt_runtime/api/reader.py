@@ -1,4 +1,4 @@
-"""``session.readStream``: describes a source. Opens nothing but what is needed to know its schema."""
+"""``session.readStream``: describes a source. Opens only what is needed to find out its schema."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StreamReader(NamesOfPySpark, WithOptions):
     def schema(self, schema: Any) -> Self:
         """Sets the schema to read with: an Arrow schema, a DDL string or a PySpark ``StructType``.
 
-        :param schema: which that is.
+        :param schema: that schema.
         :raises PlanError: a schema that cannot be understood
         """
         self._schema = to_arrow_schema(schema)
@@ -48,7 +48,7 @@ class StreamReader(NamesOfPySpark, WithOptions):
         :param format: short for ``format(...)``.
         :param schema: short for ``schema(...)``.
         :param options: short for ``options(...)``.
-        :raises PlanError: no format, an unknown one, a bad option, or a source whose schema cannot be told.
+        :raises PlanError: no format, an unknown one, a bad option, or a source whose schema cannot be determined.
         """
         if format is not None:
             self.format(format)

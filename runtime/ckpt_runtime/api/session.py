@@ -39,7 +39,7 @@ from ckpt_runtime.graph.logical import LogicalPlan
 class RuntimeConfig:
     """``session.conf``: options that the pipeline sets for itself.
 
-    They win over the cluster's (``defaults``); what was given at submission wins over both.
+    They win over the cluster's (``defaults``); options given at submission win over both.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RuntimeConfig:
         """Returns the effective text of an option, or ``default``.
 
         :param key: the option's name.
-        :param default: the text to give when neither it nor a default of the option is set.
+        :param default: the text to return when neither the option nor a default of it is set.
         """
         return self.effective.get_text(key, default)
 
@@ -86,11 +86,11 @@ class RuntimeConfig:
 
 
 DRILL_NAME = "restore drill of "
-"""Before the job's name, which a real job may have at the same time."""
+"""Prefix of the job's name, because a real job may use that name at the same time."""
 
 
 class DataSourceRegistration:
-    """``session.dataSource``: makes PySpark ``DataSource`` classes known by their name."""
+    """``session.dataSource``: registers PySpark ``DataSource`` classes by name."""
 
     def __init__(self) -> None:
         self._classes: dict[str, type] = {}
@@ -122,7 +122,7 @@ class DataSourceRegistration:
 
 
 def _built_in(name: str) -> str:
-    """The name as it is known, where it is one of a built-in format."""
+    """Returns the canonical name of a built-in format, and any other name as it is."""
     lower = name.lower()
     return lower if lower in SOURCE_FORMATS or lower in SINK_FORMATS else name
 

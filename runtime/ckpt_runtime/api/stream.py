@@ -68,7 +68,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
 
     @property
     def plan(self) -> LogicalPlan:
-        """The plan that it belongs to."""
+        """The plan that the stream belongs to."""
         return self._plan
 
     @property
@@ -86,7 +86,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
 
         ``func`` is called once per buffer; it must not keep state between calls that the results depend on.
 
-        :param func: takes an iterator of Arrow record batches and gives one.
+        :param func: takes an iterator of Arrow record batches and returns one.
         :param schema: of the result: an Arrow schema, a DDL string or a PySpark ``StructType``.
         :raises PlanError: no function, or a schema that cannot be understood
         """
@@ -113,7 +113,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
         """Keeps some columns by name, then adds ``name=expression`` ones.
 
         :param columns: names of columns, or a list of them, in the order in which they come out; ``*`` for all.
-        :param computed: a name and its Arrow expression, or the column that it is to rename.
+        :param computed: a name and its Arrow expression, or the column to rename.
         :raises PlanError: a column that is not there, one that is named twice, or none
         """
         names = flattened(columns)
@@ -126,7 +126,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
         return self._project(chosen, "select")
 
     def withColumn(self, colName: str, col: pc.Expression) -> Stream:
-        """Adds one computed column, which takes the place of a column of the same name.
+        """Adds one computed column, which replaces a column of the same name.
 
         :param colName: the name of the computed column.
         :param col: an Arrow expression over the columns.
@@ -141,9 +141,9 @@ class Stream(NamesOfPySpark, OperatorSettings):
     def withWatermark(self, eventTime: str, delayThreshold: str) -> Stream:
         """Declares a timestamp column as event time; the watermark trails its greatest value by the threshold.
 
-        Behind a PySpark reader it moves between the reader's batches, as in Spark, otherwise with every buffer. Call it
-        right behind ``load``. The plan is refused where no end of a batch can be known: behind ``groupBy``, ``join``,
-        ``union``, ``rebalance``, ``broadcast`` or a change of parallelism.
+        Behind a PySpark reader it advances between the reader's batches, as in Spark, otherwise with every buffer. Call
+        it right behind ``load``. The plan is rejected where the end of a batch is unknown: behind ``groupBy``,
+        ``join``, ``union``, ``rebalance``, ``broadcast`` or a change of parallelism.
 
         :param eventTime: a column of timestamps.
         :param delayThreshold: how late rows may be, such as ``"5 min"`` or ``"1 minute 30 seconds"``; a month has 31
@@ -182,7 +182,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
     groupby = groupBy
 
     def union(self, other: Stream) -> Stream:
-        """Gives the rows of both, without order between them; with itself, each row twice. Schemas must be equal.
+        """Returns the rows of both, unordered; a union with itself repeats each row. Schemas must be equal.
 
         :param other: a stream of the same session and schema.
         :raises PlanError: one of another session or schema
@@ -202,7 +202,7 @@ class Stream(NamesOfPySpark, OperatorSettings):
             (``outer``, ``full``), ``left_semi`` (``semi``).
         :param within: ``(lower, upper)`` keeps pairs with ``left time + lower <= right time <= left time + upper``;
             bounds are texts such as ``"-5 min"`` and ``"1 hour"``, or timedeltas. The times are the columns that
-            ``withWatermark`` named on either stream. Only an inner join may do without, and then never forgets a row.
+            ``withWatermark`` named on either stream. Only an inner join may omit it, and then keeps all rows in state.
         :raises PlanError: columns that are missing, of different types, nested, or in both streams besides the keys;
             an unknown ``how``; bounds without a watermark on both streams, or none where they are needed.
         """
@@ -237,10 +237,10 @@ class Stream(NamesOfPySpark, OperatorSettings):
         return self.apply(spec, project_output_schema(self._schema, spec))
 
     def apply(self, spec: OperatorSpec, schema: pa.Schema) -> Stream:
-        """Returns the stream behind a new operator; what every transformation comes down to.
+        """Returns the stream behind a new operator; every transformation uses this.
 
         :param spec: what the operator does.
-        :param schema: of the rows that it gives.
+        :param schema: of the rows that it emits.
         """
         node = self._plan.add(LogicalNode(spec, self._inputs, schema))
         return Stream(self._plan, self._resolve, (LogicalInput(node),), schema)

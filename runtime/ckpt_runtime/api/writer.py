@@ -23,7 +23,7 @@ _OUTPUT_MODES = {"append": "append", "update": "update"}
 
 
 class Sink(NamesOfPySpark, OperatorSettings):
-    """A sink of the plan; what :meth:`StreamWriter.start` returns, to name it."""
+    """A sink of the plan; :meth:`StreamWriter.start` returns it, so that it can be named."""
 
     _missing = pyspark_names.SINK
 
@@ -92,7 +92,7 @@ class StreamWriter(NamesOfPySpark, WithOptions):
         :param path: short for ``option("path", path)``.
         :param format: short for ``format(...)``.
         :param outputMode: short for ``outputMode(...)``.
-        :param partitionBy: has to be left out: add a sink for each part.
+        :param partitionBy: must be omitted: add a sink for each part.
         :param queryName: short for ``queryName(...)``.
         :param options: short for ``options(...)``.
         :raises PlanError: no format, an unknown one, or an option that does not fit the stream.

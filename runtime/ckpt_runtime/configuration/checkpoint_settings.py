@@ -1,4 +1,4 @@
-"""The checkpointing settings of a job, each once: its option, its name in REST answers, and how FLIP-571 changes it.
+"""The table of a job's checkpointing settings: option, name in REST responses, and how FLIP-571 changes it.
 
 The coordinator's configuration, the overrides, the REST API and its description are made from this table; a test
 compares the client's own with it, since the client imports nothing of the engine.
@@ -24,7 +24,7 @@ _TIMES = (MINIMAL_CHECKPOINT_TIME_MS, MAX_MILLISECONDS)
 class CheckpointSetting:
     """``field`` is the attribute of ``CheckpointConfiguration``.
 
-    ``shown_as`` is the field of ``GET /jobs/:jobid/checkpoints/config``, None for what Flink does not show, or not as a
+    ``shown_as`` is the field of ``GET /jobs/:jobid/checkpoints/config``, None if Flink does not show it, or not as a
     plain value. ``patched_as`` is the field of FLIP-571's request, None for what cannot change while the job runs, and
     ``patch_range`` what that accepts, both ends included; None for true or false.
     """
@@ -37,7 +37,7 @@ class CheckpointSetting:
 
     @property
     def least(self) -> int | None:
-        """Gives the least value that a submission may set; None for what is no number."""
+        """Gives the least value that a submission may set; None if it is not a number."""
         return getattr(self.option.type, "minimum", None)
 
     @property
@@ -96,4 +96,4 @@ CHECKPOINT_SETTINGS = (
 PATCHABLE: Mapping[str, CheckpointSetting] = {
     setting.patched_as: setting for setting in CHECKPOINT_SETTINGS if setting.patched_as is not None
 }
-"""What can change while a job runs, by its name in FLIP-571's request."""
+"""Settings that can change while a job runs, by their name in FLIP-571's request."""

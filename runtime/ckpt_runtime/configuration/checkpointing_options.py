@@ -27,7 +27,7 @@ class CheckpointingMode(StrEnum):
 
 
 class CheckpointRetention(StrEnum):
-    """What becomes of the retained checkpoints when a job is cancelled or fails for good."""
+    """What happens to the retained checkpoints when a job is cancelled or finally fails."""
 
     RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
     DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
@@ -35,14 +35,14 @@ class CheckpointRetention(StrEnum):
 
 
 class RecoveryClaimMode(StrEnum):
-    """FLIP-193: who owns the snapshot that a job is restored from."""
+    """Restore mode (FLIP-193): the owner of the snapshot that a job is restored from."""
 
     NO_CLAIM = "NO_CLAIM"
     CLAIM = "CLAIM"
 
 
 class SavepointDuplication(StrEnum):
-    """Whether a savepoint may hold the very blocks on disk that a checkpoint has."""
+    """Whether a savepoint may share blocks on disk with a checkpoint."""
 
     FASTEST = "FASTEST"
     COPY = "COPY"

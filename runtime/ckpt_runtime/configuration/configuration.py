@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Configuration:
-    """Maps keys of options to texts. Older spellings are kept under the present key, which wins when both are given.
+    """Maps keys of options to texts. Deprecated keys are stored under the current key, which wins when both are given.
 
     Values are kept as they were written, so that a client reads back what it gave; :meth:`get` parses them.
     """
@@ -25,7 +25,7 @@ class Configuration:
     __slots__ = ("_values",)
 
     def __init__(self, values: Mapping[str, str] | Configuration | None = None) -> None:
-        """Raises :class:`InvalidOptionError` for a key or a value that is no text; values are not parsed here."""
+        """Raises :class:`InvalidOptionError` for a key or a value that is not a string; values are not parsed here."""
         given: dict[Any, Any] = dict(values.items()) if values is not None else {}
         for key, value in given.items():
             if not isinstance(key, str) or not key.strip():
@@ -36,7 +36,7 @@ class Configuration:
 
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> Configuration:
-        """Takes texts, numbers and truth values, as JSON and Python callers have them; nothing else is accepted."""
+        """Takes strings, numbers and booleans, as in JSON and Python; other values are not accepted."""
         texts: dict[str, str] = {}
         for key, value in values.items():
             if isinstance(value, bool):
@@ -60,19 +60,19 @@ class Configuration:
 
     @classmethod
     def merge(cls, *layers: Configuration) -> Configuration:
-        """Puts all layers into one; of two layers that give the same key, the later wins."""
+        """Merges all layers; if two layers set the same key, the later one wins."""
         merged: dict[str, str] = {}
         for layer in layers:
             merged.update(layer.items())
         return cls(merged)
 
     def get(self, option: ConfigOption[T]) -> T:
-        """Gives the option's value or its default. Raises :class:`InvalidOptionError` for one that it cannot take."""
+        """Gives the option's value or its default. Raises :class:`InvalidOptionError` for an invalid value."""
         text = self._values.get(option.key)
         return option.default if text is None else option.parse(text)
 
     def get_text(self, key: str, default: str | None = None) -> str | None:
-        """Gives the text as it was given, under the present or an older key."""
+        """Returns the text as it was given under the current or a deprecated key."""
         return self._values.get(canonical_key(key), default)
 
     def with_option(self, option: ConfigOption[T], value: T) -> Configuration:
@@ -134,10 +134,10 @@ class Configuration:
 
 
 def _in_present_spelling(values: Mapping[str, T]) -> dict[str, T]:
-    """Puts the spellings of an option together, in whatever order they come.
+    """Merges the spellings of an option under the current key, in any order.
 
-    A value wins over the removal of another spelling, which is what a change to the present one looks like, and among
-    values that under the present spelling.
+    A value wins over the removal of another spelling, since a change to the current spelling looks like that. Among
+    values, the one under the current spelling wins.
     """
     found: dict[str, T] = {}
     for key, value in values.items():
@@ -150,7 +150,7 @@ def _in_present_spelling(values: Mapping[str, T]) -> dict[str, T]:
 
 
 def shown_value(key: str, value: str) -> str:
-    """Gives a value for people to see. The system's own options say whether they are secret, of other keys the name."""
+    """Returns a value for display. The system's own options declare whether they are secret; other keys go by name."""
     option: ConfigOption[Any] | None = find_option(key)
     if option is None:
         return shown(key, value)

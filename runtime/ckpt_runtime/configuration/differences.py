@@ -1,6 +1,6 @@
-"""How two configurations of a job differ, by what their values mean, and what of that may change while it runs.
+"""Compares two configurations of a job by the meaning of their values, and says what may change while it runs.
 
-FLIP-530. Pure. Which options are on the allow-list is the cluster's to say, whether one can change at all the option's.
+FLIP-530. Pure. The cluster defines the allow-list; each option defines whether it can change at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class OptionChange:
-    """One option. ``before`` and ``after`` are texts as they were given, None for not given."""
+    """The change of one option. ``before`` and ``after`` are texts as they were given, None for not given."""
 
     key: str
     before: str | None
@@ -28,19 +28,19 @@ class OptionChange:
 
     @property
     def changeability(self) -> Changeability:
-        """What it takes. Pipeline code may read keys of users, when it is planned and when it runs."""
+        """What the change requires. Pipeline code may read users' own keys, at planning time and at run time."""
         option = find_option(self.key)
         return Changeability.RESTART if option is None else option.changeability
 
     @property
     def shown(self) -> tuple[str | None, str | None]:
-        """Both texts for people to see."""
+        """Both texts for display."""
         before, after = (None if text is None else shown_value(self.key, text) for text in (self.before, self.after))
         return before, after
 
 
 def differences(before: Configuration, after: Configuration) -> tuple[OptionChange, ...]:
-    """Options whose values mean something else, by key. Values are valid ones.
+    """Returns options whose values differ in meaning, by key. Values must be valid.
 
     ``10s`` and ``10000ms`` are equal. An option that is not given differs from one that is given its default, unless
     the option says otherwise: the cluster may have set it.
@@ -57,7 +57,7 @@ def _differs(change: OptionChange) -> bool:
 
 
 def _meaning(option: ConfigOption[Any], text: str | None) -> tuple[bool, Any]:
-    """Whether it is given, and its value."""
+    """Returns whether the option is given, and its value."""
     if text is None:
         return option.default_equals_absence, option.default
     return True, option.parse(text)
@@ -91,9 +91,9 @@ def not_allowed(changes: Iterable[OptionChange], allow_list: Iterable[str]) -> t
 
 
 def with_kept_secrets(given: Configuration, present: Configuration) -> Configuration:
-    """``given`` with the present value where it is just what is shown of that.
+    """Returns ``given`` with the current value wherever it repeats the masked display of that value.
 
-    Raises :class:`InvalidConfigurationError` for a masked value that stands for none.
+    Raises :class:`InvalidConfigurationError` for a masked value without a current value.
     """
     kept: dict[str, str | None] = {}
     problems = []

@@ -1,4 +1,4 @@
-"""What a job runs with, option by option, and where each value comes from. Pure; secrets are masked."""
+"""Lists the effective options of a job and the origin of each value. Pure; secrets are masked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, OPTIONS, canoni
 
 
 class Origin(StrEnum):
-    """Of a value, from what wins to what gives way."""
+    """Origins of a value, highest precedence first."""
 
     OVERRIDE = "override"
     CHANGE = "change"
@@ -38,10 +38,10 @@ def effective_options(
     cluster: Configuration,
     overrides: Mapping[str, str | None],
 ) -> tuple[EffectiveOption, ...]:
-    """Lists the options of jobs, and keys that are the user's own, by key.
+    """Lists job options and the user's own keys, by key.
 
-    ``submitted`` are the keys that came with the submission, ``overrides`` the values that hold instead for now
-    (FLIP-571), by key. What neither came with it nor was changed later, the pipeline has set.
+    ``submitted`` are the keys that came with the submission, ``overrides`` the values that replace them for now
+    (FLIP-571), by key. A value that was neither submitted nor changed later was set by the pipeline.
     """
     sent = {canonical_key(key) for key in submitted}
     changed = {key for note in own.notes for key in note.options}
@@ -61,7 +61,7 @@ def effective_options(
 
 
 def own_options(own: OwnConfiguration, submitted: Collection[str]) -> tuple[EffectiveOption, ...]:
-    """Lists those that the job itself was given: nobody has kept the cluster's of a job that has ended."""
+    """Lists the job's own options only: the cluster's options of an ended job are not kept."""
     given = set(own.given.keys())
     return tuple(item for item in effective_options(own, submitted, Configuration(), {}) if item.key in given)
 

@@ -1,4 +1,4 @@
-"""Errors of the configuration room: each names the option, the value and what is allowed. Holds no logic."""
+"""Errors of the configuration package: each names the option, the value and what is allowed. Holds no logic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class ConfigurationError(ValueError):
-    """Is the base of everything that can be wrong with a configuration."""
+    """Base class of all configuration errors."""
 
 
 class InvalidOptionError(ConfigurationError):
@@ -20,7 +20,7 @@ class InvalidOptionError(ConfigurationError):
 
 
 class UnknownOptionError(ConfigurationError):
-    """A key inside the system's own namespaces that no option has. ``suggestions`` are the nearest known keys."""
+    """A key in the system's own namespaces matches no option. ``suggestions`` are the nearest known keys."""
 
     def __init__(self, key: str, value: object, suggestions: Sequence[str]) -> None:
         hint = f"; did you mean {' or '.join(suggestions)}?" if suggestions else ""
@@ -31,7 +31,7 @@ class UnknownOptionError(ConfigurationError):
 
 
 class InvalidConfigurationError(ConfigurationError):
-    """Tells everything that is wrong with a configuration, one line for each problem."""
+    """Lists all problems of a configuration, one per line."""
 
     def __init__(self, problems: Sequence[InvalidOptionError | UnknownOptionError]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))

@@ -1,4 +1,4 @@
-"""Options under ``high-availability``: whether jobs outlive the driver, and where what is needed for it lies."""
+"""Options under ``high-availability``: whether jobs outlive the driver, and where the data for that is stored."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ckpt_runtime.configuration.value_types import NON_EMPTY_STRING, EnumType
 
 
 class HighAvailabilityType(StrEnum):
-    """Where a session keeps what its successor needs."""
+    """Where a session stores the data that its successor needs."""
 
     NONE = "none"
     FILESYSTEM = "filesystem"
 
 
 class HighAvailabilityOptions:
-    """What outlives the driver. A new session with the same directory and cluster id goes on with all jobs."""
+    """Data that outlives the driver. A new session with the same directory and cluster id continues all jobs."""
 
     TYPE = cluster_option(
         "high-availability.type",

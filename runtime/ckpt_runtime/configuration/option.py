@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class OptionScope(StrEnum):
-    """Where an option has an effect. What a cluster says about a JOB option is that option's default for its jobs."""
+    """Where an option has an effect. A JOB option set on a cluster is the default for the cluster's jobs."""
 
     CLUSTER = "cluster"
     JOB = "job"
 
 
 class Changeability(StrEnum):
-    """What it takes to change an option of a running job (FLIP-530, FLIP-571)."""
+    """What a change of an option of a running job requires (FLIP-530, FLIP-571)."""
 
     LIVE = "live"
     RESTART = "restart"
@@ -32,7 +32,7 @@ class ConfigOption(Generic[T]):
     """An option. ``default`` is a parsed value (milliseconds, bytes, an enum member) or None for "not set".
 
     ``default_equals_absence`` says that giving the default and giving nothing mean the same (FLIP-530): true only for
-    options for which a cluster-wide value makes no sense. ``fallback_keys`` are older spellings, read as ``key``.
+    options for which a cluster-wide value makes no sense. ``fallback_keys`` are deprecated keys, read as ``key``.
     The values of ``secret`` options are never shown. ``fixed_because`` says why a job's option can never change.
     """
 
@@ -67,5 +67,5 @@ class ConfigOption(Generic[T]):
 def cluster_option(
     key: str, type: ValueType[T], default: T, description: str, *, secret: bool = False
 ) -> ConfigOption[T]:
-    """An option of the session itself, which stays as it was at its start."""
+    """Declares an option of the session itself, which is fixed when the session starts."""
     return ConfigOption(key, type, default, description, OptionScope.CLUSTER, Changeability.NEVER, secret=secret)

@@ -1,4 +1,4 @@
-"""A job's own configuration, its version, and who made each version (FLIP-530). Values only."""
+"""A job's own configuration, its version, and the author of each version (FLIP-530). Values only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from ckpt_runtime.configuration.configuration import Configuration
 
 MAX_NOTES = 20
-"""Changes that are remembered."""
+"""Number of changes that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeNote:
-    """Who made ``version``, when (milliseconds since the epoch), and the keys of the options that changed with it."""
+    """The author and time (milliseconds since the epoch) of ``version``, and the keys of the options it changed."""
 
     version: int
     timestamp_ms: int
@@ -22,7 +22,7 @@ class ChangeNote:
 
 @dataclass(frozen=True, slots=True)
 class OwnConfiguration:
-    """``given`` is what the job's pipeline set, under what came with its submission or later; never the cluster's.
+    """``given`` holds the pipeline's options, overridden by those of the submission or later; never the cluster's.
 
     ``version`` counts accepted changes from 1, of which ``notes`` has the latest, oldest first.
     """
@@ -32,5 +32,5 @@ class OwnConfiguration:
     notes: tuple[ChangeNote, ...] = ()
 
     def changed(self, given: Configuration, note: ChangeNote) -> OwnConfiguration:
-        """The next version."""
+        """Returns the next version."""
         return OwnConfiguration(given, note.version, (*self.notes, note)[-MAX_NOTES:])

@@ -18,7 +18,7 @@ UPPER_BOUND_MAX_PARALLELISM = 32_768
 
 
 class ProcessorTrigger(StrEnum):
-    """When the rows of a key that a stateful processor has got are handed to it."""
+    """When buffered rows of a key are passed to a stateful processor."""
 
     BUFFER = "BUFFER"
     CHECKPOINT = "CHECKPOINT"

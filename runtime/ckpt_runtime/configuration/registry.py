@@ -1,4 +1,4 @@
-"""All options in one place: what reads, checks and documents a configuration looks here. Holds no values."""
+"""Registry of all options, used to read, check and document a configuration. Holds no values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ INTERNAL_PREFIX = "$internal."
 """Keys that the system itself stores beside a job's options; a user may not give them."""
 
 JOB_CHECKPOINT_OVERRIDES = INTERNAL_PREFIX + "job-checkpoint-overrides"
-"""Where the overrides of FLIP-571 lie inside a stored execution plan's job configuration."""
+"""Key of the FLIP-571 overrides inside a stored execution plan's job configuration."""
 
 RESTORED_MAX_PARALLELISM = INTERNAL_PREFIX + "restored-max-parallelism"
 """Numbers of key groups by operator uid, as a JSON object, of the snapshot that a job starts from."""
@@ -57,7 +57,7 @@ RESTORE_DRILL = INTERNAL_PREFIX + "restore-drill"
 """Whether the job is a restore drill: it is planned without sinks that write and sources that acknowledge."""
 
 IMPLICIT_RESTART_STRATEGY = INTERNAL_PREFIX + "implicit-restart-strategy"
-"""The strategy of a job for which nobody names one. It lies among the cluster's options that the job keeps."""
+"""The restart strategy of a job that sets none. It is stored among the cluster's options that the job keeps."""
 
 
 def options_of(group: type) -> tuple[ConfigOption[Any], ...]:
@@ -74,7 +74,7 @@ NAMESPACES: frozenset[str] = frozenset(key.split(".", 1)[0] for key in OPTIONS)
 
 
 def canonical_key(key: str) -> str:
-    """Gives the present spelling of a key, without blanks around it; unknown keys are returned as they are."""
+    """Returns the current spelling of a key, without surrounding blanks; unknown keys are returned as they are."""
     spelled = key.strip()
     return _CANONICAL_KEYS.get(spelled, spelled)
 

@@ -1,4 +1,4 @@
-"""Options under ``rest``: where the REST API listens and who may call it. Declarations only."""
+"""Options under ``rest``: the REST API's address and its authentication. Declarations only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PORT = IntegerType(minimum=0, maximum=65_535)
 
 
 class RestAuthentication(StrEnum):
-    """What a call has to prove."""
+    """How a REST call is authenticated."""
 
     TOKEN = "TOKEN"
     NONE = "NONE"
 
 
 class AuditDestination(StrEnum):
-    """Where records of changes go."""
+    """Where audit records of changes are written."""
 
     NONE = "NONE"
     LOG = "LOG"

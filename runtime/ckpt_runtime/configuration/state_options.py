@@ -130,7 +130,7 @@ class RocksDBOptions:
 
 
 def rocksdb_metrics() -> dict[str, ConfigOption[bool]]:
-    """The options of metrics by RocksDB's names of them."""
+    """The options for metrics, by RocksDB's metric names."""
     options = vars(RocksDBOptions).values()
     return {
         option.key.removeprefix(_METRICS): option

@@ -1,8 +1,8 @@
 """Checks a configuration before anything acts on it: unknown keys, values, places, and options that clash.
 
 A key in one of the system's own namespaces that no option has is refused with the nearest known keys, because a
-misspelt option would otherwise silently do nothing. So is a key of the cluster that nearly is the key of an option, or
-is one of Spark's. Keys with other prefixes belong to the user and pass.
+misspelt option would otherwise silently do nothing. A cluster key that nearly equals an option's key, or is one of
+Spark's keys, is refused too. Keys with other prefixes belong to the user and pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ckpt_runtime.configuration.security_options import SecurityOptions
 Problem = InvalidOptionError | UnknownOptionError
 
 _NEARLY_THE_SAME = 0.88
-"""How alike a key is to an option's that it misspells, as difflib measures it: a letter or two in twenty."""
+"""Minimum difflib similarity for a misspelt option key: one or two letters in twenty may differ."""
 
 
 def validate(configuration: Configuration, scope: OptionScope) -> None:
@@ -48,7 +48,7 @@ def find_problems(configuration: Configuration, scope: OptionScope) -> tuple[Pro
 
 
 def problem_of(configuration: Configuration, key: str, scope: OptionScope) -> Problem | None:
-    """Tells what is wrong with one key alone; None when nothing is."""
+    """Returns the problem of one key considered alone; None if there is none."""
     value = configuration[key]
     if key.startswith(INTERNAL_PREFIX):
         return InvalidOptionError(key, shown_value(key, value), "keys of the system's own are not given by users")

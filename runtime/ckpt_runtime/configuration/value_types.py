@@ -110,7 +110,7 @@ class IntegerType:
     def parse(self, text: str) -> int:
         stripped = text.strip()
         digits = stripped.removeprefix("-")
-        # int() alone takes underscores and the digits of other scripts, and its time for long texts.
+        # int() alone accepts underscores and digits of other scripts, and is slow for long texts.
         if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(1 << 63))):
             raise ValueError(self.allowed)
         value = int(stripped)
@@ -135,7 +135,7 @@ class FloatType:
         return f"a number from {self.minimum:g} to {self.maximum:g}"
 
     def parse(self, text: str) -> float:
-        # float() takes both.
+        # float() accepts both.
         if "_" in text or not text.isascii():
             raise ValueError(self.allowed)
         value = float(text.strip())

@@ -1,11 +1,11 @@
 """PySpark ``DataSource`` stream readers, unchanged and without a JVM: one enumerator plans offset ranges, readers read.
 
-The enumerator is the head of the job. It holds the user's reader object: all that Spark's driver would call is called
-on that one, so that what ``latestOffset`` leaves in it is there for ``partitions`` and ``commit``. A range is planned
-once. Its partitions go to the readers (``range_reader.py``) in turn, each to one of them, as data; there they lie in
-state until they are read. So a restore plans nothing again: it goes on behind the last range that was planned. Simple
-readers hand out rows with the offset: those travel instead of partitions. A watermark behind each range says up to
-which sequence number everything is dealt out, since a reader cannot see that nothing more of the range comes to it.
+The enumerator is the head of the job. It holds the user's reader object and makes all calls that Spark's driver would
+make on this one object, so that ``partitions`` and ``commit`` see what ``latestOffset`` stored in it. A range is
+planned once. Its partitions are sent to the readers (``range_reader.py``) in turn, each to one of them, as data; they
+keep them in state until they are read. So a restore plans no range again: it continues after the last planned range.
+Simple readers return rows with the offset: these rows are sent instead of partitions. A watermark behind each range
+says up to which sequence number everything was sent, since a reader cannot see that it gets no more of the range.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _GREATEST_IDLE_MS = 500
 
 
 class EnumeratorOperator(SourceOperator):
-    """Plans offset ranges; parallelism 1. Option ``availableNow=true`` ends the source with what is there at the start.
+    """Plans offset ranges; parallelism 1. Option ``availableNow=true`` ends the source with the data present at start.
 
-    The reader's ``commit(end)`` follows the completion of a checkpoint that covers ``end``, but in a restore drill.
+    The reader's ``commit(end)`` follows the completion of a checkpoint that covers ``end``, except in a restore drill.
     """
 
     def __init__(self, spec: EnumeratorSpec) -> None:
@@ -47,7 +47,7 @@ class EnumeratorOperator(SourceOperator):
         self._idle = _LEAST_IDLE_MS
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """Goes on where the restored snapshot ended; a range that was all there is stays that for its job."""
+        """Continues where the restored snapshot ended; an ended source stays ended for the same job."""
         super().open(context, output)
         self._planner = new_planner(self._instance, self._schema, self._available_now)
         self.requires_final_checkpoint = self._acknowledges and self._planner.commits
@@ -58,7 +58,7 @@ class EnumeratorOperator(SourceOperator):
             self._ended = restored[0]["ended_in"] == context.job_id
             self._planned = restored[0].get("planned", True)
             if self._splits:
-                # What was under way is no state of anybody.
+                # Watermarks in flight at the snapshot are not part of any state.
                 output.emit_watermark(self._splits)
         else:
             self._offset = self._planner.initial_offset()
@@ -84,7 +84,7 @@ class EnumeratorOperator(SourceOperator):
         return self._idle
 
     def snapshot(self, checkpoint_id: int) -> None:
-        if self._planned:  # the initial offset is the end of no range
+        if self._planned:  # the initial offset does not end a range
             self._offsets[checkpoint_id] = self._offset
         ended_in = self.context.job_id if self._ended else None
         item = {"offset": self._offset, "splits": self._splits, "ended_in": ended_in, "planned": self._planned}
@@ -99,7 +99,7 @@ class EnumeratorOperator(SourceOperator):
         for known in covered:
             del self._offsets[known]
         if end != self._committed and self._acknowledges:
-            # Only what a complete checkpoint covers: of what is committed a source may keep nothing.
+            # Only offsets that a completed checkpoint covers: a source may discard committed data.
             self._planner.commit(end)
             self._committed = end
 
@@ -108,7 +108,7 @@ class EnumeratorOperator(SourceOperator):
             self._planner.stop()
 
     def _emit(self, planned: PlannedRange) -> None:
-        """One batch per range: it is dealt out to the readers row by row."""
+        """Emits one batch per range, which is distributed to the readers row by row."""
         rows = self._rows_of(planned)
         if not rows:
             return

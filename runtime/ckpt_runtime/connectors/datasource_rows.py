@@ -15,14 +15,14 @@ _RECORDS = "tuples, lists, Row or pyarrow.RecordBatch"
 
 
 def struct_type(schema: pa.Schema) -> Any:
-    """The PySpark ``StructType`` of an Arrow schema. Raises PySpark's error for types that it does not have."""
+    """The PySpark ``StructType`` of an Arrow schema. Raises PySpark's error for types that PySpark lacks."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema)
 
 
 def records_to_batches(records: Iterable[Any], schema: pa.Schema, reader: str) -> Iterator[pa.RecordBatch]:
-    """What a reader's ``read`` gave, as batches of ``schema``.
+    """Converts the result of a reader's ``read`` to batches of ``schema``.
 
     Tuples and lists are positional, named ``Row`` objects go by name, record batches must have exactly the schema.
     ``reader`` is named in messages. Raises TypeError or ValueError for rows that do not fit the schema.
@@ -41,7 +41,7 @@ def records_to_batches(records: Iterable[Any], schema: pa.Schema, reader: str) -
 
 
 def spark_schema(struct: Any) -> pa.Schema:
-    """The one Arrow type that Spark has for each type of its own."""
+    """Returns the Arrow schema of a ``StructType``: Spark has one Arrow type for each of its own types."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema: pa.Schema = to_arrow_schema(struct, timezone="UTC")
@@ -49,10 +49,10 @@ def spark_schema(struct: Any) -> pa.Schema:
 
 
 def batch_of_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same values in Spark's types.
+    """Converts a batch to the same values in Spark's types.
 
-    A stream may have others: those of the files that it was read from, such as large and dictionary encoded texts.
-    Nanoseconds are cut, as where Spark takes rows from pandas.
+    A stream may have other types: those of its files, such as large and dictionary-encoded strings. Nanoseconds are
+    truncated, as when Spark takes rows from pandas.
     """
     columns = [
         column if column.type == field.type else plain(column).cast(field.type, safe=False)

@@ -1,4 +1,4 @@
-"""What PySpark's readers and writers hand over, as it is sent and kept: tagged values, in items with a version."""
+"""Encodes what PySpark's readers and writers return for exchange and state: tagged values in versioned items."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ckpt_runtime.graph.plan_classes import PlanClasses
 from ckpt_runtime.state.errors import StateSchemaError
 
 STATE_VERSION = 2
-"""1 (which items did not tell) kept offset ranges instead of planned partitions, and messages in another encoding."""
+"""Version 1 (not written into items) kept offset ranges, not planned partitions, and encoded messages differently."""
 
 
 def versioned(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items as they are kept."""
+    """Returns the items with the version, as they are stored."""
     return [{"version": STATE_VERSION, **item} for item in items]
 
 
 def checked_items(uid: str, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items without their version. Raises StateSchemaError for those of another version."""
+    """Returns the items without their version. Raises StateSchemaError for those of another version."""
     checked = []
     for item in items:
         found = item.get("version", 1)
@@ -33,9 +33,9 @@ def checked_items(uid: str, items: Iterable[dict[str, Any]]) -> list[dict[str, A
 
 
 def values_of(source: type, *helpers: Any) -> TaggedValues:
-    """With the classes around a ``DataSource`` class and the objects that it made: readers, writers.
+    """Returns the codec for the classes around a ``DataSource`` class and the objects that it made (readers, writers).
 
-    Call it when those are made and before they work, so that all workers of a job know the same classes.
+    Call it after these objects are made and before they are used, so that all workers of a job know the same classes.
     """
     from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 

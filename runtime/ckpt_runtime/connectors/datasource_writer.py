@@ -1,12 +1,13 @@
 """PySpark ``DataSource`` stream writers, unchanged and without a JVM: writers write, one committer commits.
 
-A checkpoint is what a micro-batch is in Spark: ``write`` is called once per subtask and checkpoint with the rows in
-between, its message goes to the committer in front of the barrier, and ``commit(messages, batchId=checkpoint id)``
-follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark.
-``abort(messages, batchId)`` is called when committer and writers close, for what no snapshot can cover any more: not at
-an aborted checkpoint, which a later one covers, and not while the fate of a checkpoint is unknown. A writer aborts its
-unfinished ``write``: with the message if that had returned before the barrier came, and with None if it raised or was
-interrupted.
+A checkpoint takes the role of Spark's micro-batch: ``write`` is called once per subtask and checkpoint with the rows
+since the last one, its message goes to the committer before the barrier, and
+``commit(messages, batchId=checkpoint id)`` follows the completion. A commit may be repeated after a failure
+with the same id and messages, as in Spark.
+When committer and writers close, they call ``abort(messages, batchId)`` for messages that no snapshot can cover: not at
+an aborted checkpoint, which a later one covers, and not while the outcome of a checkpoint is unknown. A writer aborts
+its unfinished ``write``: with the message if it had returned before the barrier came, and with None if it raised or
+was interrupted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _QUEUED_BATCHES = 4
 _CHECK_SECONDS = 0.2
 _ABANDON_SECONDS = 10.0
 _LOOK_EVERY_MS = 500
-"""How soon a ``write`` that fails is seen to have failed when neither rows nor a barrier come."""
+"""Interval of the check for a failed ``write`` while neither rows nor a barrier come."""
 
 
 class _Abandoned(Exception):
@@ -40,7 +41,7 @@ class _Abandoned(Exception):
 
 
 class _Epoch:
-    """One call of ``write``, in a thread of its own that is fed batch by batch."""
+    """One call of ``write``, in its own thread, which gets the rows batch by batch."""
 
     def __init__(self, writer: Any, schema: pa.Schema, values: TaggedValues, context: OperatorContext) -> None:
         self._writer = writer
@@ -50,9 +51,9 @@ class _Epoch:
         self._context = context
         self._queue: queue.Queue[pa.RecordBatch | _Abandoned | None] = queue.Queue(_QUEUED_BATCHES)
         self._message: str | None = None
-        """What ``write`` returned, as it is sent; None before that, and when it raised."""
+        """The encoded result of ``write``; None before it has returned, and when it raised."""
         self._error: BaseException | None = None
-        # In the subtask's context: what user code logs is about the subtask.
+        # In the subtask's context, so that log records of user code belong to the subtask.
         run = copy_context().run
         self._thread = HelperThread(target=run, args=(self._run,), name=f"write {context.name}", daemon=True)
         self._thread.start()
@@ -66,7 +67,7 @@ class _Epoch:
         self.raise_error()
 
     def complete(self) -> str:
-        """Ends the rows and returns the message of ``write`` as it is sent; raises what it raised."""
+        """Ends the rows and returns the encoded message of ``write``; raises what it raised."""
         self._put(None)
         self._thread.join()
         self.raise_error()
@@ -81,7 +82,7 @@ class _Epoch:
                 break
             except queue.Full:
                 try:
-                    # Makes room: rows that it has not taken yet are of no use any more.
+                    # Makes room: rows that the writer has not taken yet are discarded.
                     self._queue.get_nowait()
                 except queue.Empty:
                     continue
@@ -96,7 +97,7 @@ class _Epoch:
     def _put(self, item: pa.RecordBatch | None) -> None:
         while self._thread.is_alive():
             try:
-                # With a limit: a writer that has ended meanwhile takes nothing more, and wakes nobody.
+                # With a timeout: a writer that has ended meanwhile takes no more items and never wakes this thread.
                 self._queue.put(item, timeout=_CHECK_SECONDS)
                 return
             except queue.Full:
@@ -110,7 +111,7 @@ class _Epoch:
             self._error = error
 
     def _encoded(self, message: Any) -> str:
-        """Raises what Spark raises for anything but a message, None included."""
+        """Encodes a message. Raises what Spark raises for a value, such as None, that is not a message."""
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql.datasource import WriterCommitMessage
 
@@ -137,7 +138,7 @@ class _Epoch:
 
 
 class StreamWriterOperator(Operator):
-    """Runs the user's writer in each subtask. Keeps no state: its messages are the committer's."""
+    """Runs the user's writer in each subtask. Keeps no state: the committer keeps its messages."""
 
     def __init__(self, spec: SinkSpec) -> None:
         assert isinstance(spec.format, type)
@@ -147,7 +148,7 @@ class StreamWriterOperator(Operator):
         self._schema: pa.Schema | None = None
         self._values: TaggedValues | None = None
         self._checkpoint_id = 0
-        """The last one whose barrier has come, or the restored one."""
+        """The last checkpoint whose barrier has come, or the restored one."""
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -164,7 +165,7 @@ class StreamWriterOperator(Operator):
         self._epoch.feed(batch)
 
     def on_processing_time(self, now_ms: int) -> None:
-        """A failure shows without rows and barriers, which may be hours away."""
+        """Reports a failed ``write`` even if the next row or barrier is hours away."""
         if self._epoch is not None:
             self._epoch.raise_error()
             self._look_later()
@@ -173,7 +174,7 @@ class StreamWriterOperator(Operator):
         self.context.set_timer(self.context.now_ms() + _LOOK_EVERY_MS)
 
     def process_watermark(self, timestamp_ms: int) -> None:
-        """Rows behind it are committables, which have no event time."""
+        """Drops the watermark: the rows sent downstream are committables, which have no event time."""
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         """Ends the epoch and sends its message in front of the barrier; an epoch without rows has none."""
@@ -186,9 +187,9 @@ class StreamWriterOperator(Operator):
         self.output.emit(pa.RecordBatch.from_pylist([row], schema=COMMITTABLE_SCHEMA))
 
     def close(self) -> None:
-        """Aborts a ``write`` that no barrier has ended, whether it returned, raised or goes on: no snapshot covers it.
+        """Aborts a ``write`` that no barrier has ended (returned, raised or running), since no snapshot covers it.
 
-        The batch is the one after the last whose barrier has come: none of this attempt completes from there on.
+        The batch id is that of the last barrier plus one: no checkpoint of this attempt completes from there on.
         """
         if self._epoch is None:
             return
@@ -212,10 +213,10 @@ class CommitterOperator(Operator):
         self._messages: dict[int, list[tuple[int, str | None]]] = {}
         self._values: TaggedValues | None = None
         self._taken: set[int] = set()
-        """Snapshots that may be restored from, as far as it is known here."""
+        """Snapshots that a restore may use, as far as this operator knows."""
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """Commits what the restored snapshot covers, again if need be."""
+        """Commits what the restored snapshot covers, even if it was committed before."""
         super().open(context, output)
         self._taken = {context.restored_checkpoint_id or 0}
         for item in checked_items(context.uid, context.operator_state.restored(_MESSAGES)):
@@ -228,7 +229,7 @@ class CommitterOperator(Operator):
             self._messages.setdefault(row["checkpoint_id"], []).append((row["subtask"], row["message"]))
 
     def process_watermark(self, timestamp_ms: int) -> None:
-        """A committer has nowhere to send it."""
+        """Drops the watermark: a committer has no output."""
 
     def snapshot(self, checkpoint_id: int) -> None:
         items = [
@@ -242,11 +243,11 @@ class CommitterOperator(Operator):
         self._commit_up_to(checkpoint_id)
 
     def notify_aborted(self, checkpoint_id: int) -> None:
-        """Its messages wait for a later checkpoint."""
+        """Keeps the checkpoint's messages for a later checkpoint."""
         self._taken.discard(checkpoint_id)
 
     def close(self) -> None:
-        """Aborts what nobody can restore, in order of the checkpoints; past errors, and raises the first one then."""
+        """Aborts messages that no restore can use, in checkpoint order; tries all, then raises the first error."""
         errors: list[Exception] = []
         covered = max(self._taken, default=0)
         for known in sorted(known for known in self._messages if known > covered):
@@ -260,7 +261,7 @@ class CommitterOperator(Operator):
             raise errors[0]
 
     def _commit_up_to(self, checkpoint_id: int) -> None:
-        """In order of the checkpoints; a failure leaves it and the later ones to be committed after the restore."""
+        """Commits in checkpoint order; after a failure this and later checkpoints are committed after the restore."""
         for known in sorted(known for known in self._messages if known <= checkpoint_id):
             writer = self._writer()
             writer.commit(self._decoded(known, writer), known)
@@ -281,7 +282,7 @@ def _subtask(entry: tuple[int, str | None]) -> int:
 
 
 def _new_writer(source: type, options: Mapping[str, str], schema: pa.Schema) -> Any:
-    """A fresh writer for each call, as in Spark: nothing that one call leaves in it reaches another."""
+    """Creates a new writer for each call, as in Spark, so that calls share no state."""
     from pyspark.sql.datasource import DataSourceStreamWriter
 
     writer = new_data_source(source, options).streamWriter(struct_type(schema), False)

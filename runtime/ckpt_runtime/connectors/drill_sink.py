@@ -1,7 +1,7 @@
-"""What stands for every sink, and every committer, in a restore drill: takes rows and counts them.
+"""Replaces every sink and every committer in a restore drill: takes rows and counts them.
 
-It never looks at what the real sink kept, so that nothing of it is committed, aborted or cleaned up, and never loads
-the real sink. Its checkpoints bear a mark: a job that started from them would lose what the real sink had prepared.
+It never reads the real sink's state, so that nothing of it is committed, aborted or cleaned up, and never loads the
+real sink. Its checkpoints are marked: a job that started from them would lose what the real sink had prepared.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _unmix(mixed: Any) -> Any:
 
 @kernel((I64,))
 def scatter_keys(keys: Int64Array) -> None:
-    """Each key becomes its splitmix64, so that keys lie anywhere between all 64-bit integers."""
+    """Replaces each key by its splitmix64, so that keys spread over all 64-bit integers."""
     for index in range(keys.shape[0]):
         keys[index] = np.int64(_mix(keys[index]))
 
@@ -96,7 +96,7 @@ def gathered_keys(scattered: Int64Array, keys: Int64Array) -> None:
 
 @kernel((IN_I64, U8))
 def hex_digits(keys: Int64Array, text: Any) -> None:
-    """Each key as 16 lower-case digits of its 64 bits, the highest first."""
+    """Writes each key as 16 lower-case hexadecimal digits of its 64 bits, the highest first."""
     for index in range(keys.shape[0]):
         bits = np.uint64(keys[index])
         for digit in range(16):
@@ -106,7 +106,7 @@ def hex_digits(keys: Int64Array, text: Any) -> None:
 
 @kernel((IN_I32, IN_U8, I64))
 def keys_of_digits(offsets: Any, text: Any, keys: Int64Array) -> int:
-    """The inverse of :func:`hex_digits`; the first row that is no such text, or -1."""
+    """The inverse of :func:`hex_digits`; returns the first row that is not such a text, or -1."""
     for index in range(keys.shape[0]):
         if offsets[index + 1] - offsets[index] != 16:
             return index
@@ -138,7 +138,7 @@ def check_updates(key: Int64Array, count: Int64Array, total: Int64Array, last: I
     """Checks that each key's count grows by one from update to update, and keeps the last count and total of each.
 
     ``last[2 * key]`` is the key's last count, 0 for a key not seen yet, and ``last[2 * key + 1]`` its total: side by
-    side, since fetching them is what takes the time. A key's first update may have any count (state is older than this
+    side, since memory access dominates the time. A key's first update may have any count (state is older than this
     attempt). Returns the number of violations.
     """
     violations = 0
@@ -154,7 +154,7 @@ def check_updates(key: Int64Array, count: Int64Array, total: Int64Array, last: I
 
 @kernel((IN_I64,))
 def digest(rows: Int64Array) -> int:
-    """The sum of ``splitmix64(row)`` modulo 2**64: of equal multisets the same in any order, of others hardly ever."""
+    """The sum of ``splitmix64(row)`` modulo 2**64: equal for equal multisets in any order, hardly ever for others."""
     total = np.uint64(0)
     for index in range(rows.shape[0]):
         total += _mix(rows[index])

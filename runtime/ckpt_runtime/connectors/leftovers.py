@@ -1,4 +1,4 @@
-"""Hidden files of transactional sinks in a directory, for those who clean up after everything was killed. Blocking."""
+"""Finds and removes hidden files of transactional sinks, for a clean-up after all processes were killed. Blocking."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HiddenFile:
 
 
 def find_hidden_files(url: str) -> list[HiddenFile]:
-    """In name order; those that vanish meanwhile are left out.
+    """Lists hidden files in name order, without files that vanish meanwhile.
 
     Raises NotFoundError when there is no such directory, InvalidLocationError, or StorageError.
     """
@@ -38,5 +38,5 @@ def find_hidden_files(url: str) -> list[HiddenFile]:
 
 
 def remove_hidden_file(url: str, file: HiddenFile) -> None:
-    """No error when it is gone. Raises StorageError."""
+    """Removes the file; a missing file is not an error. Raises StorageError."""
     PartDirectory(url).delete(file.part.hidden)

@@ -12,7 +12,7 @@ class Pacer:
     """A token bucket: rows may be emitted as time passes; at most one second's worth is saved up."""
 
     def __init__(self, rows_per_second: float, monotonic_ms: Callable[[], float]) -> None:
-        """``rows_per_second`` 0 means as fast as possible. By a clock that is set back a source would stand still."""
+        """``rows_per_second`` 0 means unlimited. The clock must be monotonic: a clock set back would stall a source."""
         self._rate = rows_per_second
         self._monotonic_ms = monotonic_ms
         self._at_ms = monotonic_ms()

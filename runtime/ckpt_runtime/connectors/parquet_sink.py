@@ -2,11 +2,11 @@
 
 Rows go to a hidden file. A snapshot closes it and renames it to a hidden pending name; the checkpoint's completion
 renames that to its visible name. An abort changes nothing: the next checkpoint covers the file. The pending files are
-list state, dealt to the subtasks of a restore, whatever their number; each commits its own and all together cover the
-snapshot. (Union state would give each all names, but then no checkpoint can be taken while some subtasks have ended.)
-Files that an earlier attempt left behind and the snapshot does not cover are told by their names and deleted, and so
-are those of jobs that had the same sink before this one and have ended. Never touches files of another sink or of a job
-that may be alive. The end of the job is the driver's affair (``jobmaster/sink_clean_up.py``).
+list state, split among the restored subtasks at any parallelism; each commits its own and together they cover the
+snapshot. (Union state would give all names to each, but then no checkpoint can be taken once some subtasks have ended.)
+Files that an earlier attempt left behind and the snapshot does not cover are recognized by their names and deleted, and
+so are those of ended jobs that had the same sink before this one. Never touches files of another sink or of a job that
+may be alive. At the end of the job the driver cleans up (``jobmaster/sink_clean_up.py``).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _PartFile:
         sync_and_close(self._file)
 
     def abandon(self) -> None:
-        """Closes without caring for the content."""
+        """Closes the file; its content is discarded."""
         self._held = []
         try:
             self._writer.close()
@@ -127,7 +127,7 @@ class ParquetSink(Operator):
                 self._close_file()
 
     def process_watermark(self, timestamp_ms: int) -> None:
-        """A sink has nowhere to send it."""
+        """Drops the watermark: a sink has no output."""
 
     def snapshot(self, checkpoint_id: int) -> None:
         self._close_file()
@@ -141,7 +141,7 @@ class ParquetSink(Operator):
         self.context.operator_state.put(SINK_ID, [self._lineage.sink_id], OperatorStateMode.SPLIT)
 
     def notify_complete(self, checkpoint_id: int) -> None:
-        # With those of earlier checkpoints, whose notification may have been lost.
+        # Includes files of earlier checkpoints, whose notification may have been lost.
         covered = [pending for pending in self._pending if (pending.part.checkpoint or 0) <= checkpoint_id]
         self._pending = [pending for pending in self._pending if pending not in covered]
         self._commit(covered, f"checkpoint {checkpoint_id}")
@@ -176,7 +176,7 @@ class ParquetSink(Operator):
         self._open = None
 
     def _commit(self, files: list[_Pending], cause: str) -> None:
-        """Commits all, past errors, and raises afterwards: every file that can become visible does."""
+        """Commits all files, continues after errors and raises at the end: every file that can become visible does."""
         missing: list[str] = []
         errors: list[Exception] = []
         for pending in files:
@@ -199,7 +199,7 @@ class ParquetSink(Operator):
             )
 
     def _delete_leftovers(self) -> None:
-        """What earlier writers of this sink left: each subtask takes a share, by the number of the writer."""
+        """Deletes files that earlier writers of this sink left; the writer's number decides which subtask does it."""
         restored = self.context.restored_checkpoint_id or 0
         covered = max(restored, self._lineage.savepoint_id)
         former = [owner_of(job_id, self.context.uid, self._lineage.sink_id) for job_id in self._lineage.ended_jobs]
@@ -207,7 +207,7 @@ class ParquetSink(Operator):
             if part.subtask % self.context.parallelism != self.context.subtask_index:
                 continue
             if part.owner == self._owner:
-                # Files of this very attempt are of other subtasks, which are writing them.
+                # Files of this attempt belong to other subtasks, which are still writing them.
                 left = part.attempt < self.context.attempt and (part.checkpoint or covered + 1) > covered
             else:
                 left = part.owner in former and (part.checkpoint or restored + 1) > restored

@@ -1,9 +1,9 @@
-"""Names of a transactional sink's files. They alone tell who wrote a file, for which checkpoint, and how far it got.
+"""Names of a transactional sink's files. A name alone tells the file's writer, checkpoint and stage.
 
 A file is *in progress* (hidden), then *pending* for one checkpoint (hidden), then *visible*. Pure: no file is touched.
 
-Its owner is one sink of one job. The sink's id outlives the job: whoever resumes from a snapshot has the same one, and
-so finds what the jobs before it left. The job's id keeps jobs apart that were resumed from the same snapshot.
+Its owner is one sink of one job. The sink's id outlives the job: a job that resumes from a snapshot has the same sink
+id, and so finds the files of earlier jobs. The job's id distinguishes jobs that resumed from the same snapshot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = re.compile(
 
 
 def owner_of(job_id: str, uid: str, sink_id: str) -> str:
-    """What all files of one sink of one job begin with. ``sink_id`` is in hexadecimal digits."""
+    """Returns the common name prefix of all files of one sink of one job. ``sink_id`` is in hexadecimal digits."""
     return f"{_slug(job_id)}-{_slug(uid)}-{sink_id}"
 
 
@@ -31,7 +31,7 @@ def _slug(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """One file. ``token`` is random, so that no two writers ever meet; ``checkpoint`` is None while in progress."""
+    """One file. ``token`` is random, so that no two writers share a name; ``checkpoint`` is None while in progress."""
 
     owner: str
     subtask: int
@@ -42,7 +42,7 @@ class PartName:
 
     @property
     def job_id(self) -> str:
-        """Of the job that wrote it, if that is an id as the engine gives them."""
+        """The id of the job that wrote the file, if it has the form of the engine's job ids."""
         return self.owner.split("-")[0]
 
     @property
@@ -51,12 +51,12 @@ class PartName:
 
     @property
     def uid(self) -> str:
-        """The sink's uid, with ``_`` for what is neither a letter nor a digit."""
+        """The sink's uid, with ``_`` for each character that is neither a letter nor a digit."""
         return self.owner.split("-")[1]
 
     @property
     def hidden(self) -> str:
-        """The name that it has before its commit: pending if it belongs to a checkpoint."""
+        """The name of the file before its commit: pending if it belongs to a checkpoint."""
         return self.in_progress if self.checkpoint is None else self.pending
 
     @property

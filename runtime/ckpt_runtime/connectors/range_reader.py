@@ -1,10 +1,10 @@
 """Reads the partitions that the enumerator of a PySpark stream reader planned and sent to this subtask, step by step.
 
-Memory stays bounded, and the subtask hears its mailbox between two buffers. A checkpoint may come between two
+Memory stays bounded, and the subtask serves its mailbox between two buffers. A checkpoint may come between two
 partitions, and with option ``orderedReads`` between two buffers of one: what is left to read is the state. PySpark
-promises that offsets can be read again, but not the order of rows within a partition, and nothing that its ``commit``
-has covered: a reader with a ``commit`` of its own gets checkpoints where everything that was sent is read. So do rows
-that came instead of partitions. Never plans and never commits anything itself.
+promises that offsets can be read again, but not in which order rows come within a partition, and not after ``commit``
+has covered them: for a reader with its own ``commit``, checkpoints are taken only when everything sent has been read.
+The same holds for rows that came instead of partitions. Never plans and never commits anything itself.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _GREATEST_TAKE_MS = 2_000
 
 
 class ReplayError(RuntimeError):
-    """A reader gave something else for a partition than before the restore."""
+    """A reader returned other rows for a partition than before the restore."""
 
 
 @dataclass(slots=True)
 class Split:
-    """One partition, planned and not read to its end; ``rows`` of it are out, the last with that digest.
+    """A partition that is not read to its end; ``rows`` of it were emitted, the last one with the given digest.
 
     ``sequence`` tells the order among all, ``number`` the place within its range. ``partition`` is the user's object as
-    a tagged text. Self-contained: any subtask can go on with it.
+    a tagged text. Self-contained: any subtask can continue with it.
     """
 
     sequence: int
@@ -60,7 +60,7 @@ class Split:
 
 
 class _Carried:
-    """Rows that came instead of partitions, all of their range."""
+    """Rows that came instead of partitions: all rows of their range."""
 
     def __init__(self, range_start: int, stream: bytes) -> None:
         self.range_start = range_start
@@ -68,7 +68,7 @@ class _Carried:
 
 
 class _Reader:
-    """The user's reader in this subtask, as it was made, and how its partitions are read back."""
+    """The user's reader in this subtask in its initial state, and the codec of its partitions."""
 
     def __init__(self, instance: Any, schema: pa.Schema) -> None:
         self._made = instance.streamReader(struct_type(schema))
@@ -76,9 +76,9 @@ class _Reader:
         self.commits = type(self._made).commit is not DataSourceStreamReader.commit
 
     def for_one_partition(self) -> Any:
-        """A copy, as each of Spark's tasks has one: what ``read`` leaves in it reaches no other partition.
+        """Returns a copy, as each Spark task has one, so that what ``read`` leaves in it reaches no other partition.
 
-        A reader that cannot be copied, which Spark could not send to its tasks either, reads them all.
+        A reader that cannot be copied, and that Spark could not send to its tasks either, reads all partitions.
         """
         try:
             return deepcopy(self._made)
@@ -87,13 +87,13 @@ class _Reader:
 
 
 class RangeReaderOperator(Operator):
-    """Built from a :class:`RangeReaderSpec`. Takes further partitions when it has read those it has.
+    """Built from a :class:`RangeReaderSpec`. Takes further partitions after it has read the pending ones.
 
     It asks for the next step with a timer that is always due; a subtask looks at its input only when none is. While
-    reading may be interrupted it also takes partitions that stand before a barrier, and some from time to time, since a
-    barrier behind them may not have been sent yet for want of credit. The watermark of the end of data goes on when
-    everything pending is read. Any other one is the enumerator's: everything below that sequence number is dealt out.
-    With it, or with the first partition of a later range, what was read is all of a range that comes here.
+    reading may be interrupted it also takes partitions that precede a barrier, and some from time to time, since a
+    barrier behind them may not have been sent yet for lack of credit. MAX_WATERMARK is forwarded when everything
+    pending is read. Any other watermark is the enumerator's: everything below that sequence number was sent. It, or
+    the first partition of a later range, shows that this subtask has got all of its partitions of a range.
     """
 
     requires_final_checkpoint = False
@@ -120,7 +120,7 @@ class RangeReaderOperator(Operator):
 
     @property
     def holds_checkpoints_back(self) -> bool:
-        """Inside a partition whose order is not promised, rows that came instead, a range that must be whole."""
+        """True inside a partition of unknown row order, rows that came instead, or a range that must be read whole."""
         if not self._pending:
             return False
         if self._carried or self._of_user().commits:
@@ -134,7 +134,7 @@ class RangeReaderOperator(Operator):
         splits = sorted((Split(**item) for item in items), key=lambda split: split.sequence)
         self._pending.extend(splits)
         if splits:
-            # Rows of that range may be out already, so it has not just begun.
+            # Rows of that range may have been emitted already, so it has not just begun.
             self._passed = splits[0].range_start
         self._ask_for_next_step()
 
@@ -161,7 +161,7 @@ class RangeReaderOperator(Operator):
         self._pass_ends_on()
 
     def on_processing_time(self, now_ms: int) -> None:
-        """One step: at most one batch."""
+        """Does one step, which emits at most one batch."""
         if self._pending:
             self._step()
             self._pass_ends_on()
@@ -182,7 +182,7 @@ class RangeReaderOperator(Operator):
         self._close_partition()
 
     def _pass_ends_on(self) -> None:
-        """Of the ranges that are read as far as they come here, and of the data."""
+        """Forwards the end of ranges whose partitions sent here are read, and the end of data."""
         read_up_to = self._pending[0].range_start if self._pending else self._dealt_out
         if read_up_to > self._passed:
             self._passed = read_up_to
@@ -237,7 +237,7 @@ class RangeReaderOperator(Operator):
         self.output.emit(batch)
 
     def _read(self, split: Split) -> Iterator[pa.RecordBatch]:
-        """The batches of a partition behind the rows that are out already."""
+        """Reads the batches of a partition after the rows that were emitted already."""
         user = self._of_user()
         partition = user.values.decode(split.partition)
         reader = user.for_one_partition()

@@ -1,4 +1,4 @@
-"""From a spec to the operator that carries it out: the one place that knows all connectors; imports them lazily."""
+"""Creates the operator of a connector spec: the one place that knows all connectors; imports them lazily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits: the fixed pieces of a source whose positions are its state, and how they are dealt to subtasks.
+"""Splits: the fixed pieces of a source whose positions are its state, and their assignment to subtasks.
 
 There are always :data:`SPLITS` of them, whatever the parallelism, so that a snapshot can be restored at any other.
 Positions are list state that is split among subtasks; a broadcast marker tells a subtask that got no split (all of them
@@ -22,7 +22,7 @@ _STARTED = "started"
 def assigned_splits(context: OperatorContext, contiguous: bool = False) -> dict[int, dict[str, Any]]:
     """This subtask's splits in ascending order, each with the item that :func:`put_positions` stored ({} at a start).
 
-    A fresh start deals them in turn, or as ``contiguous`` runs.
+    A fresh start assigns them round-robin, or as ``contiguous`` runs.
     """
     store = context.operator_state
     if store.restored(_POSITIONS) or store.restored(_STARTED):
@@ -35,6 +35,6 @@ def assigned_splits(context: OperatorContext, contiguous: bool = False) -> dict[
 
 
 def put_positions(store: OperatorStateStore, items: Iterable[dict[str, Any]]) -> None:
-    """Puts the splits' items, each with its ``split`` and whatever says how far it was read."""
+    """Puts the splits' items, each with its ``split`` and its read position."""
     store.put(_POSITIONS, list(items), OperatorStateMode.SPLIT)
     store.put(_STARTED, [True], OperatorStateMode.BROADCAST)

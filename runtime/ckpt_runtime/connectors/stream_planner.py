@@ -21,7 +21,7 @@ Offset = str
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """What can be read now, up to ``end``: as partitions, or as the rows themselves where the reader gave them."""
+    """The data that can be read now, up to ``end``: partitions, or the rows themselves if the reader returned rows."""
 
     end: Offset
     partitions: tuple[Any, ...] = ()
@@ -29,7 +29,7 @@ class PlannedRange:
 
 
 class StreamPlanner(Protocol):
-    """Around a user's reader. ``ends_by_itself``: it has fixed the end of its data for a source that is to end."""
+    """Wraps a user's reader. ``ends_by_itself``: the reader has fixed the end of its data for a source that ends."""
 
     reader: Any
     ends_by_itself: bool
@@ -66,7 +66,7 @@ def new_planner(instance: Any, schema: pa.Schema, available_now: bool) -> Stream
 
 
 class _PartitionPlanner:
-    """Around a ``DataSourceStreamReader``."""
+    """Wraps a ``DataSourceStreamReader``."""
 
     def __init__(self, reader: Any, available_now: bool) -> None:
         self.reader = reader
@@ -103,7 +103,7 @@ class _PartitionPlanner:
 
 
 class _SimplePlanner:
-    """Around a ``SimpleDataSourceStreamReader``."""
+    """Wraps a ``SimpleDataSourceStreamReader``."""
 
     def __init__(self, reader: Any, schema: pa.Schema, available_now: bool) -> None:
         self.reader = reader
@@ -134,11 +134,11 @@ class _SimplePlanner:
         self.reader.commit(json.loads(end))
 
     def stop(self) -> None:
-        """Simple readers have nothing to stop."""
+        """Does nothing: simple readers have nothing to stop."""
 
 
 def _prepare_available_now(reader: Any) -> bool:
-    """Fixes the end of the data in a reader that supports it; otherwise one range is what is available now."""
+    """Fixes the end of the data in a reader that supports it; otherwise one range is the available data."""
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
     if not isinstance(reader, SupportsTriggerAvailableNow):
@@ -163,7 +163,7 @@ def _offset(offset: Any, method: str) -> Offset:
 
 
 def _same(one: Offset, other: Offset) -> bool:
-    """Whatever the order of their members."""
+    """Whether two offsets are equal regardless of the order of their members."""
     return one == other or _sorted(one) == _sorted(other)
 
 

@@ -1,6 +1,6 @@
-"""Python values as JSON text and back, for what user classes hand over: input partitions and commit messages.
+"""Converts Python values to JSON text and back, for input partitions and commit messages of user classes.
 
-Everything that JSON lacks is an object with one member, whose name begins with ``$`` and tells the type. Objects of the
+A value that JSON lacks is an object with one member, whose name begins with ``$`` and gives the type. Objects of the
 plan's classes (:class:`PlanClasses`) are carried by their attributes; constructors are not called, but ``__getstate__``
 and ``__setstate__`` are. Nothing is pickled, and nothing is imported because a text names it.
 """
@@ -37,11 +37,11 @@ _NOT_DATA = "cannot travel as data"
 _ELSEWHERE = "is none of the plan's classes: define it at the top of the source's module, or import it by name there"
 
 Where = tuple[Any, str] | None
-"""The path to a value: the steps before, and the last one. Put together for messages only."""
+"""The path to a value: the preceding steps and the last one. It is assembled for messages only."""
 
 
 class ValueNotCarriedError(TypeError):
-    """A value that cannot travel as data. The message names its place, its type and the way out."""
+    """A value that cannot travel as data. The message names its place, its type and a remedy."""
 
 
 class UnreadableValueError(ValueError):
@@ -64,7 +64,7 @@ class TaggedValues:
     def decode(self, text: str) -> Any:
         """The value of a text. Raises UnreadableValueError for an unknown class, or no text of :meth:`encode`.
 
-        What the host is at fault for, also in a ``__setstate__`` of the user, is raised as it is.
+        Errors of the host, also in a user's ``__setstate__``, are raised unchanged.
         """
         try:
             return self._decode(json.loads(text))
@@ -73,7 +73,7 @@ class TaggedValues:
         except Exception as error:
             raise UnreadableValueError(f"{text[:200]!r} cannot be read: {type(error).__name__}: {error}") from error
 
-    # Out.
+    # Encoding.
 
     def _encode(self, value: Any, where: Where, level: int) -> Any:
         kind = type(value)
@@ -115,7 +115,7 @@ class TaggedValues:
         return {f"${type(value).__name__}": [*_bare(value), self._encode(value.tzinfo, (where, ".tzinfo"), level + 1)]}
 
     def _encode_special(self, value: Any, where: Where, level: int) -> Any:
-        """What is told by more than its exact type."""
+        """Encodes a value whose form depends on more than its exact type."""
         if isinstance(value, Enum):
             member = self._encode(value.value, where, level + 1) if isinstance(value, Flag) else value.name
             return {"$enum": [self._name_of(type(value), where), member]}
@@ -163,7 +163,7 @@ class TaggedValues:
             raise _refused(where, kind, _ELSEWHERE if may_be_of_a_plan(kind) else _NOT_DATA)
         return name
 
-    # Back.
+    # Decoding.
 
     def _decode(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -219,7 +219,7 @@ def _refused(where: Where, kind: type, why: str = _NOT_DATA) -> ValueNotCarriedE
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether its objects are no more than their attributes: nothing in C, and no way of pickling of its own."""
+    """Whether its objects consist of attributes only: no state in C, and no pickling methods of its own."""
     if _defines(kind, "__reduce__") or _defines(kind, "__reduce_ex__"):
         return False
     makers = [vars(base)["__new__"] for base in kind.__mro__[:-1] if "__new__" in vars(base)]
@@ -227,12 +227,12 @@ def _is_plain(kind: type) -> bool:
 
 
 def _defines(kind: type, method: str) -> bool:
-    """Whether it has a method of its own where ``object`` has one."""
+    """Whether a class overrides a method that ``object`` has."""
     return any(method in vars(base) for base in kind.__mro__[:-1])
 
 
 def _set_state(made: Any, state: Any) -> None:
-    """As unpickling does."""
+    """Sets the state of an object as unpickling does."""
     if hasattr(made, "__setstate__"):
         made.__setstate__(state)
         return
@@ -265,7 +265,7 @@ def _encode_float(value: float) -> Any:
 
 
 def _encode_text(value: str) -> Any:
-    """Lone surrogates (file names that are no UTF-8) are no JSON for every reader."""
+    """Encodes a text; not every JSON reader accepts lone surrogates (file names that are not UTF-8)."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -364,7 +364,7 @@ _FACTORIES: dict[str | None, Callable[[], Any] | None] = {
     None: None,
     **{kind.__name__: kind for kind in (list, dict, set, tuple, frozenset, int, float, bool, str, bytes)},
 }
-"""What a ``defaultdict`` makes: a function would have to be imported by its name."""
+"""Allowed factories of a ``defaultdict``: any other function would have to be imported by name."""
 _OF_PARTS = (datetime, time, deque, defaultdict)
 _PARTS_BACK: dict[str, Callable[..., Any]] = {
     "$datetime": partial(_zoned, datetime),

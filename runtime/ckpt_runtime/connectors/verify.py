@@ -3,8 +3,8 @@
 Rows are updates ``(key, count[, sum])`` with keys from 0, in the ``keyForm`` of format ``numbers``; the count of a key
 must grow by one from row to row. With ``row=<column>`` they are row numbers instead, in any order, of which a digest is
 kept. Each subtask writes ``<report>/subtask-<index>.json``, replaced as a whole at every completed checkpoint and at
-the end; with ``reportIntervalMs`` also with the first rows of an attempt, and with rows that come that long after the
-last report.
+the end; with ``reportIntervalMs`` also with the first rows of an attempt, and with rows that come that long
+or longer after the last report.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class VerifySink(Operator):
         self._violations += kernels.check_updates(key, count, total, self._last)
 
     def process_watermark(self, timestamp_ms: int) -> None:
-        """A sink has nowhere to send it."""
+        """Drops the watermark: a sink has no output."""
 
     def snapshot(self, checkpoint_id: int) -> None:
         self.context.operator_state.put(_ROWS, [self._rows])

@@ -45,10 +45,10 @@ COMMITTER_SUFFIX = ".committer"
 
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
-    """A checked plan: what travels (``job_graph``) and what stays in this process (``specs``), by operator uid.
+    """A checked plan: ``job_graph`` is sent to other processes; ``specs``, by operator uid, stay in this process.
 
     ``input_schemas`` has no entry for sources, ``output_schemas`` none for sinks without a committer.
-    ``own_configuration`` holds what the pipeline's code set; the graph's configuration is what holds altogether.
+    ``own_configuration`` holds the options that the pipeline's code set; the graph's is the effective one.
     """
 
     job_graph: JobGraph
@@ -61,7 +61,7 @@ class CompiledPlan:
 
 @dataclass(slots=True)
 class _Operator:
-    """A node with everything decided."""
+    """A node with all its settings decided."""
 
     node: LogicalNode
     uid: str
@@ -161,7 +161,7 @@ def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
             expanded += [enumerator, reader]
             replaced[node] = reader
         elif isinstance(spec, SinkSpec) and isinstance(spec.format, type):
-            # What leaves the sink are no rows but what it has prepared, on its way to the committer.
+            # The sink emits committables for the committer, not rows.
             copy.schema = COMMITTABLE_SCHEMA
             expanded += [copy, _committer(copy, spec)]
         else:
@@ -205,7 +205,7 @@ def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
 
 
 def _replace_what_is_seen_outside(operators: list[_Operator]) -> None:
-    """For a restore drill. Uids, vertices and edges stay, so that the snapshot fits; the fingerprint does not."""
+    """For a restore drill. Uids, vertices and edges stay, so that the snapshot fits; the fingerprint changes."""
     for operator in operators:
         spec = operator.node.spec
         if isinstance(spec, SinkSpec | CommitterSpec):
@@ -271,14 +271,14 @@ def _connect(operators: list[_Operator]) -> None:
 
 
 _PASS_RANGES_ON = (WatermarkSpec, FilterSpec, ProjectSpec, MapInArrowSpec)
-"""They give the rows of a batch before they take the next one, so that the end of a range stays behind its rows."""
+"""They emit the rows of a batch before they take the next one, so that the end of a range stays behind its rows."""
 
 
 def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
-    """Behind a PySpark stream reader, event time moves when all rows of a range are there, as between Spark's batches.
+    """Behind a PySpark stream reader, event time advances when a range is complete, as between Spark's batches.
 
-    What is not known to pass the end of a range on, behind its rows, loses it. Raises PlanError for a watermark behind
-    that: event time would move in the midst of a range and make rows of it late.
+    An operator that may not forward the end of a range behind its rows loses it. Raises PlanError for a watermark
+    behind such an operator: event time would advance within a range and make some of its rows late.
     """
     whole: set[str] = set()
     lost: dict[str, str] = {}
@@ -307,7 +307,7 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
 
 
 def _why_ranges_end_at(operator: _Operator) -> str | None:
-    """Why the end of a reader's range does not get through an operator; None when it does."""
+    """Returns why an operator does not forward the end of a reader's range; None when it does."""
     if len(operator.inputs) > 1:
         return f"several streams meet at operator {operator.uid!r}"
     if not isinstance(operator.node.spec, _PASS_RANGES_ON):
@@ -338,7 +338,7 @@ def _chain(plan: LogicalPlan, operators: list[_Operator]) -> list[list[_Operator
 
 
 def _max_parallelism(plan: LogicalPlan, chain: list[_Operator]) -> int:
-    """One maximum parallelism per vertex: key groups of two would tear the keyed state apart."""
+    """One maximum parallelism per vertex: two numbers of key groups would split keyed state inconsistently."""
     asked = {
         operator.node.max_parallelism: operator.uid
         for operator in reversed(chain)

@@ -1,4 +1,4 @@
-"""The error that everything about a plan raises. Never an error of the running job."""
+"""The error for everything that is wrong with a plan. The running job never raises it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks Arrow expressions against a schema while a plan is made, so that no subtask finds out first. Reads no data."""
+"""Checks Arrow expressions against a schema at planning time, so that no subtask fails on them. Reads no data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ckpt_runtime.graph.errors import PlanError
 def expression_type(expression: object, schema: pa.Schema, field: str) -> pa.DataType:
     """The type of ``expression`` over rows of ``schema``.
 
-    Raises PlanError naming ``field`` for a column that does not exist, types that no function takes, no expression.
+    Raises PlanError naming ``field`` for a column that does not exist, types that no function takes,
+    or a value that is not an expression.
     """
     if not isinstance(expression, pc.Expression):
         raise PlanError(
@@ -33,14 +34,14 @@ def expression_type(expression: object, schema: pa.Schema, field: str) -> pa.Dat
 
 
 def kind_text(value: object) -> str:
-    """What something that does not belong into a plan is, in a message."""
+    """Describes a value that does not belong in a plan, for messages."""
     kind = type(value)
     of_pyspark = kind.__module__.partition(".")[0] == "pyspark"
     return f"PySpark's {kind.__name__}, which only Spark can work with" if of_pyspark else kind.__name__
 
 
 def check_columns(columns: Sequence[str], schema: pa.Schema, field: str) -> None:
-    """Raises PlanError for a name that is no text or no column, or one that occurs twice in ``columns``."""
+    """Raises PlanError for a name that is not a string or not a column, or one that occurs twice in ``columns``."""
     for position, column in enumerate(columns):
         if not isinstance(column, str):
             raise PlanError(field, f"expected a column name, not {kind_text(column)}")

@@ -1,6 +1,6 @@
-"""The built-in formats as a plan sees them: their options, and the schema that a source will emit.
+"""The built-in formats at planning time: their options, and the schema that a source will emit.
 
-The operators behind them are in ``connectors/``; this table is all that a pipeline author's process needs. PySpark
+The operators behind them are in ``connectors/``; a pipeline author's process needs only this table. PySpark
 ``DataSource`` classes are described here too, by calling the class itself (user code: only where plans are made).
 """
 
@@ -17,10 +17,10 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
 
 AVAILABLE_NOW_OPTION = "availableNow"
-"""Reader option of every ``DataSource`` class, taken by the engine: read what is there now, then end."""
+"""Reader option of every ``DataSource`` class, handled by the engine: read the data available now, then end."""
 
 ORDERED_READS_OPTION = "orderedReads"
-"""Reader option of every ``DataSource`` class, taken by the engine: reading a partition again gives the same rows in
+"""Reader option of every ``DataSource`` class, handled by the engine: reading a partition again gives the same rows in
 the same order, so that a checkpoint may come in the middle of it."""
 
 _COMMITTABLE_FIELDS: list[pa.Field[Any]] = [
@@ -40,8 +40,8 @@ _SPLIT_FIELDS: list[pa.Field[Any]] = [
 ]
 SPLIT_SCHEMA = pa.schema(_SPLIT_FIELDS)
 """What an enumerator sends to the readers: one row per partition of an offset range. ``sequence`` counts all of them,
-``number`` those of the range; ``partition`` is the user's object as a tagged text. ``rows`` stands instead where the
-reader hands out the rows with the offsets (simple readers): an Arrow IPC stream."""
+``number`` those of the range; ``partition`` is the user's object as a tagged text. ``rows`` is set instead if the
+reader returns the rows with the offsets (simple readers): an Arrow IPC stream."""
 
 _BATCH_ROWS = Option("batchRows", int, 8192, minimum=1)
 _KEY_FORM = Option("keyForm", default="int", choices=("int", "scattered", "string"))
@@ -102,7 +102,7 @@ def _parquet_schema(path: str) -> pa.Schema:
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
-    """Views of text and bytes, which no operator takes, are read as text and bytes."""
+    """Replaces view types of text and bytes, which no operator accepts, by text and bytes."""
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
@@ -131,7 +131,7 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
 
 
 def _check_location(path: str) -> None:
-    """Subtasks run in other directories and on other machines than the author."""
+    """Checks a location that subtasks resolve in other directories and on other machines than the author's."""
     if not path.startswith("/") and ":/" not in path:
         raise PlanError("option 'path'", f"{path!r} is relative; give an absolute path or a URL")
 
@@ -231,7 +231,7 @@ def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def source_schema(source: str | type, options: Mapping[str, str], declared: pa.Schema | None) -> pa.Schema:
-    """What a source emits; checks its options on the way.
+    """Returns the schema that a source emits, after checking its options.
 
     Raises PlanError for an unknown format, a bad option, or a ``DataSource`` without a schema or a stream reader.
     """
@@ -243,7 +243,7 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
 
 
 def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) -> None:
-    """Checks a sink's format and options against what it will get. Raises as :func:`source_schema`."""
+    """Checks a sink's format and options against the schema of its input. Raises as :func:`source_schema`."""
     if isinstance(sink, type):
         _check_stream(sink, "written", "streamWriter")
         _check_types_of_pyspark(sink, schema)
@@ -271,7 +271,7 @@ def _check_types_of_pyspark(source: type, schema: pa.Schema) -> None:
     for column in schema:
         try:
             to_arrow_type(from_arrow_type(column.type), timezone="UTC")
-        except (PySparkTypeError, pa.ArrowInvalid, ValueError):  # the latter: decimals of too many digits
+        except (PySparkTypeError, pa.ArrowInvalid, ValueError):  # ValueError: decimals of too many digits
             problem = f"column {column.name!r} is {column.type}, which PySpark has no type for; cast it before"
             raise PlanError("schema", f"{source.__name__}: {problem}") from None
 
@@ -283,10 +283,10 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
 def described_data_source(
     source: type, options: Mapping[str, str], known: pa.Schema | None, told: bool
 ) -> tuple[Any, pa.Schema]:
-    """A new instance of a ``DataSource`` to read from, and its schema: the ``known`` one, otherwise what it tells.
+    """Creates a ``DataSource`` to read from; returns it with the ``known`` schema, or else the one it reports.
 
-    A source that has ``told`` the known one is asked too: in Spark the instance that told it makes the reader, and may
-    have kept something of that.
+    If the source itself reported the known schema (``told``), it is asked again: in Spark the instance that reported it
+    also makes the reader, and may rely on state from that call.
 
     Raises PlanError for a bad option, no stream reader, or no schema that can be used.
     """

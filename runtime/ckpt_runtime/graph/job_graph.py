@@ -1,4 +1,4 @@
-"""The job graph: the part of a plan that travels.
+"""The job graph: the part of a plan that is sent between processes.
 
 Structure only, no user code: the driver schedules it, stores it and shows it; a worker re-runs the pipeline's entry
 point, gets the same graph (compared by :attr:`JobGraph.fingerprint`) and takes the operators by their uid.
@@ -18,7 +18,7 @@ from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM
 from ckpt_runtime.graph.schema import DocumentError, Parallelism, checked
 
 MAX_SUBTASKS = 100_000
-"""Of one job. The driver keeps all of them in memory."""
+"""Maximum of one job, since the driver keeps all of its subtasks in memory."""
 
 
 class Partitioning(StrEnum):
@@ -36,9 +36,9 @@ _SINGLE = ("enumerator", "committer")
 
 @dataclass(frozen=True, slots=True)
 class OperatorNode:
-    """One operator of a chain. ``uid`` is what its state is kept under; ``uid_given`` is false when it was derived.
+    """One operator of a chain. ``uid`` identifies its state; ``uid_given`` is false when it was derived.
 
-    ``output_directory`` is where a transactional sink hides files until their commit, None for all others.
+    ``output_directory`` is where a transactional sink keeps hidden files until their commit; None for other operators.
     """
 
     uid: str
@@ -65,7 +65,7 @@ class JobVertex:
 
     @property
     def greatest_parallelism(self) -> int:
-        """Up to which it can be rescaled: to its key groups; one that speaks for the whole job stays alone."""
+        """Upper bound for rescaling: the number of key groups, or one for a vertex that acts for the whole job."""
         return 1 if self.operators[0].kind in _SINGLE else self.max_parallelism
 
 
@@ -93,12 +93,12 @@ class JobGraph:
 
     @property
     def output_directories(self) -> dict[str, str]:
-        """Those of the transactional sinks, by operator uid."""
+        """The output directories of the transactional sinks, by operator uid."""
         nodes = (node for vertex in self.vertices for node in vertex.operators)
         return {node.uid: node.output_directory for node in nodes if node.output_directory is not None}
 
     def warnings(self, interval_ms: int | None) -> tuple[str, ...]:
-        """What hardly anybody means; ``interval_ms`` is None for a job without periodic checkpoints."""
+        """Warns of probable mistakes; ``interval_ms`` is None for a job without periodic checkpoints."""
         nodes = (node for vertex in self.vertices for node in vertex.operators)
         sinks = [node.name for node in nodes if node.kind == "committer" or node.output_directory is not None]
         if interval_ms is not None or not sinks:
@@ -113,8 +113,8 @@ class JobGraph:
     def overtakes(self, edge: JobEdge) -> bool:
         """Whether a barrier may overtake data on that edge.
 
-        Not to a reader of offset ranges or a committer: what is on its way to them is work that checkpoints count
-        (all partitions of a range, all committables of a checkpoint), little of it, and meant to be taken in order.
+        False for edges to a reader of offset ranges or to a committer: their in-flight data is work that checkpoints
+        count (all partitions of a range, all committables of a checkpoint), is small, and must be processed in order.
         """
         return self.vertex(edge.target).operators[0].kind not in _ALIGNED_ONLY
 
@@ -123,7 +123,7 @@ class JobGraph:
 
     @property
     def slots(self) -> int:
-        """Slots that the job needs: with slot sharing, its greatest parallelism."""
+        """The number of slots that the job needs: with slot sharing, its greatest parallelism."""
         return max(vertex.parallelism for vertex in self.vertices)
 
     def with_parallelism(self, parallelism: Mapping[str, int]) -> JobGraph:
@@ -142,7 +142,7 @@ class JobGraph:
 
     @property
     def plan_fingerprint(self) -> str:
-        """As :attr:`fingerprint`, but the same after a rescale: so are the operators that a plan makes."""
+        """As :attr:`fingerprint`, but unchanged by a rescale, which does not change the operators of a plan either."""
         return self.with_parallelism(dict.fromkeys((vertex.id for vertex in self.vertices), 1)).fingerprint
 
     def to_json(self) -> dict[str, Any]:

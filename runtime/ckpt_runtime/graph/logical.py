@@ -61,7 +61,7 @@ class Chaining(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogicalInput:
-    """Where a node reads from, and how that output is spread over the node's subtasks."""
+    """The node that a node reads from, and how its output is distributed to the subtasks."""
 
     node: LogicalNode
     partitioning: Partitioning = Partitioning.FORWARD
@@ -70,7 +70,7 @@ class LogicalInput:
 
 @dataclass(slots=True, eq=False)
 class LogicalNode:
-    """One operator. ``schema`` is what it emits (None for sinks); None elsewhere means "decide for me"."""
+    """One operator. ``schema`` is what it emits (None for sinks); None in other fields: the compiler decides."""
 
     spec: OperatorSpec
     inputs: tuple[LogicalInput, ...]
@@ -98,7 +98,7 @@ class LogicalNode:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """The name of the node in messages."""
         return self.uid or self.name or self.kind
 
 
@@ -106,8 +106,9 @@ class LogicalNode:
 class LogicalPlan:
     """All nodes in the order in which they were written, and the job's own settings.
 
-    ``restored_max_parallelism`` is by operator uid, of the snapshot that the job starts from. ``vertex_parallelism`` is
-    by vertex id, of a job that was rescaled. ``drill``: nothing of the job may be seen outside.
+    ``restored_max_parallelism``, by operator uid, is that of the snapshot that the job starts from.
+    ``vertex_parallelism``, by vertex id, is set for a job that was rescaled. ``drill``: the job must have no effect
+    outside.
     """
 
     name: str
@@ -131,7 +132,7 @@ class LogicalPlan:
 
 
 def _view_in(kind: pa.DataType) -> str | None:
-    """The type of text, bytes or lists in views that a type is, or that it contains."""
+    """Returns the view type (of text, bytes or lists) that a type is or contains."""
     name = str(kind).partition("<")[0]
     if name.endswith("_view"):
         return name

@@ -1,7 +1,7 @@
 """The classes of a plan: those that messages and snapshots may name. Never imports anything.
 
-They are what the modules of the author hold by name once the plan has been loaded: classes that are defined there, and
-those of libraries that are imported there by name. Modules of the author are those beside the module of a data source,
+These are the classes that the author's modules hold by name once the plan is loaded: classes defined there, and library
+classes imported there by name. Modules of the author are those beside the module of a data source,
 or in its package. The standard library, PySpark and the engine have none.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from types import ModuleType
 
 ISOLATED_PREFIX = "_ckpt_pipeline_"
-"""Begins the name under which a pipeline's entry module is loaded; a digest of its directory and ``_`` follow."""
+"""Prefix of the name under which a pipeline's entry module is loaded; a digest of its directory and ``_`` follow."""
 
 _ISOLATED = re.compile(ISOLATED_PREFIX + "[0-9a-f]{12}_")
 _NOT_OF_A_PLAN = frozenset({"builtins", "pyspark", "py4j", "ckpt_runtime"}) | sys.stdlib_module_names
@@ -39,7 +39,7 @@ class PlanClasses:
             self._add(kind)
 
     def name_of(self, kind: type) -> str | None:
-        """The name of a class; None when it is none of the plan."""
+        """The name of a class; None when it does not belong to the plan."""
         name = class_name(kind)
         return name if self._by_name.get(name) is kind else None
 
@@ -57,18 +57,18 @@ class PlanClasses:
 
 
 def class_name(kind: type) -> str:
-    """``module:qualified name``, the entry module's under the name that the author gave it."""
+    """Returns ``module:qualified name``, with the author's own name for the entry module."""
     return f"{_ISOLATED.sub('', _module_of(kind))}:{kind.__qualname__}"
 
 
 def may_be_of_a_plan(kind: type) -> bool:
-    """Whether some plan may have it: it is neither the standard library's nor PySpark's nor the engine's."""
+    """Whether a class may belong to a plan: it is not from the standard library, PySpark or the engine."""
     module = _module_of(kind)
     return bool(module) and _package(module) not in _NOT_OF_A_PLAN
 
 
 def _module_of(kind: type) -> str:
-    """The empty text for a class whose ``__module__`` is something else than a name. Runs none of its code."""
+    """Returns the module name, or an empty text if ``__module__`` is not a name. Runs no code of the class."""
     module = type.__dict__["__module__"].__get__(kind)
     return module if isinstance(module, str) else ""
 
@@ -106,7 +106,7 @@ def _file(module: ModuleType) -> str:
 
 
 def _lies_in(file: str, folder: str) -> bool:
-    """Whether it does, and not in libraries that are installed below it."""
+    """Whether a file lies in a folder, but not in libraries that are installed below it."""
     return file.startswith(folder) and not _is_library(file[len(folder) :])
 
 

@@ -1,7 +1,7 @@
-"""The one door of documents: whatever is stored or sent is compared with its schema before anything is made of it.
+"""Validates documents: everything stored or sent is checked against its schema before it is used.
 
-A schema is a ``msgspec.Struct`` or a dataclass. Fields that it does not know are left out, so that a later release may
-add some. Whatever is wrong with a document comes out as one named error, which says where.
+A schema is a ``msgspec.Struct`` or a dataclass. Unknown fields are ignored, so that a later release may add
+some. Every fault of a document raises one named error, which says where the fault is.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ T = TypeVar("T")
 _SCALARS = (str, bool, int, float)
 
 MAX_LEVELS = 64
-"""Of values that no schema describes: the ways to copy, compare and send them have limits of their own."""
+"""Nesting limit for values without a schema, because copying, comparing and sending them has limits too."""
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Parallelism = Annotated[int, msgspec.Meta(ge=1, le=UPPER_BOUND_MAX_PARALLELISM)]
 
 
 class DocumentError(ValueError):
-    """A document has another shape than its schema."""
+    """A document does not match its schema."""
 
 
 def checked(document: object, schema: type[T]) -> T:
-    """The document as ``schema`` describes it. Raises :class:`DocumentError` saying where it does not fit."""
+    """Converts the document to ``schema``. Raises :class:`DocumentError` saying where it does not fit."""
     with malformed():
         return msgspec.convert(document, schema)
 
 
 def decoded(text: bytes, schema: type[T]) -> T:
-    """As :func:`checked`, of JSON text."""
+    """As :func:`checked`, for JSON text."""
     with malformed():
         return msgspec.json.decode(text, type=schema)
 
@@ -44,12 +44,12 @@ def decoded(text: bytes, schema: type[T]) -> T:
 _FAULTS = (
     msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError
 )  # fmt: skip
-"""What a document can cause. A mistake in a schema stays one."""
+"""Errors that a document can cause. A mistake in a schema itself raises other errors."""
 
 
 @contextmanager
 def malformed() -> Iterator[None]:
-    """Turns whatever reading a document raises into :class:`DocumentError`."""
+    """Turns errors from reading a document into :class:`DocumentError`."""
     try:
         yield
     except DocumentError:
@@ -59,7 +59,7 @@ def malformed() -> Iterator[None]:
 
 
 def check_values(value: Any, where: str) -> None:
-    """Raises :class:`DocumentError` for what JSON has not, and for more than :data:`MAX_LEVELS` levels of nesting."""
+    """Raises :class:`DocumentError` for values that JSON lacks, and more than :data:`MAX_LEVELS` levels of nesting."""
     level = [value]
     for _ in range(MAX_LEVELS + 1):
         level = [inner for outer in level for inner in _inside(outer, where)]

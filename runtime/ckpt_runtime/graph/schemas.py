@@ -3,7 +3,7 @@
 Pure derivation: the plan is checked with it and the operators promise it. Raises :class:`SchemaDerivationError` naming
 the column, its type and what is allowed.
 
-Arrow's engine is imported where it is used: pandas comes with it, which is most of the start of a process that plans.
+Arrow's engine is imported where it is used: it imports pandas, which takes most of a planning process's start time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def aggregate_output_schema(input_schema: pa.Schema, spec: AggregateSpec) -> pa.
 
 
 def _check_storable(aggregate: Aggregate, spec: AggregateSpec) -> None:
-    """State knows its keys by how their names begin, and keeps an average in two columns."""
+    """Checks names for state, which recognizes key columns by name prefix and keeps an average in two columns."""
     if aggregate.alias.startswith("key."):
         raise SchemaDerivationError(
             f"aggregate {aggregate.alias!r}: a name that begins with 'key.' is for keys in state; use another alias"
@@ -109,7 +109,7 @@ def project_output_schema(input_schema: pa.Schema, spec: ProjectSpec) -> pa.Sche
 
 
 def join_output_schema(spec: JoinSpec) -> pa.Schema:
-    """The keys that both sides call the same, the left side's other columns, and but for a semi join the right side's.
+    """The shared keys, the left side's other columns and, except for a semi join, the right side's other columns.
 
     A side that may be missing has nullable columns.
     """
@@ -120,7 +120,7 @@ def join_output_schema(spec: JoinSpec) -> pa.Schema:
     shared = shared_join_keys(spec)
     key_side = spec.right if spec.how == "right_outer" else spec.left
     fields = [_field(key_side.schema, key, "key") for key in shared]
-    if spec.how == "full_outer":  # a key may be the right side's
+    if spec.how == "full_outer":  # a key may come from the right side
         nulls = [_field(spec.right.schema, key, "key").nullable for key in shared]
         fields = [field.with_nullable(field.nullable or null) for field, null in zip(fields, nulls, strict=True)]
     sides = [(spec.left, spec.how in ("right_outer", "full_outer"))]
@@ -144,7 +144,7 @@ def shared_join_keys(spec: JoinSpec) -> list[str]:
 
 
 def join_bounds(spec: JoinSpec) -> tuple[int, int]:
-    """``within_ms`` in the unit of the event time columns: what whole units lie between the bounds."""
+    """``within_ms`` in the unit of the event time columns: the whole units between the bounds."""
     assert spec.within_ms is not None
     assert spec.left.event_time is not None
     lower, upper = spec.within_ms
@@ -155,7 +155,7 @@ def join_bounds(spec: JoinSpec) -> tuple[int, int]:
 
 
 def decoded_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema as rows have it behind an exchange: columns are not dictionary or run-end encoded there."""
+    """The schema of rows after an exchange, where columns are not dictionary or run-end encoded."""
     return pa.schema([field.with_type(_value_type(field.type)) for field in schema])
 
 

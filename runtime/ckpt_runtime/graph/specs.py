@@ -2,7 +2,7 @@
 
 A spec says *what*; the operator classes in ``operators/`` and ``connectors/`` say *how* and are built from a spec by
 ``task/operator_factory.py`` inside the worker. Specs hold user functions and classes, so they never leave the process
-which ran the pipeline's entry point: what travels is the :class:`~ckpt_runtime.graph.job_graph.JobGraph`.
+which ran the pipeline's entry point: only the :class:`~ckpt_runtime.graph.job_graph.JobGraph` is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class _ConnectorSpec:
-    """``format`` is a registered name or a PySpark ``DataSource`` class; ``schema`` that of the rows in its hands."""
+    """``format`` is a registered name or a PySpark ``DataSource`` class; ``schema`` that of the rows it handles."""
 
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class ProjectSpec:
 class WatermarkSpec:
     """Event time: ``column`` holds timestamps; the watermark trails the greatest one seen by ``delay_ms``.
 
-    ``by_ranges``: it moves when a range of a stream reader is out, as it does between Spark's batches, and not before.
+    ``by_ranges``: it advances only when a range of a stream reader ends, as it does between Spark's batches.
     """
 
     column: str
@@ -87,7 +87,7 @@ class ProcessSpec:
     """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; time: None, ProcessingTime, EventTime.
 
     ``event_time_column`` is the timestamp by which late rows are dropped; None keeps all rows. ``in_pandas``: it gets
-    and gives frames, not rows. ``output_event_time`` is the event time of the rows that it gives, if it has one.
+    and returns frames, not rows. ``output_event_time`` is the event time column of its output, if it has one.
     """
 
     keys: tuple[str, ...]
@@ -102,9 +102,9 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class JoinSide:
-    """One of the two streams of a join. ``keys`` go by position with the other side's.
+    """One of the two streams of a join. ``keys`` match the other side's by position.
 
-    ``event_time`` is the timestamp that the join's time bounds are about, None without bounds. ``gates`` counts the
+    ``event_time`` is the timestamp that the join's time bounds apply to, None without bounds. ``gates`` counts the
     input gates that its rows come through, more than one behind a union.
     """
 
@@ -145,7 +145,7 @@ class SinkSpec:
 
     @property
     def output_directory(self) -> str | None:
-        """Where it hides files until their commit; None for a sink that does not."""
+        """Where the sink keeps hidden files until their commit; None for a sink without such files."""
         return self.options["path"] if self.format == "parquet" else None
 
 
@@ -159,7 +159,7 @@ class EnumeratorSpec(_ConnectorSpec):
     """The single planner of offset ranges in front of a PySpark stream reader; its :class:`RangeReaderSpec` follows.
 
     ``acknowledges``: it tells the reader how far checkpoints have come. Never in a restore drill.
-    ``told``: the schema is what the data source told, not one that the pipeline declares.
+    ``told``: the data source reported the schema; the pipeline declares none.
     """
 
     acknowledges: bool = True
@@ -170,7 +170,7 @@ class EnumeratorSpec(_ConnectorSpec):
 class RangeReaderSpec(_ConnectorSpec):
     """Reads the partitions of offset ranges that an :class:`EnumeratorSpec` planned and sent to this subtask.
 
-    ``told``: the schema is what the data source told, not one that the pipeline declares.
+    ``told``: the data source reported the schema; the pipeline declares none.
     """
 
     told: bool = False

@@ -1,4 +1,4 @@
-"""Batches in the schema that a plan has for them: what operators keep as columns, and what user functions gave."""
+"""Brings batches into the schema that the plan has for them, for operator state and for results of user functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckpt_runtime.state.columns import plain
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.RecordBatch:
-    """The batch in ``schema``: columns that came dictionary encoded after all are decoded. Raises OutputSchemaError."""
+    """Returns the batch in ``schema``; dictionary-encoded columns are decoded if need be. Raises OutputSchemaError."""
     if batch.schema is schema or batch.schema.equals(schema):
         return batch
     try:
@@ -25,10 +25,11 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.RecordBa
 
 
 def conformed_result(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.RecordBatch:
-    """What a user function gave, in the declared ``schema``, as Spark takes it: by position, whatever the names.
+    """Returns a user function's result in the declared ``schema``: columns match by position, not by name, as in Spark.
 
-    Other forms of the same values are taken: large and dictionary encoded texts, another zone, a smaller decimal, a
-    column of nulls only. Any other type raises OutputSchemaError; so do columns in another order, which Spark mixes up.
+    Other forms of the same values are accepted: large and dictionary-encoded strings, another time zone, a smaller
+    decimal, a column of only nulls. Any other type raises OutputSchemaError; so do columns in another order, which
+    Spark would mix up.
     """
     if batch.schema is schema:
         return batch
@@ -60,7 +61,7 @@ _FORMS: tuple[tuple[Callable[[pa.DataType], bool], ...], ...] = (
 
 
 def _same_values(given: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether all values of one type are values of the other, in another form at most."""
+    """Whether every value of the given type is also a value of the declared type, possibly in another form."""
     if given == declared or pa.types.is_null(given):
         return True
     if pa.types.is_dictionary(given):

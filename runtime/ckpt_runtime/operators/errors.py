@@ -1,6 +1,7 @@
 """Errors that operators raise about user code and input; each names the operator's uid and what it got.
 
-What a StatefulProcessor's handle and states raise are PySpark's errors too: user code may catch them as in Spark.
+Errors raised by a StatefulProcessor's handle and states are also PySpark errors, so user code can catch them as in
+Spark.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from ckpt_runtime.state.errors import StateSchemaError, schema_text
 
 
 class OperatorError(Exception):
-    """Base of what operators raise on purpose."""
+    """Base class of the errors that operators raise on purpose."""
 
 
 class UserFunctionError(OperatorError, TypeError):
-    """A user function returned something else than its contract says."""
+    """A user function returned something that violates its contract."""
 
 
 class OutputSchemaError(OperatorError, TypeError):
@@ -24,7 +25,7 @@ class OutputSchemaError(OperatorError, TypeError):
 
 
 class LateResultError(OperatorError, ValueError):
-    """A StatefulProcessor gave a row whose event time the watermark behind it has reached already."""
+    """A StatefulProcessor returned a row whose event time the downstream watermark has already reached."""
 
 
 class ProcessorUsageError(PySparkRuntimeError, OperatorError, ValueError):
@@ -40,7 +41,7 @@ class ProcessorTypeError(PySparkRuntimeError, OperatorError, TypeError):
 
 
 class ProcessorSchemaError(PySparkRuntimeError, OperatorError, StateSchemaError):
-    """A StatefulProcessor asked for a state whose schema cannot be read, stored, or restored from what there is."""
+    """A StatefulProcessor asked for a state whose schema cannot be parsed, stored, or restored from the snapshot."""
 
 
 def output_schema_error(uid: str, actual: pa.Schema, declared: pa.Schema) -> OutputSchemaError:

@@ -1,7 +1,7 @@
 """Batches to pandas frames by key, and frames back to batches, for ``transformWithStateInPandas``.
 
-By PySpark's own conversions, and put together row by row as Spark does, so that columns have the types that they have
-there. Imports pandas when it is used.
+Uses PySpark's own conversions and assembles frames row by row as Spark does, so that columns have the same types as in
+Spark. Imports pandas only when it is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckpt_runtime.state.columns import plain
 from ckpt_runtime.state.states import Key
 
 FRAME_ROWS = 10_000
-"""As many as Spark's frames have by default."""
+"""Maximum number of rows per frame, which is Spark's default."""
 
 
 class FrameGroups(RowGroups):
@@ -37,7 +37,7 @@ class FrameGroups(RowGroups):
         return self._frames(ids, sizes, batch)
 
     def given(self, key: Key) -> Key:
-        """The key as user code gets it: with the scalars of pandas."""
+        """Returns the key as user code gets it: with pandas scalars."""
         import pandas as pd
 
         def scalar(value: Any) -> Any:
@@ -64,7 +64,7 @@ class FrameGroups(RowGroups):
 
 
 class FramesToBatch:
-    """Collects frames as batches of one schema: columns by name, by position where no name is a text, as in Spark."""
+    """Collects frames as batches of one schema; columns match by name, or by position without text names (Spark)."""
 
     def __init__(self, uid: str, schema: pa.Schema) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -76,7 +76,7 @@ class FramesToBatch:
         self.rows = 0
 
     def add(self, frames: list[Any]) -> None:
-        """Raises UserFunctionError for what is no frame, OutputSchemaError for columns that do not fit."""
+        """Raises UserFunctionError for a value that is not a frame, OutputSchemaError for columns that do not fit."""
         for frame in frames:
             batch = self._batch(frame)
             if batch is not None:
@@ -84,7 +84,7 @@ class FramesToBatch:
                 self.rows += batch.num_rows
 
     def _batch(self, frame: Any) -> pa.RecordBatch | None:
-        """None without rows: whatever columns are there then."""
+        """Returns None for a frame without rows, whatever its columns are."""
         import pandas as pd
         from pyspark.sql.conversion import PandasToArrowConversion
 

@@ -1,6 +1,7 @@
-"""Rows that a stateful processor has got and will be handed when its trigger fires.
+"""Rows that are buffered for a stateful processor until its trigger fires.
 
-They are keyed state while they wait: part of every checkpoint, and rescaled with their keys. Late rows are out already.
+While they wait they are keyed state: part of every checkpoint, and rescaled with their keys. Late rows were dropped
+before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PART_ROWS = 4_096
 
 
 class GatheredRows:
-    """Rows of ``schema`` by ``keys``, in order of arrival. Restored ones are there from the beginning."""
+    """Rows of ``schema`` by ``keys``, in order of arrival. Restored rows are present from the start."""
 
     def __init__(self, backend: KeyedStateBackend, uid: str, schema: pa.Schema, keys: Sequence[str]) -> None:
         self._uid = uid
@@ -41,7 +42,7 @@ class GatheredRows:
         self._buffers.compact_if_due()
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """All rows in parts that split no key; nothing is left, from the first part on."""
+        """Yields all rows in parts that do not split a key; the store is empty from the first part on."""
         for rows in self._buffers.take_all():
             together = self._groups.together(rows)
             batch, ends = (rows, range(1, rows.num_rows + 1)) if together is None else together

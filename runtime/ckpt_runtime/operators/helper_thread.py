@@ -6,7 +6,7 @@ import threading
 
 
 class HelperThread(threading.Thread):
-    """What it does counts as the work of the subtask whose thread has created it: flame graphs show it there."""
+    """Its work is attributed to the subtask whose thread created it: flame graphs show it there."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)  # type: ignore[arg-type]

@@ -3,10 +3,10 @@
 A pair comes out as soon as both rows are there: in the order of the rows that complete pairs, then in the order in
 which their partners came. A null in a key or in event time matches nothing. With time bounds, late rows are dropped, a
 row is forgotten when the watermark has passed everything that it could match, and an outer join then emits it with
-nulls if it has no match. Without bounds (inner only) every row is kept for ever. Never blocks.
+nulls if it has no match. Without bounds (inner only) every row is kept forever. Never blocks.
 
-The watermark that goes out is held back by the greater bound, so that no row of the result is late by the event time
-of either side.
+The emitted watermark is held back by the greater bound, so that no result row is late by the event time of either
+side.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_TIMES: AnyArray = np.empty(0, dtype=np.int64)
 
 
 class JoinOperator(Operator):
-    """Built from a :class:`JoinSpec`; gates of the left side come first. The watermark is state, as late rows are."""
+    """Built from a :class:`JoinSpec`; gates of the left side come first. The watermark is part of the state."""
 
     requires_final_checkpoint = False
 
@@ -82,7 +82,7 @@ class JoinOperator(Operator):
         self._buffers.compact_if_due()
 
     def _that_can_match(self, side: _Side, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows without nulls in key and event time; an outer join emits the others at once."""
+        """Returns the rows without nulls in key and event time; an outer join emits the others at once."""
         nullable = [column for column in map(batch.column, side.match_columns) if column.null_count]
         if not nullable:
             return batch
@@ -117,7 +117,7 @@ class JoinOperator(Operator):
             yield self._result.joined(mine, stored) if number == LEFT else self._result.joined(stored, mine)
 
     def _keep(self, side: _Side, batch: pa.RecordBatch, slots: AnyArray, found: AnyArray) -> None:
-        """Adds what can still match to the state. An outer join emits the rest where it has no match."""
+        """Adds rows that can still match to the state. An outer join emits the other rows if they have no match."""
         keep: AnyArray | None = None
         if self._spec.within_ms is not None:
             keep = side.times_of(batch) > side.last_ended(self._watermark)
@@ -153,12 +153,12 @@ class JoinOperator(Operator):
                 self.output.emit(self._result.unmatched(side.number, columns))
 
     def snapshot(self, checkpoint_id: int) -> None:
-        """Keeps the watermark, but not the one of the end of data: a job started from a drained savepoint goes on."""
+        """Keeps the watermark, except MAX_WATERMARK: a job started from a drained savepoint continues with new data."""
         self.context.operator_state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)
 
 
 class _Side:
-    """What one side is, and its rows. ``bounds`` are of the other side's event time minus this side's, in its unit."""
+    """One side and its rows. ``bounds`` limit the other side's event time minus this side's, in this side's unit."""
 
     buffer: KeyedRowBuffer
 

@@ -1,4 +1,4 @@
-"""Rows out of a join: columns of two sides put together, with nulls for a side that has no match."""
+"""Builds a join's result rows: the columns of both sides, with nulls for a side that has no match."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEFT, RIGHT = 0, 1
 
 
 class JoinOutput:
-    """Knows which column of the result comes from where. ``needed`` are each side's columns for a joined row."""
+    """Knows the origin of each result column. ``needed`` lists the columns of each side that a joined row uses."""
 
     def __init__(self, spec: JoinSpec) -> None:
         self.schema = join_output_schema(spec)
@@ -37,7 +37,7 @@ class JoinOutput:
 
 
 def _sources(spec: JoinSpec) -> list[tuple[int, int, int | None]]:
-    """For each column of the result: side and position, and for a key that is shared the position on the other side."""
+    """Returns side and position of each result column, and for a shared key also its position on the other side."""
     shared = shared_join_keys(spec)
     first = RIGHT if spec.how == "right_outer" else LEFT
     names = [side.schema.names for side in spec.sides]

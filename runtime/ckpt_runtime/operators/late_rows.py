@@ -1,4 +1,4 @@
-"""Late rows, whose event time the watermark has reached: they are dropped before they touch state, as in Spark."""
+"""Drops late rows, whose event time the watermark has reached, before they touch state, as in Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAX = (1 << 63) - 1
 
 
 class LateRows:
-    """Takes late rows out of batches by a timestamp column and counts them; rows without event time stay."""
+    """Removes late rows from batches by a timestamp column and counts them; rows without event time are kept."""
 
     def __init__(self, column: str) -> None:
         self._column = column

@@ -1,7 +1,7 @@
 """Applies a user function to each buffer: ``func(iterator of batches) -> iterator of batches``.
 
 The function is called once per buffer with an iterator of that one batch, so that nothing is held back over a barrier.
-What it gives is checked against the declared schema as Spark does: types by position.
+Its result is checked against the declared schema as in Spark: types are compared by position.
 """
 
 from __future__ import annotations

@@ -35,13 +35,13 @@ class Output(Protocol):
         """Hands over a watermark: no later row has an event time at or below it."""
 
     def emit_end_of_range(self) -> None:
-        """Says that a range of a stream reader is out: see :meth:`Operator.process_end_of_range`."""
+        """Signals that all rows of a stream reader's range were emitted: see :meth:`Operator.process_end_of_range`."""
 
 
 class OperatorStateStore:
     """List states of one operator in one subtask, restored before ``open``.
 
-    Items are JSON values (dict, list, str, int, float, bool, None), so that a savepoint can be read by anything.
+    Items are JSON values (dict, list, str, int, float, bool, None), so that any tool can read a savepoint.
     """
 
     def __init__(self, restored: tuple[OperatorListState, ...] = ()) -> None:
@@ -58,12 +58,12 @@ class OperatorStateStore:
         self._current[name] = OperatorListState(name, mode, tuple(items))
 
     def snapshot(self) -> tuple[OperatorListState, ...]:
-        """The states as of the last ``put`` of each; what was restored and never put again is kept."""
+        """Returns each state as of its last ``put``; a restored state that was never put again is kept."""
         return tuple({**self._restored, **self._current}.values())
 
 
 class WaitingInput(Enum):
-    """What an operator that puts its input off (by a timer which is due) can know about what it puts off."""
+    """What an operator that postpones its input (with a timer that is due) can know about that input."""
 
     NOTHING = "nothing, or the end of data"
     ROWS = "rows"
@@ -75,11 +75,11 @@ class OperatorContext:
     """What an operator may know and use.
 
     ``attempt`` counts deployments of the job from 0 and grows with each restart. ``now_ms`` is the processing-time
-    clock (ms since epoch), which may be set back or forth; ``monotonic_ms`` is for how long something takes.
+    clock (ms since epoch), which may jump in either direction; ``monotonic_ms`` is for measuring durations.
     ``restored_checkpoint_id`` is None on a fresh start. ``keyed_state`` is None unless the spec is keyed.
     ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that time; a later call replaces the
-    request if it is earlier. A due timer goes before input, so that an operator can put its input off;
-    ``waiting_input`` says what it puts off. ``sink`` is None for what is no transactional sink.
+    request if it is earlier. A due timer comes before input, so that an operator can postpone its input;
+    ``waiting_input`` says what is postponed. ``sink`` is None unless the operator is a transactional sink.
     """
 
     job_id: str
@@ -100,15 +100,15 @@ class OperatorContext:
 
 
 class Operator(ABC):
-    """Base of all operators; defaults do nothing or pass on."""
+    """Base class of all operators; the default methods do nothing or pass the call on."""
 
     context: OperatorContext
     output: Output
 
     requires_final_checkpoint: bool = True
-    """Whether something is left to do when a checkpoint that covers the end of the data has completed.
+    """Whether the operator still has work to do when a checkpoint that covers the end of the data has completed.
 
-    A subtask none of whose operators says so ends with its data (FLIP-147).
+    A subtask ends with its data if this is false for all of its operators (FLIP-147).
     """
 
     late_rows_dropped: int = 0
@@ -121,9 +121,9 @@ class Operator(ABC):
 
     @property
     def has_work_left(self) -> bool:
-        """Whether timers still work off what came as input: the end of data waits for it, and ``finish`` comes later.
+        """Whether timers are still processing earlier input: the end of data, and so ``finish``, waits for that.
 
-        Checkpoints go on meanwhile. Not asked when the job stops without draining.
+        Checkpoints continue meanwhile. Not called when the job stops without draining.
         """
         return False
 
@@ -131,8 +131,8 @@ class Operator(ABC):
     def holds_checkpoints_back(self) -> bool:
         """Whether a snapshot taken now could not be restored exactly; asked of the head of a chain.
 
-        The subtask keeps a trigger of the coordinator until it is False. A barrier comes as input, which the operator
-        puts off by itself.
+        The subtask holds a trigger from the coordinator until this is False. A barrier comes as input, which the
+        operator postpones itself.
         """
         return False
 
@@ -141,9 +141,9 @@ class Operator(ABC):
         """Processes one non-empty batch of the given input gate."""
 
     def together(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int]] | None:
-        """The batch with rows adjacent that ``process_batch`` must get in one call, and where each such run ends.
+        """Puts rows that ``process_batch`` must get in one call next to each other, and returns where each run ends.
 
-        A batch may be processed in parts, so that nothing waits for slow rows. None: it may be cut anywhere.
+        A batch may be processed in parts, so that nothing waits for slow rows. None means that it may be cut anywhere.
         """
         return None
 
@@ -152,9 +152,9 @@ class Operator(ABC):
         self.output.emit_watermark(timestamp_ms)
 
     def process_end_of_range(self) -> None:
-        """The stream reader's rows up to here are all that it gets of their range, what Spark calls a batch.
+        """All rows of the stream reader's range (Spark calls it a batch) that this operator gets have arrived.
 
-        It comes along chains and forward edges only: where several channels meet, no such moment is common to them.
+        It travels along chains and forward edges only: where several channels meet, they have no such moment in common.
         """
         self.output.emit_end_of_range()
 
@@ -162,7 +162,7 @@ class Operator(ABC):
         """The time asked for with ``context.set_timer`` has come."""
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
-        """Before the barrier is sent on: last chance to emit rows that belong in front of it."""
+        """Called before the barrier is forwarded: the last chance to emit rows that belong in front of it."""
 
     def snapshot(self, checkpoint_id: int) -> None:
         """The synchronous part: put list states into ``context.operator_state``; the subtask takes keyed state."""
@@ -171,7 +171,7 @@ class Operator(ABC):
         """A checkpoint completed; ids may be skipped and calls may be missing. Covers all ids up to this one."""
 
     def notify_aborted(self, checkpoint_id: int) -> None:
-        """A checkpoint was aborted. Never roll back what was prepared for it: a later one covers it."""
+        """A checkpoint was aborted. Never roll back what was prepared for it: a later checkpoint covers it."""
 
     def finish(self) -> None:
         """No more input: emit what is still held back. Not called when the job stops without draining."""
@@ -181,7 +181,7 @@ class Operator(ABC):
 
 
 class SourceStatus(Enum):
-    """What a source says after a poll."""
+    """Result of polling a source."""
 
     MORE_AVAILABLE = "more available"
     NOTHING_AVAILABLE = "nothing available"
@@ -189,10 +189,10 @@ class SourceStatus(Enum):
 
 
 class SourceOperator(Operator):
-    """Head of a chain without inputs. State (positions) lies in ``operator_state``.
+    """Head of a chain without inputs. Its state (positions) is kept in ``operator_state``.
 
-    ``most_rows`` is how many rows the next poll should emit at most: the subtask adapts it to what the operators behind
-    the source take for a row, since no barrier and no mail gets in between before they have processed them all.
+    ``most_rows`` is the maximum number of rows that the next poll should emit: the subtask adapts it to the time that
+    the downstream operators take per row, since no barrier or mail is processed before they have processed them all.
     """
 
     most_rows: int = 1 << 20
@@ -201,7 +201,7 @@ class SourceOperator(Operator):
     def poll(self) -> SourceStatus:
         """Emits at most one batch and returns at once.
 
-        After ``NOTHING_AVAILABLE`` it is asked again after :meth:`idle_ms`, or when the timer it set comes.
+        After ``NOTHING_AVAILABLE`` it is polled again after :meth:`idle_ms`, or when a timer that it set is due.
         """
 
     def idle_ms(self) -> int:

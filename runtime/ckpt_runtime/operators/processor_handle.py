@@ -1,7 +1,7 @@
 """The ``StatefulProcessorHandle`` that a hosted processor gets in ``init``.
 
 State variables can be asked for in ``init`` only, each name once, as in Spark. Schemas are DDL strings or
-``StructType``. The base class's constructor is not called, as it wants a socket to a JVM.
+``StructType``. The base class's constructor is not called, as it needs a socket to a JVM.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ V = TypeVar("V", bound=HostedState)
 
 
 def arrow_schema(schema: StructType | str, state: str) -> pa.Schema:
-    """The Arrow schema of a state variable; timestamps with a zone are UTC. Raises PlanError for what is no schema."""
+    """The Arrow schema of a state variable; timestamps with a zone are UTC. Raises PlanError for an invalid schema."""
     return to_arrow_schema(schema, f"schema of state {state!r}")
 
 
 @contextmanager
 def _schema_errors() -> Iterator[None]:
-    """Turns what the plan and the state say about a schema into PySpark's error."""
+    """Turns schema errors of the plan and of the state into PySpark's error."""
     try:
         yield
     except (PlanError, StateSchemaError) as error:
@@ -54,7 +54,7 @@ def _holds_map(kind: pa.DataType) -> bool:
 
 
 class HostedHandle(StatefulProcessorHandle):
-    """See the module. ``timers`` is None when the time mode is None."""
+    """See the module docstring. ``timers`` is None when the time mode is None."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class HostedHandle(StatefulProcessorHandle):
             self.timers = backend.timers(TIMERS, key_schema)
 
     def end_of_init(self) -> None:
-        """No more state variables from here on."""
+        """Forbids requests for further state variables from now on."""
         self._initialising = False
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ValueState:
@@ -120,7 +120,7 @@ class HostedHandle(StatefulProcessorHandle):
         return iter(self._timers("listTimers").times_of(self._cursor.require()))
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Forgets a state of this name for all keys; what was asked for under it is no state any more, as in Spark."""
+        """Deletes the state of this name for all keys; using its state variable afterwards is an error, as in Spark."""
         self._check_initialising("deleteIfExists", stateName)
         self._backend.drop_state(stateName)
         variable = self._variables.get(stateName)
@@ -142,7 +142,7 @@ class HostedHandle(StatefulProcessorHandle):
         return time_to_live
 
     def _time_to_live(self, name: str, ttl_ms: int | None) -> TimeToLive | None:
-        """None, as 0, is for ever."""
+        """None, like 0, means that values never expire."""
         if ttl_ms is None:
             return None
         if not isinstance(ttl_ms, int) or isinstance(ttl_ms, bool) or ttl_ms < 0:

@@ -2,9 +2,9 @@
 our keyed state.
 
 All of them work on the key in :class:`KeyCursor`, which the host sets around each call of user code. What user code
-reads is safe to change: containers are copied. What is iterated over is read with its first element, as in Spark. What
-does not fit is refused with PySpark's errors, and changes nothing.
-Base-class constructors are not called, as they want a socket to a JVM.
+reads is safe to modify: containers are copied. An iterator reads the state when its first element is taken, as in
+Spark. A value that does not fit raises PySpark's errors and changes nothing.
+Base-class constructors are not called, as they need a socket to a JVM.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KeyCursor:
         self.key: Key | None = None
 
     def require(self) -> Key:
-        """The key, or an error for a use of state outside of a call that has one."""
+        """Returns the key; raises an error if state is used outside of a call that has a key."""
         if self.key is None:
             raise ProcessorUsageError("state and timers can only be used in handleInputRows and handleExpiredTimer")
         return self.key
@@ -49,12 +49,12 @@ class HostedState:
         return str(self._table.name)
 
     def delete(self) -> None:
-        """Every later use is an error."""
+        """Deletes the state variable; every later use is an error."""
         self._table = _DeletedState(self.name)
 
 
 class _DeletedState:
-    """Stands for the content of a state that there is no more."""
+    """Replaces the content of a deleted state."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -67,7 +67,7 @@ class _DeletedState:
 
 
 def _refused(error: StateError) -> ProcessorTypeError | ProcessorValueError:
-    """The same, as PySpark's error."""
+    """Converts a state error to PySpark's error."""
     return (ProcessorTypeError if isinstance(error, StateValueTypeError) else ProcessorValueError)(str(error))
 
 
@@ -159,7 +159,7 @@ class HostedListState(HostedState, ListState):
 
 
 class HostedMapState(HostedState, MapState):
-    """A map from tuple to tuple per key. What is iterated over is the map as it was at the first entry."""
+    """A map from tuple to tuple per key. Iteration sees the map as it was at the first entry."""
 
     def __init__(self, cursor: KeyCursor, table: KeyedMaps) -> None:
         self._cursor = cursor

@@ -42,8 +42,8 @@ class RowGroups:
         self._floating_key = False
 
     def of(self, batch: pa.RecordBatch, prefetch: Callable[[Iterable[Key]], None]) -> Iterator[tuple[Key, list[Row]]]:
-        """Each key with its rows (all columns, in order), keys in order of first appearance, and all of them at once
-        to ``prefetch`` beforehand."""
+        """Yields each key with its rows (all columns, in order), in order of first appearance of the keys. Passes all
+        keys to ``prefetch`` beforehand."""
         ids, numbers = self._numbered(batch)
         prefetch(ids)
         if len(ids) == len(numbers):
@@ -101,8 +101,8 @@ def adjacent(batch: pa.RecordBatch, numbers: list[int], groups: int) -> tuple[pa
 
 
 class RowsToBatch:
-    """Collects rows into columns of one schema, matching fields by name as Spark does: extra ones are dropped, missing
-    ones are null."""
+    """Collects rows into columns of one schema, matching fields by name as Spark does: extra fields are dropped,
+    missing ones are null."""
 
     def __init__(self, uid: str, schema: pa.Schema) -> None:
         values.check_supported(schema, f"output of operator {uid!r}")

@@ -1,7 +1,7 @@
 """Hosts a PySpark ``StatefulProcessor``, of rows or of pandas frames, without a JVM.
 
 As in Spark: one ``handleInputRows`` call per key and trigger with all columns of its rows; then the timers that
-are due, ascending, still listed during their callback, whose key is a Row; ``init`` before and ``close`` after
+are due, ascending, each still listed during its callback, whose key is a Row; ``init`` before and ``close`` after
 everything. What a trigger covers is an option: an input buffer (the default), all rows between two checkpoints, or all
 rows of an interval. Other than in Spark: ``init`` runs once per attempt, keys come in order of appearance, and what
 Spark silently turns into null raises. Each attempt works on its own copy of the processor. User code may block, so it
@@ -121,7 +121,7 @@ class StatefulProcessorOperator(Operator):
         self._ask_for_next_timer()
 
     def _gather(self, schema: pa.Schema) -> None:
-        """From here on rows are gathered, if the trigger wants it. Rows gathered before a restore wait for it too."""
+        """Starts to gather rows if the trigger needs it. Rows gathered before a restore wait for the trigger too."""
         backend = self._backend
         if self._trigger is ProcessorTrigger.BUFFER and not backend.is_restored(GATHERED):
             return
@@ -133,7 +133,7 @@ class StatefulProcessorOperator(Operator):
         self._ask_for_trigger()
 
     def together(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int]] | None:
-        """A buffer splits between keys only."""
+        """Allows a buffer to be split between keys only."""
         return self._groups.together(batch) if self._trigger is ProcessorTrigger.BUFFER else None
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
@@ -156,18 +156,18 @@ class StatefulProcessorOperator(Operator):
         self._backend.maintain()
 
     def _hand_over(self) -> None:
-        """The trigger: hands over the rows that were gathered, then does what waited behind them."""
+        """Fires the trigger: hands over the gathered rows, then processes the watermarks and timers that waited."""
         self._due_ms = None
         if self._gathered is None or self._gathered.is_empty:
             return
-        # One moment for all calls of a trigger, as in Spark.
+        # All calls of a trigger see the same time, as in Spark.
         self._now = self.context.now_ms()
         for part in self._gathered.take():
             self._handle_rows(part, self._timer_values())
         self._end_trigger()
 
     def _end_trigger(self) -> None:
-        """Takes over the watermark behind the rows, fires due timers, and sends results, then the watermark.
+        """Applies the watermark that follows the rows, fires due timers, and sends the results, then the watermark.
 
         No time mode and no trigger goes another way: results that stayed here would be lost at the end of data.
         """
@@ -187,7 +187,7 @@ class StatefulProcessorOperator(Operator):
         return self._gathered is not None and not self._gathered.is_empty
 
     def _ask_for_trigger(self) -> None:
-        """At the end of the interval that has begun, as long as there are rows."""
+        """Requests a trigger at the end of the current interval if there are rows."""
         if self._trigger is ProcessorTrigger.PROCESSING_TIME and self._due_ms is None and self._rows_wait:
             self._due_ms = (self.context.now_ms() // self._interval_ms + 1) * self._interval_ms
             self.context.set_timer(self._due_ms)
@@ -239,7 +239,7 @@ class StatefulProcessorOperator(Operator):
             self._end_trigger()
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
-        """A checkpoint is a trigger, if so configured: its rows and results lie before the barrier."""
+        """Fires the trigger if checkpoints are triggers: the rows and their results come before the barrier."""
         if self._trigger is ProcessorTrigger.CHECKPOINT:
             self._hand_over()
 
@@ -247,7 +247,7 @@ class StatefulProcessorOperator(Operator):
         self._hand_over()
 
     def snapshot(self, checkpoint_id: int) -> None:
-        """Keeps the watermark, but not the one of the end of data: a job started from a drained savepoint goes on."""
+        """Keeps the watermark, except MAX_WATERMARK: a job started from a drained savepoint continues with new data."""
         if self._time_mode == "eventtime" or self._spec.output_event_time is not None:
             watermarks = [self._watermark_to_keep]
             self.context.operator_state.put(WATERMARK, watermarks, OperatorStateMode.UNION)
@@ -272,10 +272,10 @@ class StatefulProcessorOperator(Operator):
         return TimerValues(-1, -1) if self._time_mode == "none" else TimerValues(self._now, self._watermark)
 
     def _fire(self) -> None:
-        """Fires due timers, then those which callbacks have registered as due, unless these never end.
+        """Fires due timers, then due timers that the callbacks registered, up to a limit.
 
-        What is due beyond :data:`MOST_CALLBACKS` comes after other work. At the end of all time there is one round, and
-        a timer at that very time, which stands for never, is none of it.
+        After :data:`MOST_CALLBACKS` callbacks the remaining timers come after other work. At MAX_WATERMARK there is one
+        round, and a timer at exactly that time, which means "never", does not fire.
         """
         timers = self._handle.timers if self._handle is not None else None
         if timers is None:
@@ -286,7 +286,7 @@ class StatefulProcessorOperator(Operator):
         while callbacks < MOST_CALLBACKS and (due := timers.due(min(until, MAX_WATERMARK - 1))):
             self._backend.prefetch(dict.fromkeys(key for _, key in due))
             for time, key in due:
-                # A callback before it may have deleted it.
+                # An earlier callback may have deleted the timer.
                 if time in timers.times_of(key):
                     self._fire_one(time, key, timer_values)
                     timers.delete(key, time)
@@ -318,7 +318,7 @@ class StatefulProcessorOperator(Operator):
         )
 
     def _ask_for_next_timer(self, event_time: int = -1) -> None:
-        """For the next timer of processing time; or for one at or before ``event_time`` that had to wait, at once."""
+        """Asks for a call at the next processing-time timer, or at once if one up to ``event_time`` had to wait."""
         if self._handle is None or self._handle.timers is None:
             return
         time = self._handle.timers.next_time()
@@ -337,7 +337,7 @@ class StatefulProcessorOperator(Operator):
             self.output.emit(results)
 
     def _check_event_time(self, times: pa.Array) -> None:
-        """As in Spark, a processor may not give rows that are late for the operators behind it."""
+        """Raises LateResultError for rows that would be late for the downstream operators, as in Spark."""
         earliest = pc.min(times.cast(pa.int64())).as_py()
         if earliest is not None and earliest <= in_unit(self._sent_watermark, times.type.unit):
             raise LateResultError(
@@ -348,7 +348,7 @@ class StatefulProcessorOperator(Operator):
 
     @contextmanager
     def _user_code(self, method: str, key: Key | None) -> Iterator[None]:
-        """Says where in user code an error came from, and ends the key's turn."""
+        """Adds the method and key to an error from user code, and resets the current key afterwards."""
         try:
             with running(self._task):
                 yield
@@ -360,7 +360,7 @@ class StatefulProcessorOperator(Operator):
 
 
 def _own_copy(processor: Any) -> StatefulProcessor:
-    """An instance of one's own, as Spark's workers have: a restarted attempt must not see what an earlier one left."""
+    """Copies the processor, as Spark's workers do: a restarted attempt must not see leftovers of an earlier attempt."""
     if isinstance(processor, type):
         processor = processor()
     if not isinstance(processor, StatefulProcessor):

@@ -1,8 +1,8 @@
-"""PySpark's ``TaskContext`` for user code: in Spark every task is in a process, here tasks are in threads of one.
+"""PySpark's ``TaskContext`` for user code: Spark runs each task in a process, here tasks are threads of one process.
 
-``TaskContext.get()`` gives the task whose user code the asking thread runs, and None to all other threads: as on
-Spark's driver where a reader plans and a writer commits, but also in threads that user code has started. To these a
-task may hand on what it has got.
+``TaskContext.get()`` returns the task whose user code the calling thread runs, and None in all other threads: as on
+Spark's driver where a reader plans and a writer commits, but also in threads that user code has started. User code may
+pass its task context to those.
 """
 
 # PySpark has no public way to set its task context. Names of methods are PySpark's.
@@ -23,16 +23,16 @@ from pyspark.resource import ResourceInformation
 _of_thread = threading.local()
 _lock = threading.Lock()
 _ID_BITS = 62
-"""Of the first id of a worker; Spark's ids are numbers of 63 bits."""
+"""Number of bits of a worker's first task attempt id; Spark's ids have 63 bits."""
 
 _task_attempt_ids: Iterator[int] | None = None
 
 
 class _Task(TaskContext):
-    """What one task is told of itself, in whatever thread it asks."""
+    """The properties of one task, the same in every thread."""
 
     def __new__(cls, partition_id: int, attempt_number: int, task_attempt_id: int) -> _Task:  # noqa: ARG004
-        """Past that of PySpark's class, which knows one object only."""
+        """Bypasses the ``__new__`` of PySpark's class, which allows one object only."""
         return object.__new__(cls)
 
     def __init__(self, partition_id: int, attempt_number: int, task_attempt_id: int) -> None:
@@ -72,18 +72,18 @@ class _OfThisThread:
 
 
 def new_task(partition_id: int, attempt: int) -> TaskContext:
-    """A task that no other one is: its ``taskAttemptId`` is told once.
+    """Returns a new task with a unique ``taskAttemptId``.
 
-    What is a task in Spark is one here: reading a partition, writing a subtask's rows between two checkpoints, a call
-    of a function of ``mapInArrow``; a stateful processor in one subtask is one. ``attempt`` is how often the job has
-    been deployed before.
+    Tasks correspond to Spark's: reading a partition, writing a subtask's rows between two checkpoints, one call of a
+    ``mapInArrow`` function; a stateful processor in one subtask is one task. ``attempt`` is the number of earlier
+    deployments of the job.
     """
     return _Task(partition_id, attempt, _next_task_attempt_id())
 
 
 @contextmanager
 def running(task: TaskContext) -> Iterator[None]:
-    """Code of the task runs in this thread. Leaves alone what a real task of Spark's has in this process."""
+    """Marks this thread as running the task's code. Does not touch the context of a real Spark task in this process."""
     with _lock:
         if TaskContext.__dict__["_taskContext"] is None:
             TaskContext._taskContext = _OfThisThread()  # type: ignore[assignment]
@@ -95,7 +95,7 @@ def running(task: TaskContext) -> Iterator[None]:
 
 
 def _next_task_attempt_id() -> int:
-    """Counts from a random number in each worker: ids of other workers, attempts and jobs lie elsewhere.
+    """Counts from a random number in each worker, so that ids of other workers, attempts and jobs differ.
 
     The count begins with the first task: a worker is forked after this module has been loaded.
     """

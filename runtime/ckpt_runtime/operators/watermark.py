@@ -1,11 +1,11 @@
 """Event time: emits a watermark that trails the greatest timestamp seen. It only ever grows.
 
-Behind a PySpark stream reader it moves when a range is out: the order of rows within a range means nothing, in Spark
-either, and an early row must not make those late that the reader gives behind it.
+Behind a PySpark stream reader it advances when a range ends: the order of rows within a range has no meaning, as in
+Spark, and a row must not make later rows of the same range late.
 
-Watermarks from upstream are swallowed, as event time starts here, except the end of all time. The last watermark is
-state and is emitted again after a restore: what follows may be all that had been on its way behind it (FLIP-76), and
-event time must not stand still until rows with newer timestamps come.
+Upstream watermarks except MAX_WATERMARK are dropped, as event time starts here. The last watermark is state and is
+emitted again after a restore: perhaps only in-flight data follows it (FLIP-76), and event time must not stand still
+until rows with newer timestamps come.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class WatermarkOperator(Operator):
     """Built from a :class:`WatermarkSpec`. Rows pass unchanged and before the watermark that they cause.
 
     State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "parallelism": of the
-    operator}``, none before the first row. At another parallelism it starts anew: rows that come here may be those of a
-    slower subtask, and must not be late for that. The end of all time is no state: a job that is started from a drained
-    savepoint goes on.
+    operator}``, none before the first row. At another parallelism it starts without a watermark: the rows may come from
+    a slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is started from a
+    drained savepoint continues with new data.
     """
 
     requires_final_checkpoint = False
@@ -59,7 +59,7 @@ class WatermarkOperator(Operator):
         greatest = pc.max(column).cast(pa.int64()).as_py()
         if greatest is None:
             return
-        # Rounded down: up, it would make rows of the same millisecond late.
+        # Rounded down, since rounding up would make rows of the same millisecond late.
         multiply, divide = _PER_MS[column.type.unit]
         reached = greatest * multiply // divide - self._delay_ms
         self._next = reached if self._next is None else max(self._next, reached)
