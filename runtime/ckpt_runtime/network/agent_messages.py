@@ -1,6 +1,6 @@
-"""What the driver and its slot agents say to each other, and how agents and workers register.
+"""The messages between the driver and its slot agents, and the registration of agents and workers.
 
-Apart from the messages of workers: an agent has to start quickly, and needs nothing of what those carry.
+Separate from the messages of workers: an agent has to start quickly and needs none of their types.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ckpt_runtime.network.listeners import Door, Message
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 Pid = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
-# --- registration: the first message of a connection, and never another one
+# --- registration: always the first message of a connection, and only that
 
 
 class ProcessIdentity(Struct, frozen=True):
-    """What another process needs to hold on to this one. ``machine`` is empty where none can."""
+    """What another process needs to watch this one. ``machine`` is empty where that is not possible."""
 
     machine: str
     pid: Pid
@@ -52,13 +52,13 @@ Registration = RegisterAgent | RegisterWorker
 
 
 class SpawnWorker(Message, frozen=True):
-    """Start a process, which registers under this id."""
+    """Starts a process, which registers under this id."""
 
     worker: str
 
 
 class AdoptWorker(Message, frozen=True):
-    """Hold a worker that was another agent's."""
+    """Takes over a worker of another agent."""
 
     worker: str
     process: ProcessIdentity
@@ -70,19 +70,19 @@ LAST_WRITES_S = 30.0
 
 
 class KillWorker(Message, frozen=True):
-    """End a process at once; its exit is reported as always."""
+    """Ends a process at once; its exit is reported as usual."""
 
     worker: str
 
 
 class Ping(Message, frozen=True):
-    """Answered by a heartbeat, which says how far the workers in ``starting`` have got."""
+    """Asks for a heartbeat, which reports the progress of the workers in ``starting``."""
 
     starting: tuple[str, ...] = ()
 
 
 class ShutdownAgent(Message, frozen=True):
-    """End, with all workers but those in ``keep``, which wait for another agent."""
+    """Ends the agent and all workers but those in ``keep``, which wait for another agent."""
 
     keep: tuple[str, ...] = ()
 
@@ -94,13 +94,13 @@ AgentCommand = SpawnWorker | AdoptWorker | KillWorker | Ping | ShutdownAgent
 
 
 class AgentHeartbeat(Message, frozen=True):
-    """Answers :class:`Ping`. ``progress`` has a figure for each starting worker, which changes while that works."""
+    """Answers :class:`Ping`. ``progress`` has a number for each starting worker, which changes while it works."""
 
     progress: dict[str, NonNegative] = field(default_factory=dict)
 
 
 class WorkerExited(Message, frozen=True):
-    """``code`` is as Python gives it, negative for a signal; None when it is unknown, or there never was a process."""
+    """``code`` is Python's exit code, negative for a signal; None if it is unknown or no process was started."""
 
     worker: str
     code: int | None

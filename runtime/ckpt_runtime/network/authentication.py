@@ -1,7 +1,7 @@
-"""Mutual authentication of a fresh connection with a shared secret. Pure: it computes, the callers send.
+"""Mutual authentication of a new connection with a shared secret. Pure: the callers send and receive.
 
 Both sides send 32 random bytes; each proves knowledge of the secret by an HMAC-SHA256 over its role and both nonces. A
-replayed or reflected proof fails since role and nonces enter it. The secret itself never travels.
+replayed or reflected proof fails, since it depends on role and nonces. The secret itself never travels.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class AuthenticationError(ConnectionError):
 
 
 def new_secret() -> str:
-    """A fresh application secret: 256 random bits as hex."""
+    """A new application secret: 256 random bits as hex."""
     return secrets.token_hex(32)
 
 
 class Handshake:
-    """One side of a handshake. ``role`` is ``"client"`` (who dials) or ``"server"``; ``purpose`` names the protocol."""
+    """One side of a handshake. ``role`` is ``"client"`` (it dials) or ``"server"``; ``purpose`` names the protocol."""
 
     def __init__(self, secret: str, role: str, purpose: str) -> None:
         self._secret = secret.encode()
@@ -35,15 +35,15 @@ class Handshake:
         self._nonce = secrets.token_bytes(NONCE_BYTES)
 
     def preface(self) -> bytes:
-        """What this side sends first: PREFACE_BYTES bytes."""
+        """The PREFACE_BYTES bytes that this side sends first."""
         return _PREFACE + self._nonce
 
     def proof(self, peer_preface: bytes) -> bytes:
-        """What this side sends second: PROOF_BYTES bytes. Raises AuthenticationError for a foreign preface."""
+        """The PROOF_BYTES bytes that this side sends second. Raises AuthenticationError for a foreign preface."""
         return self._mac(self._role, self._peer_nonce(peer_preface))
 
     def verify(self, peer_preface: bytes, peer_proof: bytes) -> None:
-        """Raises AuthenticationError unless the peer knows the secret and plays the other role."""
+        """Raises AuthenticationError unless the peer knows the secret and has the other role."""
         other = "server" if self._role == "client" else "client"
         if not hmac.compare_digest(self._mac(other, self._peer_nonce(peer_preface)), peer_proof):
             raise AuthenticationError("the peer does not know this application's secret")

@@ -1,7 +1,7 @@
-"""Buffer debloating: how large the buffers on the way to a subtask may be, by how fast it works them off. Pure.
+"""Buffer debloating: adapts the size of the buffers in flight to a subtask to its throughput. Pure.
 
-The number of buffers in flight is fixed by credit and queue lengths; their size decides how long the rows in them take.
-With a size of throughput x target / number of buffers they take about the target, and so does a barrier behind them.
+Credit and queue lengths fix the number of buffers in flight; their size determines how long their rows take. With a
+size of throughput x target / number of buffers they take about the target time, and so does a barrier behind them.
 Source: Flink's BufferDebloater (FLIP-183).
 """
 
@@ -13,15 +13,15 @@ MIN_BUFFER_BYTES = 256
 """Smaller buffers are mostly overhead."""
 
 _CONVERGED = 10
-"""After so many times the smoothed samples, further equal ones change nothing."""
+"""After this many times the number of smoothed samples, further equal samples change nothing."""
 
 
 class BufferDebloater:
     """The size of buffers for one subtask, in bytes, between :data:`MIN_BUFFER_BYTES` and ``max_bytes``.
 
-    ``buffers`` is how many may be in flight to the subtask. A sample counts ``2 / (samples + 1)``, the rest is what was
-    known before. Senders hear of a size that differs from the last one they heard of by ``threshold_percentages`` or
-    more, or that has reached a bound.
+    ``buffers`` is how many may be in flight to the subtask. A sample has the weight ``2 / (samples + 1)``, the previous
+    value the rest. Senders are notified of a size that differs from the last one that they know by
+    ``threshold_percentages`` or more, or that has reached a bound.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class BufferDebloater:
     def measured(self, processed_bytes: int, active_ms: float) -> int | None:
         """A new :attr:`size` after ``processed_bytes`` in ``active_ms``; None when it stays as it is.
 
-        Active is a subtask that is not idle for lack of input, back-pressured time included. Time in which nothing
-        could be learnt (none at all) is no sample; a sample of several periods counts as so many.
+        A subtask is active while it is not idle for lack of input; back-pressured time is included. No active time
+        gives no sample; a sample of several periods counts that many times.
         """
         if active_ms <= 0:
             return None
@@ -58,7 +58,7 @@ class BufferDebloater:
         return size
 
     def _smooth(self, wanted: float) -> None:
-        """Growth is limited to what shrinking can be, or one sample of a burst would undo many of slow rows."""
+        """Limits growth as shrinking is limited, or one sample of a burst would undo many samples of slow rows."""
         wanted = max(self._min, min(wanted, 2 * self._smoothed))
         smoothed = self._smoothed + self._weight * (wanted - self._smoothed)
         self._smoothed = min(float(self._max), smoothed)
@@ -68,9 +68,9 @@ class BufferDebloater:
 
 
 class DesiredBufferSize:
-    """What a receiver wants the buffers of a channel to measure, on its way to the sender.
+    """The buffer size that the receiver of a channel requests, on its way to the sender.
 
-    One thread announces and another one may come to listen: whoever listens has the latest wish in the end.
+    One thread announces while another one may start to listen: the listener always ends up with the latest size.
     """
 
     __slots__ = ("_listener", "latest")
@@ -80,14 +80,14 @@ class DesiredBufferSize:
         self.latest: int | None = None
 
     def announce(self, size: int) -> None:
-        # Set before the listener is looked at, as listen() does it the other way round: whichever comes second tells
-        # it.
+        # Set before the listener is read, and listen() works in the opposite order: whichever comes second notifies
+        # the listener.
         self.latest = size
         if self._listener is not None:
             self._listener(size)
 
     def listen(self, listener: Callable[[int], None]) -> None:
-        """``listener(bytes)`` is called with each wish from now on, and with the latest one there is."""
+        """Calls ``listener(bytes)`` with the latest requested size, if any, and with each later one."""
         self._listener = listener
         told = None
         while told != self.latest:

@@ -16,9 +16,9 @@ from ckpt_runtime.network.tls import AnySocket, TlsSocket, internal_context, sec
 M = TypeVar("M")
 
 HANDSHAKE_TIMEOUT_S = 30.0
-"""A machine may stand still for seconds, and each connection that is lost then costs a job a restart."""
+"""A machine may stall for seconds, and each connection that is lost then makes a job restart."""
 SILENCE_S = 60
-"""How long a peer's machine may acknowledge nothing. Longer than heartbeats are waited for by default."""
+"""How long a peer's machine may acknowledge nothing; longer than the default heartbeat timeout."""
 # A deployment's message is the largest: it may carry the program's archive.
 MAX_MESSAGE_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
@@ -26,11 +26,11 @@ LENGTH_BYTES = _LENGTH.size
 
 
 class ChannelLostError(ConnectionError):
-    """Another worker cannot be reached any more: seldom the first thing that went wrong, since that worker is gone."""
+    """Another worker can no longer be reached: seldom the root cause, which is the end of that worker."""
 
 
 def receive_exactly(connection: AnySocket, count: int) -> bytes:
-    """Raises ConnectionError when the peer closes first."""
+    """Receives ``count`` bytes. Raises ConnectionError when the peer closes first."""
     content = bytearray(count)
     view = memoryview(content)
     while view:
@@ -42,10 +42,10 @@ def receive_exactly(connection: AnySocket, count: int) -> bytes:
 
 
 def end_in_silence(connection: AnySocket) -> None:
-    """Lets the kernel give the connection up when nothing of its peer has come for :data:`SILENCE_S`.
+    """Makes the kernel end the connection when nothing has arrived from the peer for :data:`SILENCE_S`.
 
-    Packets that only vanish tell nobody: without it the kernel sends the same ones again for a quarter of an hour, and
-    an idle connection stays for ever. Systems that cannot say how long (other than Linux) wait for as long as they do.
+    Lost packets cause no error: without this the kernel sends them again for a quarter of an hour, and an idle
+    connection stays open for ever. Systems other than Linux, where the time cannot be set, use their own.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     times = {"TCP_USER_TIMEOUT": SILENCE_S * 1000, "TCP_KEEPIDLE": SILENCE_S // 3, "TCP_KEEPINTVL": SILENCE_S // 6}
@@ -68,7 +68,7 @@ def authenticate(connection: AnySocket, secret: str, role: str, purpose: str) ->
     except (ConnectionError, ssl.SSLError) as error:
         if not isinstance(connection, TlsSocket):
             raise
-        # With TLS 1.3 who dials hears only now, if at all, that its certificate was refused.
+        # With TLS 1.3 the dialling side learns only now, if at all, that its certificate was refused.
         reason = "it may not have accepted this side's certificate"
         raise AuthenticationError(f"no TLS connection (security.ssl.internal), {reason}: {error}") from error
     connection.settimeout(None)
@@ -83,7 +83,7 @@ def framed(message: Message) -> bytes:
 
 
 def message_length(prefix: bytes) -> int:
-    """The body length that a prefix announces. Raises MalformedMessageError above MAX_MESSAGE_BYTES."""
+    """The body length in a prefix. Raises MalformedMessageError above MAX_MESSAGE_BYTES."""
     length: int = _LENGTH.unpack(prefix)[0]
     if length > MAX_MESSAGE_BYTES:
         raise MalformedMessageError(
@@ -120,12 +120,12 @@ class ControlConnection:
 
     @property
     def local_host(self) -> str:
-        """The address by which this host reaches the driver, hence by which its neighbours can reach it."""
+        """This host's address on the way to the driver, by which its peers can reach it."""
         host: str = self._connection.getsockname()[0]
         return host
 
     def send(self, message: Message) -> None:
-        """Raises OSError when the driver is gone, ValueError as :func:`framed`."""
+        """Sends a message. Raises OSError when the driver is gone, ValueError as :func:`framed`."""
         content = framed(message)
         with self._send_lock:
             self._connection.sendall(content)
@@ -136,8 +136,8 @@ class ControlConnection:
         return door.decode(receive_exactly(self._connection, length))
 
     def close(self) -> None:
-        """Wakes a thread blocked in :meth:`receive`."""
+        """Closes the connection and wakes a thread blocked in :meth:`receive`."""
         with suppress(OSError):
-            # Closing alone does not wake a thread that is in a read of this descriptor.
+            # Closing alone does not wake a thread that reads from this descriptor.
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

@@ -1,4 +1,4 @@
-"""What the driver and its workers say to each other: one union of types for each direction, and its door."""
+"""The messages between the driver and its workers: one union of types and one door for each direction."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.thread_dump import ThreadInfo
 
 Duration = Annotated[float, Meta(ge=0, le=1e18)]
-"""Milliseconds; neither infinite nor NaN, which no integer could be made of."""
+"""Milliseconds; neither infinite nor NaN, which cannot be converted to an integer."""
 
 StateMetrics = Annotated[dict[str, NonNegative], Meta(max_length=1000)]
-"""What state backends say of themselves, by operator and name."""
+"""Metrics that state backends report, by operator and name."""
 
 
 # --- driver to worker
 
 
 class DeploySubtasks(Message, frozen=True):
-    """A worker gets ``job`` again when it has changed, and the program's files in ``archive`` once."""
+    """Deploys subtasks. ``job`` is sent again when it has changed, the program's files in ``archive`` only once."""
 
     deployment: Deployment
     job: JobDescriptor | None = None
@@ -37,13 +37,13 @@ class DeploySubtasks(Message, frozen=True):
 
 
 class CancelDeployment(Message, frozen=True):
-    """End what runs of the deployment."""
+    """Ends all subtasks of the deployment."""
 
     deployment: int
 
 
 class TriggerCheckpoint(Message, frozen=True):
-    """The ``tasks`` send a barrier, and take their snapshots."""
+    """Makes the ``tasks`` send a barrier and take their snapshots."""
 
     deployment: int
     tasks: tuple[SubtaskKey, ...]
@@ -53,7 +53,7 @@ class TriggerCheckpoint(Message, frozen=True):
 
 
 class NotifyCheckpointComplete(Message, frozen=True):
-    """The ``tasks`` may commit what belongs to it."""
+    """The checkpoint is complete: the ``tasks`` may commit what belongs to it."""
 
     deployment: int
     tasks: tuple[SubtaskKey, ...]
@@ -61,7 +61,7 @@ class NotifyCheckpointComplete(Message, frozen=True):
 
 
 class NotifyCheckpointAborted(Message, frozen=True):
-    """``latest_completed`` makes up for a lost notification of that one."""
+    """The checkpoint was aborted; ``latest_completed`` replaces a lost notification of its completion."""
 
     deployment: int
     tasks: tuple[SubtaskKey, ...]
@@ -70,25 +70,25 @@ class NotifyCheckpointAborted(Message, frozen=True):
 
 
 class FollowAgent(Message, frozen=True):
-    """Another agent adopts the worker: end with that one from now on."""
+    """Another agent adopts the worker, which from now on ends when that agent ends."""
 
     agent: ProcessIdentity
 
 
 class DumpThreads(Message, frozen=True):
-    """What do the threads of the worker do?"""
+    """Asks for the stacks of the worker's threads."""
 
     question: NonNegative
 
 
 class ReadLog(Message, frozen=True):
-    """What are the last lines of the worker's log?"""
+    """Asks for the last lines of the worker's log."""
 
     question: NonNegative
 
 
 class SampleStacks(Message, frozen=True):
-    """In which code is the thread of each subtask of a vertex? Looks ``samples`` times, every ``interval_ms``."""
+    """Asks for stack samples of each subtask of a vertex: ``samples`` of them, one every ``interval_ms``."""
 
     question: NonNegative
     job_id: str
@@ -98,7 +98,7 @@ class SampleStacks(Message, frozen=True):
 
 
 WorkerQuestion = DumpThreads | ReadLog | SampleStacks
-"""About the process. The thread that receives them sees to the answers: a stuck task does not keep it from that."""
+"""Questions about the process. The receiving thread has them answered, so a stuck task does not prevent answers."""
 
 WorkerCommand = (
     DeploySubtasks
@@ -115,8 +115,8 @@ WorkerCommand = (
 
 
 class TaskFailure(Struct, frozen=True):
-    """``recoverable`` is false where trying again meets the same error; a ``consequence`` is most probably one of
-    another worker's end."""
+    """``recoverable`` is false if a retry would meet the same error; a ``consequence`` was most probably caused by
+    the end of another worker."""
 
     cause: FailureInfo
     recoverable: bool = True
@@ -126,9 +126,9 @@ class TaskFailure(Struct, frozen=True):
 class SubtaskMeasures(Struct, frozen=True):
     """What a subtask has done since it was deployed.
 
-    ``measured_ms`` is when that was, by a monotonic clock of the worker. ``work_waits`` while there is something to
-    do or to send, and ``backpressured`` if it cannot send; ``slices`` grows with each piece of a buffer that it has
-    worked off.
+    ``measured_ms`` is the time of the measurement, by a monotonic clock of the worker. ``work_waits`` is true while the
+    subtask has something to process or send, ``backpressured`` while it cannot send; ``slices`` grows with each
+    processed piece of a buffer.
     """
 
     vertex_id: str
@@ -150,7 +150,7 @@ class SubtaskMeasures(Struct, frozen=True):
 
 
 class SnapshotProgress(Struct, frozen=True):
-    """How much of a subtask's snapshot is in storage by now, written and duplicated."""
+    """How much of a subtask's snapshot is in storage so far, written and duplicated."""
 
     vertex_id: str
     subtask: NonNegative
@@ -164,7 +164,7 @@ class Following(Message, frozen=True):
 
 
 class WorkerHeartbeat(Message, frozen=True):
-    """``deployment`` is -1 while there is none."""
+    """Sign of life of a worker. ``deployment`` is -1 while there is none."""
 
     deployment: int
     tasks: tuple[SubtaskMeasures, ...] = ()
@@ -186,7 +186,7 @@ class RecentLog(Message, frozen=True):
 
 
 class SampledStack(Struct, frozen=True):
-    """A stack of frames, outermost first, and how often a subtask was seen in it: on a processor, or waiting."""
+    """A stack of frames, outermost first, and how often a subtask was in it: on a processor, or waiting."""
 
     subtask: NonNegative
     frames: tuple[str, ...]
@@ -195,7 +195,7 @@ class SampledStack(Struct, frozen=True):
 
 
 class SampledStacks(Message, frozen=True):
-    """Answers :class:`SampleStacks`; without any if the worker does not run the job."""
+    """Answers :class:`SampleStacks`; without stacks if the worker does not run the job."""
 
     question: NonNegative
     stacks: tuple[SampledStack, ...]
@@ -205,21 +205,21 @@ WorkerAnswer = ThreadDump | RecentLog | SampledStacks
 
 
 class DeploymentFailed(Message, frozen=True):
-    """None of its subtasks has begun."""
+    """The deployment failed before any of its subtasks started."""
 
     deployment: int
     failure: TaskFailure
 
 
 class Canceled(Message, frozen=True):
-    """Answers :class:`CancelDeployment`. Threads that have not ``ended`` in time need another process."""
+    """Answers :class:`CancelDeployment`. If threads have not ``ended`` in time, the process has to be replaced."""
 
     deployment: int
     ended: bool
 
 
 class TaskStateChanged(Message, frozen=True):
-    """``failure`` says why, of one that FAILED."""
+    """The state of a subtask has changed; ``failure`` is the cause if it FAILED."""
 
     deployment: int
     vertex_id: str
@@ -228,13 +228,13 @@ class TaskStateChanged(Message, frozen=True):
     failure: TaskFailure | None = None
 
     def __post_init__(self) -> None:
-        """A failed task has a cause."""
+        """Checks that a failed task has a cause."""
         if self.state is TaskState.FAILED and self.failure is None:
             raise DocumentError("a task that failed names no failure")
 
 
 class EndOfDataReport(Message, frozen=True):
-    """The subtask has no more data. It ends behind its inputs, if it ``waits`` not before its final checkpoint."""
+    """The subtask has no more data. It ends after its inputs and, if it ``waits``, after its final checkpoint."""
 
     deployment: int
     vertex_id: str
@@ -243,7 +243,7 @@ class EndOfDataReport(Message, frozen=True):
 
 
 class AcknowledgeCheckpoint(Message, frozen=True):
-    """``directory`` is the one that the trigger named: the same number may have been given twice."""
+    """``directory`` is the one that the trigger named, since the same number may have been used twice."""
 
     deployment: int
     vertex_id: str
@@ -254,7 +254,7 @@ class AcknowledgeCheckpoint(Message, frozen=True):
     metrics: CheckpointMetrics
 
     def __post_init__(self) -> None:
-        """Here already at the sender, where it costs one checkpoint instead of the worker."""
+        """Checked at the sender already, where an error costs one checkpoint instead of the worker."""
         check_state(self.state, "the state")
 
 
@@ -269,16 +269,16 @@ class DeclineCheckpoint(Message, frozen=True):
     message: str
 
     def __post_init__(self) -> None:
-        """Others cannot be counted."""
+        """Checks the reason, because unknown ones cannot be counted."""
         if self.reason not in CheckpointFailureReason.__members__:
             raise DocumentError(f"there is no reason {self.reason!r} to decline a checkpoint")
 
 
 TaskMessage = TaskStateChanged | EndOfDataReport | AcknowledgeCheckpoint | DeclineCheckpoint
-"""Of one subtask."""
+"""Messages about one subtask."""
 
 DeploymentMessage = WorkerHeartbeat | DeploymentFailed | Canceled | TaskMessage
-"""Of one deployment: what the job that holds the worker gets."""
+"""Messages about one deployment, which go to the job that holds the worker."""
 
 WorkerMessage = Following | WorkerAnswer | DeploymentMessage
 

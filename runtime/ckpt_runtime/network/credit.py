@@ -1,14 +1,14 @@
 """Credit-based flow control, both sides, as plain counters. Pure.
 
 A receiver grants a window of buffers per channel; a sender sends a data buffer only against credit. Control elements
-need none. Credit goes back in halves of the window, or at once when the receiver has nothing left to do.
+need none. Credit is returned in halves of the window, or at once when the receiver has nothing left to do.
 """
 
 from __future__ import annotations
 
 
 class SenderCredit:
-    """What a sender may still send. Granting and spending may be two threads': each writes a counter of its own."""
+    """The credit of a sender. One thread may grant and another spend: each writes its own counter."""
 
     __slots__ = ("_granted", "_spent")
 
@@ -32,7 +32,7 @@ class SenderCredit:
 
 
 class ReceiverCredit:
-    """What a receiver owes: buffers consumed but not yet given back to the sender."""
+    """The credit that a receiver owes: buffers consumed but not yet returned to the sender."""
 
     __slots__ = ("_owed", "window")
 
@@ -43,7 +43,7 @@ class ReceiverCredit:
         self._owed = 0
 
     def consumed(self, queue_empty: bool) -> int:
-        """One buffer was consumed; how many to give back now (0 = later)."""
+        """Counts a consumed buffer; returns how many credits to give back now (0 = later)."""
         self._owed += 1
         # Half a window keeps the sender busy while the message travels; an empty queue means that it may be waiting.
         if queue_empty or self._owed * 2 >= self.window:

@@ -1,7 +1,7 @@
 """One data socket between two workers: frames in and out, and the channels that share it.
 
 Bodies are received straight into Arrow buffers, so that a record batch is read without a copy, and sent by
-scatter-gather. Who watches the socket, and what a channel belongs to, is the transport's (``transport``).
+scatter-gather. The transport (``transport``) watches the socket and knows what a channel belongs to.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.tls import AnySocket
 
-# Far below the system's limit (IOV_MAX), and more than a socket takes at once.
+# Far below the system's limit (IOV_MAX), and more than a socket accepts at once.
 _MAX_VECTORS = 64
 
 
 class Exchange(Protocol):
-    """What a connection wants of the transport."""
+    """What a connection needs from the transport."""
 
     def notify(self, connection: DataConnection) -> None:
-        """The connection has something to send; any thread."""
+        """The connection has something to send. Called by any thread."""
         ...
 
     def channel_opened(self, connection: DataConnection, channel: int) -> None:
-        """The peer asks for credit on a channel; the I/O thread."""
+        """The peer asks for credit on a channel. Called by the I/O thread."""
         ...
 
 
 class DataConnection:
     """One socket: incremental reading by the I/O thread, queued writing, and the channels that use it.
 
-    Whoever has something to send sends it in its own thread when nobody else is sending and the socket takes it: a
-    wake-up of the I/O thread for each buffer costs two switches of threads that share one interpreter. What is left
-    over, or comes while another thread sends, is the I/O thread's.
+    A thread that has something to send sends it itself when no other thread is sending and the socket accepts it: a
+    wake-up of the I/O thread for each buffer costs two switches of threads that share one interpreter. The I/O thread
+    sends what is left over and what is queued while another thread sends.
     """
 
     def __init__(self, transport: Exchange, connection: AnySocket, peer: str) -> None:
         connection.setblocking(False)
-        # Credit and barriers are small and urgent: they must not wait for more to come.
+        # Credit and barriers are small and urgent: they must not wait for further data.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end_in_silence(connection)
         self.socket = connection
@@ -73,26 +73,26 @@ class DataConnection:
         self._body: pa.Buffer | None = None
         self._body_view = memoryview(b"")
         self._send_lock = threading.Lock()
-        # Nobody sends before the I/O thread watches the socket: what a full socket leaves over would be nobody's.
+        # No thread sends before the I/O thread watches the socket: nothing would send what a full socket leaves over.
         self.served = False
         self.watches_write = False
 
     def ready(self, subpartition: RemoteSubpartition) -> None:
-        """A subtask queued something; any thread."""
-        # Before the lock is tried: who sends at this moment takes it along, or the I/O thread is told below.
+        """A subtask has queued something. Called by any thread."""
+        # Before the lock is tried: the thread that is sending sends this as well, or the I/O thread is notified below.
         self._ready.append(subpartition)
         if not self._send_here():
             self._transport.notify(self)
 
     def send_frame(self, channel: int, kind: FrameKind, body: bytes) -> None:
-        """Queues a frame outside flow control (OPEN, CREDIT, BUFFER_SIZE); any thread."""
+        """Queues a frame outside flow control (OPEN, CREDIT, BUFFER_SIZE). Called by any thread."""
         self._frames.append((channel, kind, body))
         if not self._send_here():
             self._transport.notify(self)
 
     def _send_here(self) -> bool:
-        """Sends in the calling thread; False when the I/O thread has to go on (it also meets the error, if any)."""
-        # While the socket is full the I/O thread waits for it; a try here would only cost a system call each time.
+        """Sends in the calling thread; False when the I/O thread has to continue (it also gets the error, if any)."""
+        # While the socket is full the I/O thread waits for it; an attempt here would only cost a system call.
         if not self.served or self.watches_write or not self._send_lock.acquire(blocking=False):
             return False
         try:
@@ -105,7 +105,7 @@ class DataConnection:
             self._send_lock.release()
 
     def send(self) -> bool:
-        """I/O thread: sends as much as the socket takes; whether something is left. Raises OSError."""
+        """I/O thread: sends as much as the socket accepts; returns whether something is left. Raises OSError."""
         with self._send_lock:
             self._collect()
             self._write()
@@ -142,9 +142,9 @@ class DataConnection:
     def read(self) -> None:
         """Reads until the socket is empty or a fair share was read.
 
-        Raises OSError when the peer is gone, ValueError when it sent what cannot be decoded.
+        Raises OSError when the peer is gone, ValueError when it sent data that cannot be decoded.
         """
-        # One busy peer must not keep the thread from the others.
+        # One busy peer must not keep the thread from serving the others.
         for _ in range(32):
             try:
                 if self._frame is None and not self._read_header():
@@ -179,7 +179,7 @@ class DataConnection:
         assert frame is not None
         match frame.kind:
             case FrameKind.DATA:
-                # Channels that are unknown are those of a released deployment: what arrives for them is dropped.
+                # Unknown channels belong to a released deployment: data that arrives for them is dropped.
                 channel = self.inputs.get(frame.channel)
                 if channel is not None and body is not None:
                     channel.put(body)
@@ -195,7 +195,7 @@ class DataConnection:
                 subpartition = self.subpartitions.get(frame.channel)
                 if subpartition is not None and body is not None:
                     subpartition.grant(decode_credit(memoryview(body)))
-                    # The caller sends as soon as all that has arrived is read.
+                    # The caller sends as soon as everything that has arrived is read.
                     self._ready.append(subpartition)
             case FrameKind.BUFFER_SIZE:
                 subpartition = self.subpartitions.get(frame.channel)
@@ -205,8 +205,8 @@ class DataConnection:
                 self._transport.channel_opened(self, frame.channel)
 
     def fail(self, error: BaseException) -> None:
-        """Tells every channel on this connection; the subtasks see it when they poll or send."""
-        # Set before anybody is woken, since who wakes looks at it.
+        """Reports the error to every channel on this connection; the subtasks see it when they poll or send."""
+        # Set before any thread is woken, since a woken thread reads it.
         failure = self.error = ChannelLostError(f"connection to worker {self.peer} lost: {error}")
         self.served = False
         for channel in self.inputs.values():

@@ -1,4 +1,4 @@
-"""Stream elements other than data: what travels in order with the rows of a channel.
+"""Stream elements other than data, which travel in order with the rows of a channel.
 
 A channel carries record batches and these control elements. They need no credit and are never dropped. Their wire form
 is JSON, since they are rare and small. No I/O here.
@@ -26,7 +26,7 @@ class CheckpointBarrier(_Element, frozen=True, tag="barrier"):
 
 
 class CancelCheckpoint(_Element, frozen=True, tag="cancel"):
-    """The checkpoint was given up upstream; do not wait for its barrier on this channel."""
+    """The checkpoint was aborted upstream: its barrier will not arrive on this channel."""
 
     checkpoint_id: int
 
@@ -38,17 +38,17 @@ class Watermark(_Element, frozen=True, tag="watermark"):
 
 
 class EndOfRange(_Element, frozen=True, tag="end_of_range"):
-    """The rows in front of it are all of a range that a stream reader has planned, as far as this channel gets them."""
+    """All rows of a range planned by a stream reader that belong to this channel have been sent."""
 
 
 class EndOfData(_Element, frozen=True, tag="end_of_data"):
-    """No more rows (control elements may follow). With ``drain`` operators finish, without it the job will resume."""
+    """No more rows (control elements may follow). With ``drain`` operators finish; without it the job will resume."""
 
     drain: bool
 
 
 class EndOfPartition(_Element, frozen=True, tag="end_of_partition"):
-    """Nothing follows: the producer ended."""
+    """Nothing follows: the producer has ended."""
 
 
 ControlElement = CheckpointBarrier | CancelCheckpoint | Watermark | EndOfRange | EndOfData | EndOfPartition

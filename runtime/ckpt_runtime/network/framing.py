@@ -17,7 +17,7 @@ MAX_BODY_BYTES = 1 << 30
 class FrameKind(IntEnum):
     """OPEN asks the receiver for credit; CREDIT grants it (body: u32 count); the others travel with the data.
 
-    BUFFER_SIZE goes the way of CREDIT: what a buffer of the channel should measure from now on (body: u32 bytes).
+    BUFFER_SIZE travels like CREDIT: the size that buffers of the channel should have from now on (body: u32 bytes).
     """
 
     OPEN = 1
@@ -29,12 +29,12 @@ class FrameKind(IntEnum):
 
 
 class FramingError(ConnectionError):
-    """The peer sent bytes that are no frame; the connection cannot be used any more."""
+    """The peer sent bytes that are not a frame; the connection can no longer be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """What precedes a body of ``length`` bytes."""
+    """The header before a body of ``length`` bytes."""
 
     channel: int
     length: int
@@ -49,7 +49,7 @@ def encode_header(channel: int, length: int, kind: FrameKind) -> bytes:
 
 
 def decode_header(content: bytes | bytearray | memoryview) -> FrameHeader:
-    """Raises FramingError for an unknown kind or a claimed body above MAX_BODY_BYTES."""
+    """The header. Raises FramingError for an unknown kind or a claimed body above MAX_BODY_BYTES."""
     channel, length, kind = _HEADER.unpack(content)
     if length > MAX_BODY_BYTES:
         raise FramingError(f"peer announced a frame body of {length} bytes, the limit is {MAX_BODY_BYTES}")
@@ -65,7 +65,7 @@ def encode_credit(count: int) -> bytes:
 
 
 def decode_credit(content: bytes | bytearray | memoryview) -> int:
-    """Raises FramingError unless the body is one u32."""
+    """The credit. Raises FramingError unless the body is one u32."""
     if len(content) != 4:
         raise FramingError(f"credit frame of {len(content)} bytes")
     count: int = struct.unpack("<I", content)[0]
@@ -78,7 +78,7 @@ def encode_buffer_size(size: int) -> bytes:
 
 
 def decode_buffer_size(content: bytes | bytearray | memoryview) -> int:
-    """Raises FramingError unless the body is one positive u32."""
+    """The buffer size. Raises FramingError unless the body is one positive u32."""
     if len(content) != 4:
         raise FramingError(f"buffer size frame of {len(content)} bytes")
     size: int = struct.unpack("<I", content)[0]
@@ -88,7 +88,7 @@ def decode_buffer_size(content: bytes | bytearray | memoryview) -> int:
 
 
 def channel_id(deployment: int, index: int) -> int:
-    """The wire id of a channel: unique over all deployments of a session, so that late frames reach nobody."""
+    """The wire id of a channel: unique over all deployments of a session, so late frames reach no other channel."""
     return deployment << 32 | index
 
 

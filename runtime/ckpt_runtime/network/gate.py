@@ -1,11 +1,11 @@
-"""The input gate of a subtask: its channels' queues, which channel is next, and blocking for alignment.
+"""The input gate of a subtask: its channels' queues, the choice of the next channel, and blocking for alignment.
 
 Producers (the I/O thread, or a subtask of the same worker) append; one consumer, the subtask, polls. Appending and
 popping a deque is atomic, so the hot path takes no lock. Every element puts one token into ``_arrivals``: polling is
-O(1) whatever the number of channels. No sockets here.
+O(1) for any number of channels. No sockets here.
 
-A barrier that may be unaligned stands in its queue like any element and is announced besides, so that the subtask hears
-of it before it has worked off what stands in front (FLIP-76). Barriers do not overtake barriers: an announcement waits
+A barrier that may be unaligned is queued like any element and is also announced, so that the subtask learns of it
+before it has processed the elements in front of it (FLIP-76). Barriers do not overtake barriers: an announcement waits
 until no aligned barrier is in front of it.
 """
 
@@ -28,10 +28,10 @@ Element: TypeAlias = "pa.RecordBatch | pa.Buffer | ControlElement | BaseExceptio
 
 
 class InputChannel:
-    """One channel's receiving end.
+    """The receiving end of one channel.
 
     ``input_index`` is the job edge (gate number) it belongs to, ``peer`` the sending subtask's index. Barriers stay in
-    order unless ``overtakes``.
+    order unless ``overtakes`` is set.
     """
 
     __slots__ = (
@@ -66,12 +66,12 @@ class InputChannel:
         self.held = 0
 
     def on_credit(self, give_back: Callable[[int], None]) -> None:
-        """``give_back(count)`` returns credit to the sender; set before the first buffer arrives."""
+        """Sets ``give_back(count)``, which returns credit to the sender, before the first buffer arrives."""
         self._give_back = give_back
 
     def put(self, element: Element) -> None:
-        """Called by the producer's thread."""
-        # In this order: the consumer looks for what is announced in the queue, and pops one element for each arrival.
+        """Queues an element. Called by the producer's thread."""
+        # In this order: the consumer looks for announced elements in the queue, and pops one element for each arrival.
         self.queue.append(element)
         if self.overtakes and (
             isinstance(element, EndOfPartition)
@@ -81,7 +81,7 @@ class InputChannel:
         self._gate.arrived(self.index)
 
     def queued_before(self, checkpoint_id: int, *, or_all: bool = False) -> list[InFlightData]:
-        """Rows and watermarks in front of a checkpoint's barrier. Without one in the queue: all of them, or none."""
+        """Rows and watermarks before a checkpoint's barrier; if it is not queued, all of them or none."""
         found: list[InFlightData] = []
         for element in tuple(self.queue):
             if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
@@ -91,7 +91,7 @@ class InputChannel:
         return found if or_all else []
 
     def buffer_consumed(self) -> None:
-        """Called by the subtask after it took a data buffer."""
+        """Returns credit. Called by the subtask after it has consumed a data buffer."""
         owed = self.credit.consumed(not self.queue)
         if owed and self._give_back is not None:
             self._give_back(owed)
@@ -110,7 +110,7 @@ class InputGate:
     def add_channel(
         self, input_index: int, window: int, *, peer: int | None = None, overtakes: bool = True
     ) -> InputChannel:
-        """``peer`` is the number of channels that the gate has for that input already, unless given."""
+        """Adds a channel; ``peer`` defaults to the number of channels that the gate already has for that input."""
         if peer is None:
             peer = sum(channel.input_index == input_index for channel in self.channels)
         channel = InputChannel(self, len(self.channels), input_index, window, peer=peer, overtakes=overtakes)
@@ -118,7 +118,7 @@ class InputGate:
         return channel
 
     def announced(self, channel: InputChannel, element: Announced) -> None:
-        """Called by the producer's thread, after it queued the element."""
+        """Notes an announcement. Called by the producer's thread after it has queued the element."""
         self._announcements.append((channel, element))
 
     def arrived(self, index: int) -> None:
@@ -130,9 +130,9 @@ class InputGate:
         return bool(self._announcements)
 
     def next_announcement(self) -> tuple[InputChannel, Announced] | None:
-        """What came early, in order of arrival; None when there is nothing (any more, or yet).
+        """The next announced element, in order of arrival; None when there is none.
 
-        What was polled before its announcement was looked at is no news any more.
+        An element that was polled before its announcement was read is skipped.
         """
         while self._announcements:
             channel, element = self._announcements.popleft()
@@ -144,7 +144,7 @@ class InputGate:
         return None
 
     def barrier_polled(self, channel: InputChannel) -> None:
-        """A barrier came in order: what waited behind it may be announced."""
+        """A barrier was polled in order: elements that waited behind it may be announced."""
         waiting = [held for held in self._withheld if held[0] is channel]
         if waiting:
             self._withheld = [held for held in self._withheld if held[0] is not channel]
@@ -166,21 +166,21 @@ class InputGate:
         return bool(self._arrivals)
 
     def block(self, index: int) -> None:
-        """The channel delivered its barrier: nothing behind it may be processed until the alignment ends."""
+        """Blocks a channel that delivered its barrier: nothing after it is processed until the alignment ends."""
         self.channels[index].blocked = True
 
     def resume(self, index: int) -> None:
-        """Ends :meth:`block`. What the channel delivered meanwhile comes before newer arrivals."""
+        """Ends :meth:`block`. Elements that the channel delivered meanwhile come before newer arrivals."""
         channel = self.channels[index]
         channel.blocked = False
         if channel.held:
-            # Their tokens were used up by polls that found the channel blocked.
+            # Polls that found the channel blocked have used up their tokens.
             self._arrivals.extendleft([index] * channel.held)
             channel.held = 0
 
 
 class _Place(Enum):
-    """Where an announced element stands in its channel's queue."""
+    """The place of an announced element in its channel's queue."""
 
     FREE = "behind no aligned barrier"
     BEHIND_ALIGNED_BARRIER = "behind an aligned barrier"
@@ -189,7 +189,7 @@ class _Place(Enum):
 
 def _place_of(channel: InputChannel, announced: Announced) -> _Place:
     place = _Place.FREE
-    # A copy, which is atomic: the producer goes on appending.
+    # A copy, which is atomic: the producer keeps appending.
     for element in tuple(channel.queue):
         if element is announced:
             return place

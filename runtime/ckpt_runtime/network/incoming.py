@@ -1,7 +1,7 @@
-"""Handshakes of connections that others have opened, on the I/O thread of their owner: no thread waits for a stranger.
+"""Handshakes of incoming connections, on the owner's I/O thread: no thread waits for an unauthenticated peer.
 
-What has not proved itself costs a socket and some bytes, for some seconds at most. There is room for so many; one too
-many takes the place of the oldest, since a peer that knows the secret is through in milliseconds.
+An unauthenticated connection costs a socket and some bytes, for some seconds at most. Their number is bounded; a new
+one replaces the oldest, since a peer that knows the secret finishes its handshake in milliseconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Stranger:
 
 
 class IncomingHandshakes:
-    """``accepted`` gets each socket that has proved the secret, registered nowhere. One thread uses all of this."""
+    """``accepted`` gets each socket whose peer has proved the secret, unregistered. One thread uses this object."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class IncomingHandshakes:
         self._strangers: dict[_Stranger, None] = {}
 
     def add(self, connection: socket.socket, name: str) -> None:
-        """The selector's data of its socket is to be called without arguments when it is readable."""
+        """Registers a connection: its owner calls the selector's data, without arguments, when it is readable."""
         if len(self._strangers) >= MAX_HANDSHAKES:
             self.drop_oldest("there are too many")
         connection.setblocking(False)
@@ -66,13 +66,13 @@ class IncomingHandshakes:
         self._attempt(stranger, lambda: self._greet(stranger))
 
     def expire(self) -> None:
-        """Drops those that have had their time."""
+        """Drops connections whose time for the handshake is over."""
         now = time.monotonic()
         for stranger in [known for known in self._strangers if known.deadline < now]:
             self._drop(stranger, "the handshake took too long")
 
     def drop_oldest(self, why: str) -> None:
-        """Makes room for another one, if there are any."""
+        """Drops the oldest connection, if any, to make room for another one."""
         stranger = next(iter(self._strangers), None)
         if stranger is not None:
             self._drop(stranger, why)
@@ -82,12 +82,12 @@ class IncomingHandshakes:
             self._drop(stranger, "the worker ends")
 
     def _serve(self, stranger: _Stranger) -> None:
-        # Of what has come in one record of TLS no selector tells a second time.
+        # The selector does not report the rest of a TLS record a second time.
         while stranger in self._strangers and self._attempt(stranger, lambda: self._advance(stranger)):
             pass
 
     def _attempt(self, stranger: _Stranger, step: Callable[[], None]) -> bool:
-        """Whether there may be more to do at once."""
+        """Runs a step; returns whether another one may be possible at once."""
         try:
             step()
         except BlockingIOError:
@@ -124,7 +124,7 @@ class IncomingHandshakes:
             _send(stranger.socket, stranger.handshake.proof(received))
             return
         stranger.handshake.verify(stranger.preface, received)
-        # Its new owner registers the socket anew, perhaps with this very selector.
+        # Its new owner registers the socket again, perhaps with this selector.
         self._forget(stranger)
         self._accepted(stranger.socket, stranger.name)
 
@@ -139,6 +139,6 @@ class IncomingHandshakes:
 
 
 def _send(connection: AnySocket, content: bytes) -> None:
-    """Some bytes into the empty buffer of a fresh socket."""
+    """Sends a few bytes, which fit into the empty buffer of a new socket."""
     if connection.send(content) < len(content):
         raise ConnectionError("the peer takes no bytes")

@@ -1,8 +1,8 @@
-"""What a sender has queued for one channel and not yet handed to the wire; barriers may overtake it (FLIP-76). Pure.
+"""Elements queued for one channel and not yet handed to the wire; barriers may overtake them (FLIP-76). Pure.
 
-The sending subtask appends, whoever holds the connection's send lock takes. Both are atomic on a deque, so they need no
-lock between them; :meth:`OutputQueue.add_barrier` and :meth:`OutputQueue.turn_unaligned` move elements and must not run
-while somebody takes.
+The sending subtask appends; the thread that holds the connection's send lock takes. Both are atomic on a deque, so they
+need no common lock; :meth:`OutputQueue.add_barrier` and :meth:`OutputQueue.turn_unaligned` move elements and must not
+run while another thread takes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, ControlElement, Watermark
 
 InFlightData: TypeAlias = "pa.RecordBatch | pa.Buffer | Watermark"
-"""What a barrier overtakes and a checkpoint keeps: rows (as a batch or as its IPC message) and watermarks."""
+"""In-flight data that barriers overtake and checkpoints store: rows (a batch or its IPC message) and watermarks."""
 
 QueuedElement: TypeAlias = "pa.Buffer | bytes | ControlElement"
 """Rows as an IPC message, a schema message (bytes), or a control element."""
 
 
 class OutputQueue:
-    """``capacity`` is the number of row buffers from which on the sender should pause; control elements always fit."""
+    """The sender should pause when ``capacity`` row buffers are queued; control elements always fit."""
 
     __slots__ = ("_added", "_capacity", "_queue", "_taken")
 
@@ -52,20 +52,20 @@ class OutputQueue:
         self._queue.append(message)
 
     def add_control(self, element: ControlElement) -> None:
-        """In its place: behind everything that is queued."""
+        """Appends a control element, behind everything that is queued."""
         self._queue.append(element)
 
     def add_barrier(self, barrier: CheckpointBarrier, limit: int | None = None) -> list[InFlightData]:
-        """Puts the barrier in front of what is queued and returns what it overtakes, in order.
+        """Puts the barrier in front of the queued elements and returns those that it overtakes, in order.
 
-        It stays behind every other barrier and cancellation. With a ``limit`` it overtakes at most so many bytes of
+        It stays behind every other barrier and cancellation. With a ``limit`` it overtakes at most that many bytes of
         rows, counted from the end of the queue.
         """
         queued = list(self._queue)
         return self._place(queued, barrier, len(queued), limit)
 
     def turn_unaligned(self, checkpoint_id: int, limit: int | None = None) -> list[InFlightData]:
-        """Moves a queued barrier forward as :meth:`add_barrier` would have placed it; nothing when it has left."""
+        """Moves a queued barrier to where :meth:`add_barrier` would have put it; does nothing if it has been sent."""
         queued = list(self._queue)
         for position, element in enumerate(queued):
             if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
@@ -81,9 +81,9 @@ class OutputQueue:
         )
 
     def take(self, credit: SenderCredit) -> Iterator[QueuedElement]:
-        """What may be sent now, in order; spends ``credit`` for rows."""
+        """Takes the elements that may be sent now, in order; spends ``credit`` for rows."""
         while self._queue:
-            # Control elements need no credit but keep their place: a barrier behind rows waits with them.
+            # Control elements need no credit but keep their place: a barrier behind rows waits for them.
             if isinstance(self._queue[0], pa.Buffer):
                 if credit.available == 0:
                     return
@@ -103,12 +103,12 @@ class OutputQueue:
     def _place(
         self, queued: list[QueuedElement], barrier: CheckpointBarrier, end: int, limit: int | None
     ) -> list[InFlightData]:
-        """Inserts the barrier, whose place in order is ``end``, as far in front as it may go."""
+        """Inserts the barrier, whose place in order is ``end``, as far to the front as possible."""
         place = end
         size = 0
         while place > 0:
             element = queued[place - 1]
-            # Receivers align checkpoints in the order of their ids, so nothing that speaks of one overtakes another.
+            # Receivers align checkpoints in the order of their ids, so barriers and cancellations keep their order.
             if isinstance(element, CheckpointBarrier | CancelCheckpoint):
                 break
             if isinstance(element, pa.Buffer) and limit is not None:
@@ -120,6 +120,6 @@ class OutputQueue:
             element for element in queued[place:end] if isinstance(element, pa.Buffer | Watermark)
         ]
         queued.insert(place, barrier)
-        # A new deque in one step: the producer's thread asks it for room and barriers without a lock.
+        # Replaced in one step: the producer's thread checks the deque for room and barriers without a lock.
         self._queue = deque(queued)
         return overtaken

@@ -1,6 +1,6 @@
-"""The sending end of a channel to another worker: what is queued, what credit allows, and when its producer is woken.
+"""The sending end of a channel to another worker: its queue, its credit, and the waking of its producer.
 
-No socket and no thread of its own: the connection that it is attached to (``data_connection``) calls it.
+It has no socket and no thread: the connection that it is attached to (``data_connection``) calls it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckpt_runtime.network.output_queue import InFlightData, OutputQueue, QueuedE
 
 
 class Carrier(Protocol):
-    """What a subpartition wants of its connection: to be drained soon, and why that is over."""
+    """What a subpartition needs from its connection: to be drained soon, and the error that ended it."""
 
     @property
     def error(self) -> BaseException | None: ...
@@ -31,9 +31,9 @@ class Carrier(Protocol):
 class RemoteSubpartition:
     """The sending end of a channel whose consumer lives in another worker.
 
-    The subtask's thread queues elements; whoever holds the connection's send lock moves them on as credit allows. The
-    producer is woken when there is room again, when a barrier that might yet turn unaligned has left the queue, and
-    when nothing is left in it after the end of data: a subtask that ends waits for that.
+    The subtask's thread queues elements; the thread that holds the connection's send lock moves them on as credit
+    allows. The producer is woken when there is room again, when a barrier that could still turn unaligned has left the
+    queue, and when the queue is empty after the end of data, which an ending subtask waits for.
     """
 
     def __init__(self, channel: int, capacity: int, wake_producer: Callable[[], None]) -> None:
@@ -59,19 +59,19 @@ class RemoteSubpartition:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Of the rows sent so far; None before the first."""
+        """The schema of the rows sent so far; None before the first."""
         return self._schema
 
     @property
     def error(self) -> BaseException | None:
-        """Why nothing can be sent any more; None while all is well."""
+        """The error because of which nothing can be sent; None while there is none."""
         return None if self._connection is None else self._connection.error
 
     def attach(self, connection: Carrier) -> None:
         self._connection = connection
 
     def send_batch(self, batch: pa.RecordBatch) -> None:
-        """Queues a batch (in the subtask's thread: serialisation is its work, not the I/O thread's)."""
+        """Queues a batch in the subtask's thread, which serialises it instead of the I/O thread."""
         if self._schema is None:
             self._schema = batch.schema
             self._queue.add_schema(batch.schema.serialize().to_pybytes())
@@ -85,10 +85,10 @@ class RemoteSubpartition:
 
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
         """Sends the barrier in front of what is queued; see :meth:`OutputQueue.add_barrier`."""
-        # Not while somebody takes: what it takes would be put back into the queue by the copy made here.
+        # Not while another thread takes elements: the copy made here would put them back into the queue.
         with self._moving:
             overtaken = self._queue.add_barrier(barrier, limit)
-        # Outside of the lock: it may send here and now, which takes the lock.
+        # Outside the lock: it may send at once, which takes the lock.
         self._notify()
         return overtaken
 
@@ -107,12 +107,12 @@ class RemoteSubpartition:
         self._connection.ready(self)
 
     def grant(self, count: int) -> None:
-        """I/O thread. The first grant also says that the receiver is there: nothing may be sent before."""
+        """Adds credit (I/O thread). The first grant also means that the receiver exists: nothing is sent before it."""
         self._opened = True
         self._credit.grant(count)
 
     def drain_into(self, out: deque[bytes | memoryview | pa.Buffer]) -> None:
-        """Moves what credit allows."""
+        """Moves as many elements to ``out`` as credit allows."""
         if not self._opened:
             return
         turnable = emptied = False
@@ -124,12 +124,12 @@ class RemoteSubpartition:
                 out.append(body)
                 turnable = turnable or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
                 emptied = self._ends and self._queue.is_empty
-        # Looked at afterwards: a producer that filled the channel during the loop sleeps as well.
+        # Checked afterwards: a producer that filled the channel during the loop sleeps as well.
         if turnable or emptied or self._queue.was_full(self._queue.taken - before):
             self._wake_producer()
 
     def failed(self) -> None:
-        """The connection is lost: the producer looks at :attr:`error`."""
+        """The connection is lost: wakes the producer, which reads :attr:`error`."""
         self._wake_producer()
 
 

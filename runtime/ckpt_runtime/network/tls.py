@@ -1,8 +1,8 @@
 """TLS: contexts from PEM files, and a socket that several threads may use.
 
-What admits a process to the sockets of a session travels as one text, its credentials: the session's secret and, with
-``security.ssl.internal``, the files of its certificate. The secret is proved inside TLS as without it; so a certificate
-alone admits nobody, and neither does the secret alone.
+The credentials that admit a process to the sockets of a session travel as one text: the session's secret and, with
+``security.ssl.internal``, the files of its certificate. The secret is proved inside TLS as well, so neither a
+certificate alone nor the secret alone admits a process.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ T = TypeVar("T")
 _SEPARATOR = "\n"
 _RECORD_BYTES = 16 << 10
 _MODES_OF_OTHERS = 0o027
-"""Nobody but the owner and a group may read a key, and nobody but the owner may change it."""
+"""Only the owner and a group may read a key, and only the owner may change it."""
 
 
 class TlsFilesError(ValueError):
-    """A file of certificates cannot be used; the message names the option and the file."""
+    """A certificate or key file cannot be used; the message names the option and the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class InternalFiles:
-    """Paths of PEM files: a certificate, its key, and the authority of all of them."""
+    """Paths of PEM files: a certificate, its key, and the authority that signs all certificates."""
 
     certificate: str
     key: str
@@ -44,7 +44,7 @@ class InternalFiles:
 
 
 def rest_context(configuration: Configuration) -> ssl.SSLContext | None:
-    """For the REST server; None when it is to speak plain HTTP. Raises :class:`TlsFilesError`."""
+    """The context of the REST server; None for plain HTTP. Raises :class:`TlsFilesError`."""
     get = configuration.get
     if not get(SecurityOptions.REST_ENABLED):
         return None
@@ -56,7 +56,7 @@ def rest_context(configuration: Configuration) -> ssl.SSLContext | None:
 
 
 def credentials(secret: str, configuration: Configuration) -> str:
-    """The text that admits to the session's sockets. Raises :class:`TlsFilesError` for files that are of no use."""
+    """The text that admits to the session's sockets. Raises :class:`TlsFilesError` for unusable files."""
     get = configuration.get
     if not get(SecurityOptions.INTERNAL_ENABLED):
         return secret
@@ -67,13 +67,13 @@ def credentials(secret: str, configuration: Configuration) -> str:
 
 
 def internal_context(credentials: str, role: str) -> ssl.SSLContext | None:
-    """For one side of a connection (``client`` dials); None without TLS. Raises :class:`TlsFilesError`."""
+    """The context for one side of a connection (``client`` dials); None without TLS. Raises :class:`TlsFilesError`."""
     files = _files(credentials)
     if files is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if role == "server" else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Certificates are of the session's own authority and name no hosts: workers come up on any machine.
+    # The session's own authority signs certificates, which name no hosts: workers start on any machine.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     _load(
@@ -117,26 +117,26 @@ def _load(context: ssl.SSLContext, certificate: str, key: str, options: tuple[st
 
 
 def _no_passphrase() -> str:
-    """Instead of asking at a terminal."""
+    """Raises an error, instead of asking for a passphrase at a terminal."""
     raise ValueError("the key has a passphrase")
 
 
 class TlsSocket:
     """A TLS connection with the methods of a socket that are used here.
 
-    OpenSSL's objects must not be used by two threads at a time, so each step of it happens under a lock, without
-    waiting; who waits for the peer waits outside. Without blocking, what has to wait is a ``BlockingIOError``.
+    Two threads must not use OpenSSL's objects at the same time, so each step happens under a lock, without waiting; a
+    thread waits for the peer outside the lock. A non-blocking socket raises ``BlockingIOError`` instead of waiting.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, role: str) -> None:
-        """Takes the socket over. The handshake is still to be made."""
+        """Takes ownership of the socket. The caller still has to make the handshake."""
         self._timeout = connection.gettimeout()
         connection.setblocking(False)
         self._tls = context.wrap_socket(connection, server_side=role == "server", do_handshake_on_connect=False)
         self._lock = threading.Lock()
 
     def do_handshake(self) -> None:
-        """Raises AuthenticationError when there is none to be had with this peer."""
+        """Makes the handshake. Raises AuthenticationError when it fails with this peer."""
         try:
             self._step(self._tls.do_handshake)
         except ssl.SSLError as error:
@@ -146,7 +146,7 @@ class TlsSocket:
         return self._tls.fileno()
 
     def pending(self) -> int:
-        """Bytes that have come and that no selector tells of."""
+        """Number of received bytes that a selector does not report."""
         with self._lock:
             return self._tls.pending() if self._tls.fileno() >= 0 else 0
 
@@ -178,7 +178,7 @@ class TlsSocket:
             left = left[self.send(left) :]
 
     def sendmsg(self, vectors: Iterable[memoryview]) -> int:
-        """As many bytes of the beginning as one record takes: small vectors share one."""
+        """Sends as many bytes from the beginning as fit into one record: small vectors share a record."""
         parts = [part.cast("B") for part in vectors]
         if parts[0].nbytes >= _RECORD_BYTES:
             return self.send(parts[0])
@@ -190,7 +190,7 @@ class TlsSocket:
         return self.send(beginning)
 
     def shutdown(self, how: int) -> None:
-        """Of the connection below: whoever waits for the peer wakes up."""
+        """Shuts down the underlying connection, which wakes threads that wait for the peer."""
         with self._lock:
             self._tls.shutdown(how)
 
@@ -203,7 +203,7 @@ class TlsSocket:
         while True:
             try:
                 with self._lock:
-                    # Locked for the step alone: while one thread waits for the peer, another may send.
+                    # Locked for this step only: while one thread waits for the peer, another may send.
                     return step()
             except ssl.SSLWantReadError:
                 events = select.POLLIN

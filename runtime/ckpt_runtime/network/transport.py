@@ -1,8 +1,8 @@
-"""Channels between workers: one listening socket and one I/O thread per worker, and which channel is on which socket.
+"""Channels between workers: one listening socket and one I/O thread per worker, and the mapping of channels to sockets.
 
-A worker dials each peer that it sends to; data flows one way on that connection, credit and wanted buffer sizes the
-other. All channels between two workers share it. Dialling happens in the thread that deploys; the handshakes of those
-that others open are ``incoming``'s.
+A worker dials each peer that it sends to; data flows one way on that connection, credit and desired buffer sizes the
+other. All channels from one worker to another share it. Dialling happens in the thread that deploys; ``incoming``
+handles the handshakes of connections that peers open.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ logger = logging.getLogger(__name__)
 
 _PURPOSE = "data"
 ACCEPT_PAUSE_S = 0.1
-"""How long nothing is accepted by a process that has no descriptors left."""
+"""How long a process that has no descriptors left accepts no connection."""
 Address = tuple[str, int]
 
 
 class DataTransport:
     """Channels of one worker to and from its peers.
 
-    ``register`` announces a receiving channel, ``connect`` opens a sending one; both may come first. ``release``
-    forgets a deployment's channels: what arrives for them afterwards is dropped.
+    ``register`` announces a receiving channel, ``connect`` opens a sending one; in either order. ``release``
+    forgets a deployment's channels: data that arrives for them afterwards is dropped.
     """
 
     def __init__(self, host: str, secret: str) -> None:
@@ -77,9 +77,9 @@ class DataTransport:
     # Any thread.
 
     def register(self, channel: int, receiver: InputChannel) -> None:
-        """The receiver gets what the peer sends on ``channel``, and the peer gets the receiver's credit window."""
+        """Binds the receiver to ``channel``: it gets the peer's data, and the peer gets its credit window."""
         with self._channel_lock:
-            # Noted and looked up under one lock: the peer's OPEN comes before this or after it, never in between.
+            # Both under one lock: the peer's OPEN comes before this or after it, never in between.
             self._registered[channel] = receiver
             connection = self._opened.pop(channel, None)
         if connection is not None:
@@ -88,7 +88,7 @@ class DataTransport:
     def connect(self, peer: Address, channel: int, capacity: int, wake: Callable[[], None]) -> RemoteSubpartition:
         """Opens a sending channel to the worker at ``peer``.
 
-        Raises ChannelLostError when it cannot be reached, AuthenticationError when it is of another session.
+        Raises ChannelLostError when it cannot be reached, AuthenticationError when it belongs to another session.
         """
         connection = self._dial(peer)
         subpartition = RemoteSubpartition(channel, capacity, wake)
@@ -104,7 +104,7 @@ class DataTransport:
             self._opened = {c: r for c, r in self._opened.items() if deployment_of(c) > deployment}
         forgotten = threading.Event()
         self._post(lambda: self._forget(deployment, forgotten))
-        # A thread that has ended forgets nothing any more, but puts nothing into a channel either.
+        # A thread that has ended no longer forgets channels, but puts nothing into them either.
         while self._thread.is_alive() and not forgotten.wait(0.1):
             pass
 
@@ -114,7 +114,7 @@ class DataTransport:
         self._thread.join(timeout=5)
 
     def notify(self, connection: DataConnection) -> None:
-        """The connection has something to send."""
+        """Makes the I/O thread send what the connection has queued."""
         self._notified.append(connection)
         if self._sleeping:
             self._wake()
@@ -125,7 +125,7 @@ class DataTransport:
 
     def _wake(self) -> None:
         with suppress(OSError):
-            # A full pipe wakes as well, and a closed one has nobody to wake.
+            # A full pipe wakes the thread as well, and with a closed one the thread has ended.
             os.write(self._wake_send, b"w")
 
     def _dial(self, peer: Address) -> DataConnection:
@@ -159,7 +159,7 @@ class DataTransport:
     # I/O thread.
 
     def channel_opened(self, connection: DataConnection, channel: int) -> None:
-        """The peer asks for credit on a channel; it gets it as soon as the channel's receiver is registered."""
+        """The peer asks for credit on a channel; it gets credit as soon as the channel's receiver is registered."""
         with self._channel_lock:
             if deployment_of(channel) <= self._released:
                 return
@@ -181,7 +181,7 @@ class DataTransport:
         if connection.error is not None:
             receiver.put(connection.error)
             return
-        # First of all: the credit below invites the first buffer.
+        # Set first: the credit below lets the peer send the first buffer.
         connection.inputs[channel] = receiver
         receiver.on_credit(lambda count: connection.send_frame(channel, FrameKind.CREDIT, encode_credit(count)))
         connection.send_frame(channel, FrameKind.CREDIT, encode_credit(receiver.credit.window))
@@ -211,7 +211,7 @@ class DataTransport:
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
-            # Without descriptors or memory the listener stays readable: do not turn in circles.
+            # Without descriptors or memory the listener stays readable: avoid a busy loop.
             logger.warning("cannot accept a data connection: %s", error)
             self._incoming.drop_oldest("there are no descriptors left")
             self._selector.unregister(self._listener)
@@ -238,7 +238,7 @@ class DataTransport:
                 self._tasks.popleft()()
             while self._notified:
                 self._flush(self._notified.popleft())
-            # Before the last look at the queues: whoever adds to them from here on sees it, and writes to the pipe.
+            # Set before the last look at the queues: a thread that adds to them from here on writes to the pipe.
             self._sleeping = True
             pause = 1.0 if self._accept_again_at is None else ACCEPT_PAUSE_S
             events = self._selector.select(0 if self._notified or self._tasks else pause)
@@ -249,7 +249,7 @@ class DataTransport:
                     self._serve(key.data, mask)
                 else:
                     key.data()
-        # Once more: whoever posted last (a release) may be waiting for it.
+        # Once more: the thread that posted the last task (a release) may be waiting for it.
         while self._tasks:
             self._tasks.popleft()()
         self._incoming.close()
@@ -274,7 +274,7 @@ class DataTransport:
             self._read_what_is_left(connection)
 
     def _read_what_is_left(self, connection: DataConnection) -> None:
-        """Of a record of TLS that has come as a whole: no selector tells of it again."""
+        """Reads the rest of a TLS record that has arrived as a whole: the selector does not report it again."""
         if isinstance(connection.socket, TlsSocket) and connection.error is None and connection.socket.pending():
             self._tasks.append(lambda: self._serve(connection, selectors.EVENT_READ))
 
@@ -294,7 +294,7 @@ class DataTransport:
             self._selector.modify(connection.socket, events, connection)
 
     def _drop(self, connection: DataConnection, error: Exception) -> None:
-        # Before it is closed: a closed socket has no number that could be unregistered.
+        # Before the socket is closed: a closed one has no descriptor that could be unregistered.
         self._selector.unregister(connection.socket)
         self._connections.discard(connection)
         with self._dial_lock:

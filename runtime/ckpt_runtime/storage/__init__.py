@@ -1,1 +1,1 @@
-"""Snapshots and high-availability data on any file system; the only room that uses fsspec."""
+"""Snapshots and high-availability data on any file system; the only package that uses fsspec."""

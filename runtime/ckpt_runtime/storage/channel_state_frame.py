@@ -1,9 +1,9 @@
-"""Frames of channel state files: each in-flight element on its own, and the verified way from a file back to it.
+"""Frames of channel state files: one per in-flight element, and the verified reading of them.
 
 Header, 24 bytes, little endian: magic (4 bytes), kind (u8), three zero bytes, body length (u64), XXH3-64 checksum. The
 body is an Arrow IPC message of rows, or the eight bytes of a watermark. The checksum covers header and body and is
-seeded with the file's name and the frame's place in it, so that frames and files which were swapped are noticed. It
-makes each frame readable alone: a restored stream is read lazily, and a later checkpoint may refer to any part of it.
+seeded with the file's name and the frame's place in it, so that swapped frames and files are noticed. It
+makes each frame readable on its own: a restored stream is read lazily, and later checkpoints may refer to any part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckpt_runtime.storage.filesystem import Location, file_size, naming, open_re
 from ckpt_runtime.storage.state_file_reader import locate
 
 MAX_BODY_BYTES = 1 << 30
-"""As on the wire: no message of rows is larger."""
+"""The same limit as on the wire: no message of rows is larger."""
 
 _MAGIC = b"CKIF"
 _FIELDS = struct.Struct("<4sB3sQ")
@@ -44,17 +44,17 @@ class ElementKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class InFlightWatermark:
-    """A watermark that was on its way."""
+    """A watermark that was in flight."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class PersistedElement:
-    """A run of whole frames, mostly one, that lies in a channel state file already.
+    """A run of whole frames, mostly one, that is already stored in a channel state file.
 
-    ``key_groups`` as in :class:`ChannelStateSegment`. ``foreign``: the file stays the user's, so its bytes are copied
-    by the next checkpoint that needs them, never referred to.
+    ``key_groups`` as in :class:`ChannelStateSegment`. ``foreign``: the file still belongs to the user, so the next
+    checkpoint that needs its bytes copies them and never refers to them.
     """
 
     file: StateFile
@@ -105,12 +105,12 @@ def _checksum(name: str, offset: int, fields: bytes, body: bytes | memoryview | 
 class FrameSource:
     """One channel state file, or inline content. Opens the file at the first read. Not thread-safe; :meth:`close` it.
 
-    Local files are held open, so that one which is deleted meanwhile can still be read. Keeps at most one frame, or 256
-    KiB, in memory.
+    Local files are kept open, so that a file that is deleted meanwhile can still be read. Keeps at most one frame, or
+    256 KiB, in memory.
     """
 
     def __init__(self, directory: Location, file: StateFile) -> None:
-        """A relative path of ``file`` counts from ``directory``. Raises CorruptFileError or InvalidLocationError."""
+        """Relative paths of ``file`` are resolved in ``directory``. Raises CorruptFileError or InvalidLocationError."""
         self.file = file
         self._location = None if file.inline is not None else locate(directory, file.path)
         self.url = f"{directory.url} (inline channel state)" if self._location is None else self._location.url
@@ -133,7 +133,7 @@ class FrameSource:
     def read(self, offset: int, end: int) -> Frame:
         """The frame at ``offset``, which may reach up to ``end``.
 
-        Raises CorruptFileError naming the file and the position, or as the storage does.
+        Raises CorruptFileError naming the file and the position, or the errors of the storage.
         """
         if end - offset < HEADER_BYTES:
             raise self._damaged(offset, f"{end - offset} bytes are too few for an element")
@@ -152,7 +152,7 @@ class FrameSource:
         return Frame(ElementKind(kind), body, offset + HEADER_BYTES + length)
 
     def close(self) -> None:
-        """Gives up the open file and what was read ahead."""
+        """Closes the file and drops the bytes that were read ahead."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -179,7 +179,7 @@ class FrameSource:
         else:
             data = read_range(self._location, offset, length)
         if len(data) != length:
-            self._check_length(self._location)  # an answer that is short is no proof of a damaged file
+            self._check_length(self._location)  # a short answer does not prove that the file is damaged
             raise StorageError(f"{self.url}: storage gave {len(data)} of {length} bytes at {offset}", self.url)
         return data
 

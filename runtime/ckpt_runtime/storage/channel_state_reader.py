@@ -1,4 +1,4 @@
-"""Reads restored in-flight data back: lazily, one element at a time, each verified before it is used."""
+"""Reads restored in-flight data lazily, one element at a time; each is verified before it is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckpt_runtime.storage.filesystem import Location
 
 @dataclass(frozen=True, slots=True)
 class RestoredElement:
-    """An element and where it lies. ``content``: an Arrow IPC message of rows, not yet clipped, or a watermark."""
+    """An element and where it is stored. ``content``: an Arrow IPC message of rows, not yet clipped, or a watermark."""
 
     place: PersistedElement
     content: pa.Buffer | InFlightWatermark
@@ -25,7 +25,7 @@ class ChannelStateReader:
     """One restored stream. Not thread-safe; :meth:`close` it after use."""
 
     def __init__(self, directory: Location, stream: ChannelStateStream, *, foreign: bool = False) -> None:
-        """``directory`` is the restored snapshot's; ``foreign`` when its files stay the user's.
+        """``directory`` is the restored snapshot's; ``foreign`` when its files still belong to the user.
 
         Touches no file. Raises CorruptFileError or InvalidLocationError for handles that cannot be right.
         """
@@ -44,8 +44,8 @@ class ChannelStateReader:
     def read(self) -> RestoredElement | None:
         """The next element, or None at the end.
 
-        Raises CorruptFileError or NotFoundError naming the file and the position, or as the storage does; the element
-        stays unread then.
+        Raises CorruptFileError or NotFoundError naming the file and the position, or storage errors; the element
+        then stays unread.
         """
         while self._segment < len(self._stream.segments):
             segment = self._stream.segments[self._segment]
@@ -66,7 +66,7 @@ class ChannelStateReader:
         return None
 
     def unread(self) -> ChannelStateStream:
-        """What :meth:`read` has not returned yet, to be referred to by a later checkpoint."""
+        """The elements that :meth:`read` has not returned yet, as a stream that a later checkpoint can refer to."""
         segments = list(self._stream.segments[self._segment :])
         if segments:
             first = segments[0]
@@ -82,7 +82,7 @@ class ChannelStateReader:
         )
 
     def close(self) -> None:
-        """Gives up the open file; reading again would open it again."""
+        """Closes the file; reading again would open it again."""
         if self._source is not None:
             self._source.close()
             self._source = None

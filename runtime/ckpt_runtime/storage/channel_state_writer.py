@@ -1,7 +1,7 @@
 """Writes the in-flight data of one subtask and checkpoint: one file in the job's shared directory (FLIP-76).
 
-What already lies in a file of an earlier checkpoint is referred to. Nothing refers to the new file before
-:func:`write_channel_state` returns, and when it raises none is left behind.
+Elements that already lie in a file of an earlier checkpoint are referred to. Nothing refers to the new file before
+:func:`write_channel_state` returns, and when it raises, no file is left behind.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ InFlightElement: TypeAlias = PersistedElement | pa.Buffer | pa.RecordBatch | InF
 
 @dataclass(frozen=True, slots=True)
 class CapturedStream:
-    """What a checkpoint has caught of one channel, in order. ``edge`` and ``peer`` as in :class:`ChannelStateStream`.
+    """Captured elements of one channel, in order; ``edge`` and ``peer`` are as in :class:`ChannelStateStream`.
 
-    ``schema`` is that of the rows; None when there are none. It is not compared with the elements.
+    ``schema`` is that of the rows; None when there are none. It is not checked against the elements.
     """
 
     edge: int
@@ -52,11 +52,11 @@ class CapturedStream:
 
 @dataclass(frozen=True, slots=True)
 class WrittenChannelState:
-    """Handles, and where each element lies now.
+    """The handles, and where each element is stored now.
 
     ``input_places`` and ``output_places`` run parallel to the captured streams and their elements: an element that was
-    referred to is its own place; one that lies in the metadata has None. ``file`` is what was newly written, None
-    without a new file. ``written_bytes`` went into the file or the handles, ``referenced_bytes`` lay elsewhere already.
+    referred to is its own place; one that lies in the metadata has None. ``file`` is the newly written file, or
+    None. ``written_bytes`` went into the file or the handles; ``referenced_bytes`` were stored elsewhere already.
     """
 
     inputs: tuple[ChannelStateStream, ...]
@@ -77,12 +77,12 @@ def write_channel_state(
     *,
     full: bool,
 ) -> WrittenChannelState:
-    """Writes what is new, refers to what is not; streams without elements are left out.
+    """Writes new elements and refers to stored ones; streams without elements are left out.
 
-    ``snapshot_directory`` is that of the checkpoint being written; its name begins the file's, which tells whose a file
-    is that a killed worker left. Up to ``inline_threshold`` new bytes go into the handles instead. ``full`` refers to
-    nothing: what lies elsewhere is copied, as inline and foreign elements always are. Raises as the storage does, and
-    CorruptFileError when what is to be copied is damaged.
+    ``snapshot_directory`` is that of the checkpoint being written; the file's name begins with its name, which tells
+    the checkpoint of a file left by a killed worker. Up to ``inline_threshold`` new bytes go into the handles instead.
+    ``full`` refers to nothing: elements stored elsewhere are copied, as inline and foreign elements always are. Raises
+    the errors of the storage, and CorruptFileError when an element to be copied is damaged.
     """
     captured = (*inputs, *outputs)
     size = sum(_new_bytes(element, full) for stream in captured for element in stream.elements)
@@ -114,14 +114,14 @@ class _Piece:
 
 @dataclass(slots=True)
 class _PlacedStream:
-    """One stream on its way: what it consists of, and each element's place as (piece, offset, length) or itself."""
+    """One stream being written: its parts, and each element's place as (piece, offset, length) or itself."""
 
     captured: CapturedStream
     parts: list[_Piece | ChannelStateSegment] = field(default_factory=list)
     places: list[PersistedElement | tuple[_Piece, int, int]] = field(default_factory=list)
 
     def refer(self, element: PersistedElement) -> None:
-        """Joins it to the part before when it goes on there."""
+        """Adds a stored element; one that continues the previous part in the same file is joined to it."""
         self.places.append(element)
         last = self.parts[-1] if self.parts else None
         if (

@@ -1,7 +1,7 @@
 """Pointers to a job's completed checkpoints, and the counters of its checkpoint ids and attempts.
 
 The pointer makes a checkpoint restorable by the next driver: it is added after ``_metadata`` is published and removed
-before anything of the checkpoint is deleted.
+before any file of the checkpoint is deleted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FIRST_CHECKPOINT_ID = 1
 _Stored = dict[str, dict[str, Any]]
 _Numbered = Mapping[int, dict[str, Any]]
 _DISPOSAL = "disposal-"
-"""Before the id of a checkpoint whose pointer is gone and whose files are being deleted."""
+"""Key prefix of a checkpoint whose pointer is gone and whose files are being deleted."""
 _SAVEPOINT = "savepoint-"
-"""Before the id of a savepoint that is being taken, which nobody else would find after a crash."""
+"""Key prefix of a savepoint that is being taken, which could not be found otherwise after a crash."""
 
 
 class CheckpointPointer(Struct, frozen=True):
-    """Where a checkpoint lies, and whether its files are the job's to delete."""
+    """Where a checkpoint lies, and whether the job owns its files and may delete them."""
 
     directory: str
     owned: bool
@@ -38,16 +38,16 @@ class _PendingSavepoint(Struct, frozen=True):
 
 
 class CheckpointPointerStore:
-    """The pointers of one job, in one document: a driver that lost its lease can add none (see ``fenced_document``)."""
+    """The pointers of one job, in one document: a driver without the lease can add none (see ``fenced_document``)."""
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
         self._document = FencedDocument(directory, _Stored, fence, epoch)
 
     def add(self, checkpoint_id: int, pointer: CheckpointPointer) -> None:
-        """Adds a pointer. Adding the very same one again is fine, which is how an unknown outcome is settled.
+        """Adds a pointer. Adding the same one again is fine and settles an unknown outcome.
 
-        Raises :class:`AlreadyExistsError` when there is a different one, :class:`AmbiguousWriteError` when it is
+        Raises :class:`AlreadyExistsError` when a different one exists, :class:`AmbiguousWriteError` when it is
         unknown whether it was added, :class:`StorageError` when it was not.
         """
         if checkpoint_id < 0:
@@ -62,17 +62,17 @@ class CheckpointPointerStore:
         self._document.change(added)
 
     def list(self) -> Mapping[int, CheckpointPointer]:
-        """All pointers by ascending id. Raises :class:`CorruptFileError` naming a damaged file: none is left out."""
+        """All pointers by ascending id, none skipped. Raises :class:`CorruptFileError` naming a damaged file."""
         return self._pointers(self._document.read())
 
     def adopt(self) -> Mapping[int, CheckpointPointer]:
-        """All pointers, of which an earlier leader can from now on neither add nor remove any."""
+        """All pointers; after this call earlier leaders can neither add nor remove any."""
         return self._pointers(self._document.adopt())
 
     def remove(self, checkpoint_id: int, disposal: Mapping[str, Any] | None = None) -> None:
-        """Removes a pointer and makes sure that it is gone; none there is fine.
+        """Removes a pointer and makes sure that it is gone; a missing one is fine.
 
-        ``disposal`` is left in its place, in the same step, until :meth:`settle`.
+        ``disposal`` replaces it in the same step and stays until :meth:`settle`.
         """
         gone = str(checkpoint_id)
 
@@ -83,21 +83,21 @@ class CheckpointPointerStore:
         self._document.change(removed)
 
     def disposals(self) -> Mapping[int, Mapping[str, Any]]:
-        """What :meth:`remove` left, by checkpoint id. Raises :class:`CorruptFileError`."""
+        """The disposals that :meth:`remove` stored, by checkpoint id. Raises :class:`CorruptFileError`."""
         return self._numbered({key: value for key, value in self._document.read().items() if key.startswith(_DISPOSAL)})
 
     def settle(self, checkpoint_id: int) -> None:
-        """The disposal is done; none there is fine."""
+        """Removes a disposal, which is done; a missing one is fine."""
         done = f"{_DISPOSAL}{checkpoint_id}"
         self._document.change(lambda present: {key: value for key, value in present.items() if key != done})
 
     def expect_savepoint(self, checkpoint_id: int, directory: str) -> None:
-        """A savepoint is about to be taken into this directory, which does not exist yet."""
+        """Notes that a savepoint is about to be taken into this directory, which does not exist yet."""
         pending = to_builtins(_PendingSavepoint(directory))
         self._document.change(lambda present: {**present, f"{_SAVEPOINT}{checkpoint_id}": pending})
 
     def settle_savepoint(self, checkpoint_id: int) -> None:
-        """The savepoint is complete, or its directory is gone; none there is fine."""
+        """Removes the note: the savepoint is complete, or its directory is gone. A missing note is fine."""
         done = f"{_SAVEPOINT}{checkpoint_id}"
         self._document.change(lambda present: {key: value for key, value in present.items() if key != done})
 
@@ -130,7 +130,7 @@ class CheckpointPointerStore:
 
 
 class Counters(Struct, frozen=True):
-    """No checkpoint id and no attempt from these on was ever used; the last savepoint has ``savepoint_id``, or 0."""
+    """The first unused checkpoint id and attempt; ``savepoint_id`` is that of the last savepoint, or 0."""
 
     next_checkpoint_id: NonNegative = FIRST_CHECKPOINT_ID
     next_attempt: NonNegative = 0
@@ -140,7 +140,7 @@ class Counters(Struct, frozen=True):
 class JobCounters:
     """The next checkpoint id, the next attempt and the last savepoint of one job. They only rise.
 
-    A number is used after it was stored.
+    A number is stored before it is used.
     """
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
@@ -152,19 +152,19 @@ class JobCounters:
         return self._document.read()
 
     def adopt(self) -> Counters:
-        """As :meth:`get`; an earlier leader can from now on use no further number."""
+        """As :meth:`get`; after this call earlier leaders can reserve no number."""
         return self._document.adopt()
 
     def reserve_checkpoint(self, checkpoint_id: int) -> None:
-        """No later driver uses this id or a smaller one. Repeating an unknown outcome is fine."""
+        """Makes sure that no later driver uses this id or a smaller one. Repeating an unknown outcome is fine."""
         self._raise_to(Counters(next_checkpoint_id=checkpoint_id + 1))
 
     def reserve_attempt(self, attempt: int) -> None:
-        """No later driver uses this attempt or a smaller one. Repeating an unknown outcome is fine."""
+        """Makes sure that no later driver uses this attempt or a smaller one. Repeating an unknown outcome is fine."""
         self._raise_to(Counters(next_attempt=attempt + 1))
 
     def keep_savepoint(self, checkpoint_id: int) -> None:
-        """The last savepoint has at least this id. Repeating an unknown outcome is fine."""
+        """Stores that the last savepoint has at least this id. Repeating an unknown outcome is fine."""
         self._raise_to(Counters(savepoint_id=checkpoint_id))
 
     def _raise_to(self, least: Counters) -> None:

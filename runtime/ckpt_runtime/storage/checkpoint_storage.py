@@ -1,4 +1,4 @@
-"""Where snapshots lie, in Flink's layout: ``<dir>/<job id>/{chk-<n>,shared,taskowned}`` and savepoint directories.
+"""Locations of snapshots in Flink's layout: ``<dir>/<job id>/{chk-<n>,shared,taskowned}`` and savepoint directories.
 
 Makes and finds directories; writes no state and deletes nothing.
 """
@@ -72,14 +72,14 @@ class CheckpointStorage:
 
     @property
     def owner(self) -> Location:
-        """Names the cluster whose job writes here, as long as it does."""
+        """The file that names the cluster whose job writes here, as long as it does."""
         return self.location.child(OWNER_NAME)
 
     def claim(self, cluster: str | None) -> None:
-        """Before the first write of a job: two clusters that use one directory may be given the same job id.
+        """Claims the directory before the first write: clusters that share a directory may have jobs of the same id.
 
-        ``cluster`` is the URL of its high-availability directory; None, for a session without, only looks. Claiming
-        again is fine. Raises :class:`AlreadyExistsError` naming the other cluster.
+        ``cluster`` is the URL of its high-availability directory; None, for a session without one, only checks.
+        Claiming again is fine. Raises :class:`AlreadyExistsError` naming the other cluster.
         """
         if cluster is not None:
             with suppress(AlreadyExistsError):
@@ -93,7 +93,7 @@ class CheckpointStorage:
             raise AlreadyExistsError(message, self.owner.url)
 
     def holder(self) -> str | None:
-        """The cluster whose job writes here, by the URL of its high-availability directory; None for nobody known."""
+        """The cluster whose job writes here, by the URL of its high-availability directory; None if unknown."""
         try:
             return read_bytes(self.owner, _MAX_OWNER_BYTES).decode(errors="replace")
         except NotFoundError:
@@ -101,16 +101,16 @@ class CheckpointStorage:
 
     def initialize(self) -> None:
         """Makes the job's directories; they may exist. Raises :class:`StorageError` naming the directory or bucket."""
-        # Making directories proves nothing on an object store; a bucket that is not there shows here.
+        # Making directories proves nothing on an object store; a missing bucket is found here.
         check_bucket(self.location)
         make_directory(self.shared)
         make_directory(self.task_owned)
 
     def initialize_checkpoint(self, checkpoint_id: int) -> Location:
-        """Makes a checkpoint's directory. What an unfinished attempt left in it does no harm: file names are unique.
+        """Makes a checkpoint's directory. Files of an unfinished attempt in it do no harm: file names are unique.
 
-        Raises :class:`AlreadyExistsError` when a complete checkpoint is there, :class:`StorageError` otherwise, also
-        when the job's directory is not there: a file system that is away is not replaced by what lies under it.
+        Raises :class:`AlreadyExistsError` when a complete checkpoint exists, :class:`StorageError` otherwise, also
+        when the job's directory is missing: nothing is written below the mount point of a missing file system.
         """
         directory = self.checkpoint(checkpoint_id)
         make_directory(directory, parents=False)
@@ -132,7 +132,7 @@ def initialize_savepoint(
 ) -> Location:
     """Makes a new, empty directory ``<target>/savepoint-<6 digits of the job id>-<12 hex digits>``.
 
-    ``announce`` is called before one is made, and may raise to make none.
+    ``announce`` is called before a directory is made, and may raise to prevent it.
 
     Raises :class:`InvalidLocationError` for an unusable target and :class:`StorageError` when no directory could be
     made in ten attempts.
@@ -152,18 +152,18 @@ def initialize_savepoint(
 
 
 def is_savepoint_of(directory: Location, job_id: str) -> bool:
-    """Whether it has a name that :func:`initialize_savepoint` gives to savepoints of this job."""
+    """Whether the directory has a name that :func:`initialize_savepoint` gives to savepoints of this job."""
     return re.fullmatch(rf"{SAVEPOINT_PREFIX}{check_job_id(job_id)[:6]}-[0-9a-f]{{12}}", directory.name) is not None
 
 
 def shared_file_checkpoint(name: str) -> int | None:
-    """The id of the checkpoint for which a shared file was written, by its name; None for foreign files."""
+    """The id of the checkpoint for which a shared file was written, taken from its name; None for foreign files."""
     match = _SHARED_FILE_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def shared_file_owner(file: Location) -> Location:
-    """The job directory that a shared file lies in, by its path alone.
+    """The job directory that contains a shared file, judged by its path alone.
 
     Raises :class:`InvalidLocationError` unless it has the name and place of a job's shared file.
     """

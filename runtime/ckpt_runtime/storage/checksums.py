@@ -1,6 +1,6 @@
 """The checksum of stored bytes: XXH3 with 128 bits, written as ``xxh3-128:<32 hex digits>``.
 
-It finds damage (truncation, flipped bits, swapped files) at memory speed; it is no protection against forgery.
+It finds damage (truncation, flipped bits, swapped files) at memory speed; it does not protect against forgery.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FORM = re.compile(rf"{ALGORITHM}:[0-9a-f]{{32}}")
 
 
 class RunningChecksum:
-    """The checksum of bytes that come piece by piece."""
+    """The checksum of bytes that arrive piece by piece."""
 
     __slots__ = ("_state",)
 

@@ -1,10 +1,10 @@
-"""Who has claimed a snapshot: a document beside its files, which one job can create and all others find.
+"""The claim of a snapshot: a document beside its files, which only one job can create and all others find.
 
 A *place* is what is claimed: the directory of a job with its checkpoints, which may share files, or the directory of
-a savepoint. The claim names what in it became its owner's to delete; its owner deletes nothing there that it does not
-name. Nobody else changes it but one successor: the heir of an owner that left checkpoints, or whoever comes when it is
-proven that the owner is dead. Of several that come, one creates the file that makes it the successor; the others find
-another owner then.
+a savepoint. The claim names the files in it that its owner may delete; the owner deletes nothing there that the claim
+does not name. Besides the owner only one successor changes the claim: the heir of an owner that left checkpoints, or a
+job that claims the place when the owner is proven dead. If several jobs try, one creates the file that makes it the
+successor; the others then find another owner.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ckpt_runtime.storage.publish import publish, replace
 
 CLAIM_NAME = "claim"
 SESSION_PREFIX = "session "
-"""How the name of a cluster without high availability begins: its one process."""
+"""Prefix of the name of a cluster without high availability, which consists of one process."""
 
 _SUCCESSOR = f"{CLAIM_NAME}-after-"
 _MOST_SUCCESSORS = 16
-"""That may have died before one succeeds."""
+"""Maximum number of successors that may have died before one succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,20 @@ class Claimant:
     process: str | None = None
 
     def is_same_job(self, other: Claimant) -> bool:
-        """Wherever its checkpoints lie. A claimant that was declared dead never matches."""
+        """Compares job and cluster, not the checkpoint directory. A claimant that was declared dead never matches."""
         return (self.job_id, self.cluster) == (other.job_id, other.cluster) and not (self.is_over or other.is_over)
 
     @property
     def is_over(self) -> bool:
-        """Whether a user has let go of its claim."""
+        """Whether a user has released its claim."""
         return self.process == RELEASED
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """``snapshot`` is the URL of what the owner has claimed; ``files`` in the place, by their relative paths, are its.
+    """``snapshot`` is the URL of the claimed snapshot; the owner may delete ``files``, relative paths in the place.
 
-    ``earlier`` owned the place before and have left it to the owner; checkpoints of theirs may need some of the files.
+    ``earlier`` are former owners that passed the place on; their checkpoints may need some of the files.
     ``number`` counts the changes: no claim is ever equal to an earlier one.
     """
 
@@ -88,7 +88,7 @@ class ClaimedError(AlreadyExistsError):
 
 
 def place_of_snapshot(directory: Location) -> Location:
-    """The place of a snapshot: checkpoints that lie where a job wrote them share one."""
+    """The place of a snapshot; checkpoints in the directory of the job that wrote them share one place."""
     job = directory.parent
     return job if is_checkpoint_name(directory.name) and is_job_id(job.name) else directory
 
@@ -101,7 +101,7 @@ def place_of_file(file: Location) -> Location:
 
 
 def relative_path(place: Location, file: Location) -> str:
-    """As a claim names a file below its place."""
+    """The path by which a claim names a file below its place."""
     return file.path[len(place.path.rstrip("/")) + 1 :]
 
 
@@ -111,7 +111,7 @@ def claim_file(place: Location) -> Location:
 
 
 def read_claim(place: Location) -> Claim | None:
-    """Raises :class:`CorruptFileError` for a file that is no claim."""
+    """The claim of a place; None without one. Raises :class:`CorruptFileError` for a file that is not a claim."""
     file = claim_file(place)
     try:
         return checked(decode_document(read_shown(file, 2 * MAX_DOCUMENT_BYTES), file.url), Claim)
@@ -122,7 +122,7 @@ def read_claim(place: Location) -> Claim | None:
 
 
 def claim_of(snapshot: Location) -> Claim | None:
-    """The claim of the snapshot in this directory; None when it is free, whatever else of its place is claimed."""
+    """The claim of the snapshot in this directory; None if it is free, even if its place is claimed for another."""
     claim = read_claim(place_of_snapshot(snapshot))
     return claim if claim is not None and identity(resolve(claim.snapshot)) == identity(snapshot) else None
 
@@ -134,11 +134,11 @@ def _nobody(_: Claimant) -> bool:
 def acquire(
     place: Location, claim: Claim, heir_of: Sequence[str] = (), is_dead: Callable[[Claimant], bool] = _nobody
 ) -> None:
-    """Claims a place, once for each job: its own claim is renewed, with what it names already.
+    """Claims a place. A job that has claimed it before renews its claim, which keeps the files that it names.
 
-    ``heir_of`` are directories of jobs whose claims go to the new owner, who has claimed these; so do those of owners
-    of which ``is_dead`` knows for certain. Raises :class:`ClaimedError`; :class:`AmbiguousWriteError` when it is
-    unknown whether the place is claimed.
+    ``heir_of`` are directories of jobs whose claims pass to the new owner, which has claimed these directories; claims
+    of owners that are certainly dead by ``is_dead`` pass to it as well. Raises :class:`ClaimedError`;
+    :class:`AmbiguousWriteError` when it is unknown whether the place is claimed.
     """
     data = _encoded(place, claim)
     try:
@@ -169,7 +169,7 @@ def acquire(
 
 
 def _continue(place: Location, present: Claim, claim: Claim) -> None:
-    """What the present owner, or those before it, still need stays protected."""
+    """Files that the present owner or earlier ones still need stay protected."""
     earlier = present.earlier if present.owner == claim.owner else (*present.earlier, present.owner)
     files = tuple(dict.fromkeys((*present.files, *claim.files)))
     change(place, Claim(claim.owner, claim.snapshot, files, earlier, present.number + 1))
@@ -179,14 +179,14 @@ def _continue(place: Location, present: Claim, claim: Claim) -> None:
 def _succession(
     place: Location, present: Claim, successor: Claimant, is_dead: Callable[[Claimant], bool]
 ) -> Iterator[None]:
-    """Only one at a time may change this claim, whose owner does not any more. Raises :class:`ClaimedError`.
+    """Lets one successor at a time change this claim, whose owner no longer does. Raises :class:`ClaimedError`.
 
-    A successor that died on the way leaves its file, behind which the next one puts its own. A file stays as well while
-    it is unknown whether the claim was changed: such a write may arrive at any time. No claim ever comes a second time,
-    so who is late may create a file, and finds another claim.
+    A successor that died on the way leaves its file, and the next one adds its own with the next number. A file also
+    stays while it is unknown whether the claim was changed, because such a write may arrive at any time. No claim is
+    ever equal to an earlier one, so a late successor may create a file but then finds another claim.
     """
     digest = checksum_of(_encoded(place, present)).rpartition(":")[2]
-    # By the claim's content, in which `number` makes each unique: a successor that is late cannot meet a newer claim.
+    # Named after the claim's content, which `number` makes unique: a late successor cannot affect a newer claim.
     names = [f"{_SUCCESSOR}{digest}-{number}" for number in range(_MOST_SUCCESSORS)]
     number = next((number for number, name in enumerate(names) if _is_next(place, name, successor, is_dead)), None)
     if number is None:
@@ -196,14 +196,14 @@ def _succession(
     except AmbiguousWriteError:
         raise
     except BaseException:
-        # Only its own: those of the dead ones in front show the next one where to go on.
+        # Only its own file: those of the dead successors before it show the next one which number to use.
         _forget(place, names[number : number + 1])
         raise
     _forget(place, names[: number + 1])
 
 
 def _is_next(place: Location, name: str, successor: Claimant, is_dead: Callable[[Claimant], bool]) -> bool:
-    """Whether the file is the successor's; False when it is that of a dead one."""
+    """Creates the file: True when it is the successor's, False when it belongs to a dead successor."""
     mark = place.child(name)
     try:
         publish(mark, encode_document(to_builtins(successor)))
@@ -224,7 +224,7 @@ def _forget(place: Location, names: Sequence[str]) -> None:
 
 
 def _read_successor(mark: Location) -> Claimant:
-    """Raises NotFoundError when it has just gone: whoever claims may try again."""
+    """The job that the file names. Raises NotFoundError when the file was just deleted: the caller may try again."""
     try:
         return checked(decode_document(read_bytes(mark, MAX_DOCUMENT_BYTES), mark.url), Claimant)
     except DocumentError as error:
@@ -232,14 +232,14 @@ def _read_successor(mark: Location) -> Claimant:
 
 
 def change(place: Location, claim: Claim) -> None:
-    """Replaces a claim; for its owner alone."""
+    """Replaces a claim; only its owner may call this."""
     replace(claim_file(place), _encoded(place, claim))
 
 
 def declare_owner_dead(place: Location, claim: Claim) -> None:
-    """Says that the owner of this claim is dead: whoever claims next succeeds it, and it has nothing to say any more.
+    """Declares the owner of this claim dead: the next job that claims succeeds it, and the owner loses all rights.
 
-    Raises :class:`ClaimedError` when the claim is another one by now.
+    Raises :class:`ClaimedError` when the claim has changed in the meantime.
     """
     over = replace_fields(claim.owner, process=RELEASED)
     with _succession(place, claim, over, lambda owner: owner.is_over):
@@ -252,8 +252,8 @@ def declare_owner_dead(place: Location, claim: Claim) -> None:
 
 
 def release(place: Location) -> None:
-    """Anybody may claim the place from now on; for its owner alone. None there is fine."""
-    # The claim before the files of successors: who comes in between claims afresh.
+    """Deletes the claim, so that any job may claim the place; only its owner may call this. No claim is fine."""
+    # The claim is deleted before the files of successors: a job that comes in between makes a new claim.
     delete_file(claim_file(place))
     with suppress(StorageError):
         _forget(place, [name for name in list_names(place) if name.startswith(_SUCCESSOR)])

@@ -1,4 +1,4 @@
-"""Named places at which a test lets the driver die, to prove that what it leaves behind is always consistent.
+"""Named places at which a test kills the driver, to prove that it always leaves consistent data behind.
 
 Outside tests :func:`crash_point` is an empty function. The environment variable :data:`VARIABLE`, the path of a file,
 arms a process from its start: the process dies at the point whose name the file holds at that time.
@@ -15,11 +15,11 @@ VARIABLE = "CKPT_CRASH_POINT_FILE"
 
 
 def _pass(point: str) -> None:
-    """Nobody wants this process to die."""
+    """The crash point of a process that is not armed: does nothing."""
 
 
 def crasher(file: Path) -> Callable[[str], None]:
-    """What :func:`crash_point` is in an armed process. The file goes first: a successor is not to die there as well."""
+    """The :func:`crash_point` of an armed process. It deletes the file first, so that a successor survives."""
 
     def reach_armed(point: str) -> None:
         try:
@@ -35,4 +35,4 @@ def crasher(file: Path) -> Callable[[str], None]:
 
 _file = os.environ.get(VARIABLE)
 crash_point = _pass if not _file else crasher(Path(_file))
-"""``crash_point(point)`` marks a place; points are named after what has just happened or is about to."""
+"""``crash_point(point)`` marks a place; a point is named after the step that just happened or is about to."""

@@ -1,11 +1,11 @@
 """Deletes snapshots, and never anything else.
 
-``_metadata`` goes first, so that what is half deleted is no snapshot any more. A checkpoint's directory belongs to the
-system and goes as a whole. A savepoint's may have been moved by its owner to a place with other files in it, so only
-what its metadata refers to is deleted, then its entry in the catalogue, and its directories when they are empty then.
+``_metadata`` is deleted first, so that a half-deleted snapshot no longer counts as one. A checkpoint's directory
+belongs to the system and is deleted as a whole. The user may have moved a savepoint to a place with other files, so
+only the files of its metadata are deleted, then its entry in the catalogue, and its directories if they are empty then.
 
-What is gone is fine, but only where the directory that held it is there: a mount that is missing shows nothing of what
-comes back with it.
+A missing file counts as deleted, but only where its parent directory exists: a missing mount hides files that come back
+with it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
 
 
 def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
-    """Deletes a checkpoint's directory with everything in it; shared files are the registry's. Gone is fine.
+    """Deletes a checkpoint's directory with everything in it, but no shared files. A missing directory is fine.
 
-    Raises :class:`StorageError` naming what could not be deleted; calling again goes on.
+    Raises :class:`StorageError` naming what could not be deleted; calling again continues.
     """
     directory = storage.checkpoint(checkpoint_id)
     check_directory(directory.parent)
@@ -50,12 +50,12 @@ def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
 
 
 def release_job_directory(storage: CheckpointStorage) -> None:
-    """The job has ended: what is left of it no longer belongs to its cluster."""
+    """Ends the cluster's ownership of the files that an ended job left."""
     delete_file(storage.owner)
 
 
 def delete_job_directory(storage: CheckpointStorage) -> bool:
-    """Deletes a job's checkpoint directory if nothing but empty directories is left in it; says whether it is gone."""
+    """Deletes a job's checkpoint directory if only empty directories are left in it; returns whether it is gone."""
     for directory in (storage.shared, storage.task_owned):
         delete_empty_directory(directory)
     return delete_empty_directory(storage.location)
@@ -78,14 +78,14 @@ class _StoredDisposal(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDisposal:
-    """A checked order to delete one snapshot. Its files are known even when its metadata is gone already."""
+    """A checked order to delete one snapshot. Its files are known even after its metadata is gone."""
 
     directory: Location
     files: tuple[tuple[str, ...], ...]
 
     @classmethod
     def of(cls, directory: Location, paths: Iterable[str]) -> SnapshotDisposal:
-        """To delete the snapshot in ``directory`` with the files of these relative paths.
+        """The order to delete the snapshot in ``directory`` with the files of these relative paths.
 
         Raises :class:`InvalidLocationError` for a path that leads out of it.
         """
@@ -96,7 +96,7 @@ class SnapshotDisposal:
 
     @classmethod
     def from_json(cls, document: object) -> SnapshotDisposal:
-        """Of :meth:`to_json`. Raises InvalidLocationError; :class:`DocumentError` for another shape."""
+        """The inverse of :meth:`to_json`. Raises InvalidLocationError; :class:`DocumentError` for another shape."""
         stored = checked(document, _StoredDisposal)
         return cls.of(resolve(stored.directory), stored.files)
 
@@ -104,9 +104,9 @@ class SnapshotDisposal:
         return {"directory": self.directory.url, "files": ["/".join(segments) for segments in self.files]}
 
     def execute(self, then: Callable[[], None] | None = None) -> None:
-        """Deletes. After a :class:`StorageError` calling again goes on; what is gone is fine.
+        """Deletes the snapshot. After a :class:`StorageError` calling again continues; missing files are fine.
 
-        ``then`` is called when the files are gone, and deletes what else goes with them.
+        ``then`` is called when the files are gone, and deletes whatever belongs to them.
         """
         directory = self.directory
         check_directory(directory.parent)
@@ -117,9 +117,9 @@ class SnapshotDisposal:
             parents.update(directory.child(*segments[:depth]) for depth in range(1, len(segments)))
         if then is not None:
             then()
-        # The catalogue's entry goes behind the files: until then it shows that something is left to dispose of.
+        # The catalogue's entry is deleted after the files: until then it shows that the disposal is unfinished.
         delete_entry(directory)
-        # Deepest first: a directory is empty only when those in it have gone.
+        # Deepest first: a directory is empty only after its subdirectories are gone.
         for parent in sorted(parents, key=lambda location: -len(location.path)):
             delete_empty_directory(parent)
         delete_empty_directory(directory)

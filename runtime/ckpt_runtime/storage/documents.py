@@ -1,4 +1,4 @@
-"""JSON text of stored values, and small documents of it: a checksum and a format version around them. Pure."""
+"""JSON text of stored values, and small documents with a checksum and a format version. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _enclosed(payload: bytes) -> bytes:
 
 
 def decode_document(data: bytes, name: str) -> dict[str, Any]:
-    """The document in ``data``; ``name`` is what errors call it. Raises :class:`CorruptFileError`."""
+    """The document in ``data``; errors refer to it as ``name``. Raises :class:`CorruptFileError`."""
     try:
         envelope = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -59,19 +59,19 @@ def to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
         text = parsed_to_json_text(value, sort_keys=sort_keys)
     except TypeError as error:
         raise ValueError(f"only JSON values can be stored: {error}") from error
-    # The encoder writes NaN and the infinities as null without a word.
+    # The encoder silently writes NaN and the infinities as null.
     if b"null" in text and _has_non_finite(value):
         raise ValueError("only JSON values can be stored: NaN and the infinities are none")
     return text
 
 
 def parsed_to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
-    """The same text, sooner, of a value that was parsed from JSON and can therefore hold nothing else."""
+    """The same text, made faster, for a value that was parsed from JSON and so contains nothing else."""
     return orjson.dumps(value, option=_STRICT | (orjson.OPT_SORT_KEYS if sort_keys else 0))
 
 
 def _has_non_finite(value: Any) -> bool:
-    """Asked of the standard library's encoder, which says it, and sooner than a walk in Python would."""
+    """Uses the standard library's encoder, which reports them and is faster than a traversal in Python."""
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:

@@ -1,8 +1,8 @@
 """Duplicates state files into the directory of a savepoint, by the fastest means that the file systems offer.
 
-A reflink shares blocks until one side is written, a hard link the file itself, and so whatever damages it; neither
-moves any data. A copy within an object store moves nothing through this machine. What is left is to read and write,
-which looks at the checksum as well. Sources are never touched.
+A reflink shares blocks until one side is written. A hard link shares the file itself, and so any damage to it. Neither
+moves data. A copy within an object store moves nothing through this machine. Otherwise the file is read and written,
+which also verifies the checksum. Sources are never changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ckpt_runtime.storage.state_file_writer import StateFileWriter
 _FICLONE = 0x40049409
 _CHUNK_BYTES = 4 << 20
 _OWN_NAMES = 3
-"""Of a table file: the database's, that of a snapshot which is being written, and the stored one."""
+"""Names of a table file: in the database, in a snapshot that is being written, and in storage."""
 NO_SUCH_MEANS = frozenset(
     {
         errno.EXDEV,
@@ -49,7 +49,7 @@ NO_SUCH_MEANS = frozenset(
         errno.ETXTBSY,
     }
 )
-"""How a file system says that it cannot link or share, not that something is wrong with the file."""
+"""Error numbers that mean that a file system cannot link or share, not that the file has a problem."""
 
 
 class Means(StrEnum):
@@ -64,7 +64,7 @@ class Means(StrEnum):
 class Duplicator:
     """Makes files in one directory. Thread-safe. ``copies_only``: no two files share a block on disk.
 
-    A means that was refused once is not tried again.
+    A means that the file system refused once is not tried again.
     """
 
     def __init__(self, directory: Location, *, copies_only: bool) -> None:
@@ -74,10 +74,10 @@ class Duplicator:
             self._links = [(Means.REFLINK, _reflink), (Means.HARD_LINK, _hard_link_of)]
 
     def duplicate(self, source: Location, file: StateFile) -> tuple[StateFile, Means]:
-        """A file with the content that ``file`` describes, which lies at ``source``; its path is relative.
+        """Makes a file with the content that ``file`` describes, which lies at ``source``; its path is relative.
 
-        The directory's new entries are durable once the caller has made them so. Raises :class:`StorageError`; nothing
-        is left behind then. :class:`CorruptFileError` says that the source is not what it should be.
+        The caller has to make the directory's new entries durable. Raises :class:`StorageError`, and then leaves
+        nothing behind; :class:`CorruptFileError` means that the source is damaged.
         """
         target = self._directory.child(str(uuid4()))
         for means, link in tuple(self._links) if source.is_local else ():
@@ -87,7 +87,7 @@ class Duplicator:
                 except OSError as error:
                     if error.errno not in NO_SUCH_MEANS:
                         raise
-                    # A new list: other threads may be going through the old one.
+                    # A new list: other threads may be iterating over the old one.
                     self._links = [known for known in self._links if known[0] is not means]
                     continue
             return _checked(target, file, source), means
@@ -111,11 +111,11 @@ class Duplicator:
 
 
 def linked_state_file(path: str, target: Location) -> StateFile:
-    """A local file that never changes any more, under a second name; the handle's path is relative.
+    """Links a local file that no longer changes under a second name; the handle's path is relative.
 
-    It is for its owner alone from now on, unless others have given it further names. Its content is durable, its entry
-    once the caller has made it so. Raises :class:`StorageError`, with one of :data:`NO_SUCH_MEANS` where there can be
-    no link; nothing is left behind then.
+    Only its owner can access it from now on, unless it has further names. Its content is durable; the caller has to
+    make its directory entry durable. Raises :class:`StorageError`, with one of :data:`NO_SUCH_MEANS` when no link is
+    possible, and then leaves nothing behind.
     """
     with naming("write", target):
         _hard_link(path, target)
@@ -138,7 +138,7 @@ def _copy_within(source: Location, target: Location) -> None:
         with naming("duplicate", source):
             source.filesystem.cp_file(source.path, target.path)
     except BaseException:
-        # A copy whose answer was lost is there all the same.
+        # A copy whose answer was lost exists all the same.
         discard_file(target)
         raise
 
@@ -163,7 +163,7 @@ def _reflink(source: Location, target: Location) -> None:
         try:
             with open(target.path, "xb", opener=open_private) as file:
                 fcntl.ioctl(file.fileno(), _FICLONE, descriptor)
-                # The blocks are on disk, but not yet the file that refers to them.
+                # The blocks are on disk, but the file that refers to them is not yet.
                 os.fsync(file.fileno())
         except BaseException:
             with suppress(FileNotFoundError):
@@ -176,7 +176,7 @@ def _hard_link_of(source: Location, target: Location) -> None:
 
 
 def _hard_link(path: str, target: Location) -> None:
-    # Linked first and looked at then: what is looked at before may be exchanged before it is linked.
+    # Linked first and checked then: a file that is checked before may be exchanged before it is linked.
     os.link(path, target.path, follow_symlinks=False)
     if not stat.S_ISREG(os.lstat(target.path).st_mode):
         os.unlink(target.path)

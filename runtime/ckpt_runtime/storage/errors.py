@@ -1,4 +1,4 @@
-"""Errors of the storage room: each names the file or directory. All are OSError, as file errors are everywhere else."""
+"""Errors of the storage package: each names the file or directory. All are OSError, like other file errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 
 
 class StorageError(OSError):
-    """Storage refused or failed, and nothing that was asked for is in place. ``url`` names the file or directory."""
+    """Storage refused or failed, and the request had no effect. ``url`` names the file or directory."""
 
     def __init__(self, message: str, url: str, cause: BaseException | None = None) -> None:
         super().__init__(message)
@@ -24,11 +24,11 @@ class NotFoundError(StorageError, FileNotFoundError):
 
 
 class AlreadyExistsError(StorageError, FileExistsError):
-    """Something exists under the name that was to be created; it is untouched."""
+    """The name to be created already exists; what exists is unchanged."""
 
 
 class AmbiguousWriteError(StorageError):
-    """It is unknown whether the write took effect. Nothing that it may refer to may be deleted until that is known."""
+    """It is unknown whether the write took effect. Until it is known, nothing that it refers to may be deleted."""
 
 
 class CorruptFileError(StorageError, ValueError):
@@ -36,15 +36,15 @@ class CorruptFileError(StorageError, ValueError):
 
 
 class ConflictError(StorageError):
-    """Somebody else changed a document since it was read; the change that was asked for was not made."""
+    """Another process changed a document since it was read; the requested change was not made."""
 
 
 class StorageTimeoutError(AmbiguousWriteError, TimeoutError):
-    """Storage has not answered within the deadline. What was asked for may still happen at any time."""
+    """Storage has not answered within the deadline. The request may still take effect at any time."""
 
 
 class PoolExhaustedError(StorageError):
-    """A call was not begun, because too many of its kind hang or wait."""
+    """A call was not started, because too many of its kind hang or wait."""
 
 
 _ASKED_FOR = (InvalidLocationError, NotFoundError, AlreadyExistsError, CorruptFileError)
@@ -57,9 +57,9 @@ _ASKED_FOR_ERRNO = frozenset(
 
 
 def storage_failed(error: StorageError) -> bool:
-    """Whether storage is to blame, so that the same call may succeed later, and not what was asked of it.
+    """Whether storage caused the error, and not the request itself, so that the same call may succeed later.
 
-    A place that is missing, occupied, unreadable for this user or of the wrong kind is what was asked for.
+    A place that is missing, occupied, unreadable for this user or of the wrong kind is a fault of the request.
     """
     if isinstance(error, _ASKED_FOR) or isinstance(error.__cause__, PermissionError):
         return False

@@ -1,8 +1,8 @@
-"""A versioned document that only the present leader can change, whatever a former one still believes.
+"""A versioned document that only the current leader can change, even if a former one still tries.
 
 Its content has a schema. The leader's epoch is part of the document, and every change is a compare-and-set: a new
 leader that has adopted the document has closed it for all earlier epochs, in one step with its own change. The fence
-before it is only a quick no.
+only refuses earlier.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ckpt_runtime.storage.versioned_document import VersionedDocument
 
 T = TypeVar("T")
 Fence = Callable[[], None]
-"""Called before anything is changed; raises when this process may not change anything (any more)."""
+"""Called before each change; raises when this process may not, or may no longer, change anything."""
 
 
 def no_fence() -> None:
-    """The fence of a process that is alone."""
+    """The fence of a process without competitors."""
 
 
 class FencedDocument(Generic[T]):
-    """One document. ``epoch`` is this leader's; a document that was never changed by a leader has epoch 0."""
+    """One document. ``epoch`` is this leader's; a document that no leader has changed has epoch 0."""
 
     def __init__(self, directory: Location, schema: type[T], fence: Fence = no_fence, epoch: int = 0) -> None:
-        """``directory`` need not exist; an empty document has to fit ``schema``. Touches nothing."""
+        """``directory`` need not exist; an empty document must match ``schema``. Touches nothing."""
         self._document = VersionedDocument(directory)
         self._schema = schema
         self._fence = fence
@@ -42,14 +42,14 @@ class FencedDocument(Generic[T]):
         return self._document.directory
 
     def read(self) -> T:
-        """The present content, or that of an empty document. Raises :class:`CorruptFileError` naming the file."""
+        """The current content, or that of an empty document. Raises :class:`CorruptFileError` naming the file."""
         revision = self._document.read()
         return self._content({} if revision is None else revision.document)
 
     def change(self, modify: Callable[[T], T]) -> T:
-        """Fetches, modifies, writes; again when somebody else was faster, or when the outcome is unknown.
+        """Fetches, modifies, writes; repeats if another process was faster or the outcome is unknown.
 
-        ``modify`` may be called on its own result, which it has to leave as it is, and may raise to change nothing.
+        ``modify`` may be called on its own result, which it must return unchanged, and may raise to change nothing.
         Raises :class:`NotLeaderError`, :class:`AmbiguousWriteError` when it is unknown whether the change is stored,
         :class:`StorageError` when it is not.
         """
@@ -57,14 +57,14 @@ class FencedDocument(Generic[T]):
 
         def check(present: dict[str, Any] | None) -> None:
             self._fence()
-            # Anew in each round: a later leader may have adopted the document since the last one.
+            # Checked in each round: a later leader may have adopted the document since the last one.
             check_epoch((present or {}).get("epoch", 0), self._epoch, self.directory)
 
         def make(present: dict[str, Any] | None) -> dict[str, Any] | None:
             nonlocal changed
             content = self._content(present or {})
             changed = modify(content)
-            # Of an older epoch it is written all the same: that is what closes it for earlier leaders.
+            # A document of an older epoch is written even if unchanged: that closes it for earlier leaders.
             if changed == content and (present or {}).get("epoch") == self._epoch:
                 return None
             return {**to_builtins(changed), "epoch": self._epoch}
@@ -73,7 +73,7 @@ class FencedDocument(Generic[T]):
         return changed
 
     def adopt(self) -> T:
-        """Closes the document for all earlier epochs; what is returned can no longer be changed by them."""
+        """Closes the document for all earlier epochs, which can no longer change the returned content."""
         return self.change(lambda present: present)
 
     def _content(self, document: dict[str, Any]) -> T:

@@ -1,4 +1,4 @@
-"""Locations: a file system and a path on it, and the plain operations of snapshots on both.
+"""Locations (a path on a file system) and the basic operations that snapshots need on them.
 
 Local paths go through the operating system, everything else through fsspec. Listings are never taken from a cache.
 Atomic creation is in ``publish.py``; deletion of whole snapshots, with its safety checks, in ``disposal.py``.
@@ -27,9 +27,9 @@ from ckpt_runtime.storage.retrying import read_again, settle_layers
 logger = logging.getLogger(__name__)
 
 SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs", "webhdfs", "oss")
-"""Schemes that snapshots may lie on; a file system that the process itself has registered with fsspec works as well.
+"""Schemes on which snapshots may be stored; file systems that the process registered with fsspec work as well.
 
-What fsspec brings along beyond these is refused, even when something has loaded it.
+Other schemes that fsspec supports itself are refused, even when their library is loaded.
 """
 
 _VOLATILE = "memory"
@@ -37,12 +37,12 @@ _volatile_allowed = False
 
 _S3 = ("s3", "s3a")
 _OBJECT_STORES = (*_S3, "gs", "gcs", "abfs", "abfss", "az", "oss")
-"""Schemes of stores that know no directories: one is there as long as something lies below its path."""
+"""Schemes of stores without directories: a directory exists as long as something lies below its path."""
 
 MAX_URL_LENGTH = 4_096
 
 _ESCAPED = str.maketrans({"%": "%25", "?": "%3F", "#": "%23"})
-"""What means something else in a URL; everything else stays readable."""
+"""Characters with a special meaning in a URL; all others stay readable."""
 
 _PRIVATE_DIRECTORY = 0o700
 _PRIVATE_FILE = 0o600
@@ -69,7 +69,7 @@ class Location:
 
     @property
     def url(self) -> str:
-        """The form under which :func:`resolve` finds the location again."""
+        """The form from which :func:`resolve` makes the location again."""
         if self.is_local:
             return f"file://{self.path.translate(_ESCAPED)}"
         return str(self.filesystem.unstrip_protocol(self.path))
@@ -81,7 +81,7 @@ class Location:
 
     @property
     def is_object_store(self) -> bool:
-        """Whether directories are neither made nor deleted here: a path begins with the name of a bucket."""
+        """Whether the store has no directories to make or delete; its paths begin with the name of a bucket."""
         return self.scheme in _OBJECT_STORES
 
     @property
@@ -95,7 +95,7 @@ class Location:
         return Location(self.filesystem, self.path.rsplit("/", 1)[0] or "/", self.scheme)
 
     def real(self) -> Location:
-        """The same place without symbolic links on the way. Blocks."""
+        """The same place with all symbolic links resolved. Blocks."""
         if not self.is_local:
             return self
         return Location(self.filesystem, os.path.realpath(self.path), self.scheme)
@@ -114,11 +114,11 @@ class Location:
 
 
 Identity = tuple[str | int, ...]
-"""Says where something lies; see :func:`identity`."""
+"""Identifies a place; see :func:`identity`."""
 
 
 def identity(location: Location) -> Identity:
-    """The same for all spellings of one place: symbolic links, mounts and options of a store aside. Blocks."""
+    """Equal for all spellings of one place, despite symbolic links, mounts and options of a store. Blocks."""
     if not location.is_local:
         return (type(location.filesystem).__name__, location.path)
     try:
@@ -144,7 +144,7 @@ def is_plain_name(name: str) -> bool:
 
 @contextmanager
 def memory_allowed() -> Iterator[None]:
-    """For tests only: inside, ``memory://`` is a location, which ends with its process."""
+    """For tests only: within it ``memory://`` is accepted as a location, whose content ends with the process."""
     global _volatile_allowed
     before, _volatile_allowed = _volatile_allowed, True
     try:
@@ -167,9 +167,9 @@ def resolve(url: str | os.PathLike[str]) -> Location:
 
 
 def address_of(url: str) -> str:
-    """Where the answers about a URL come from: its scheme with its host or bucket, or ``local paths``.
+    """The store that answers for a URL: its scheme with its host or bucket, or ``local paths``.
 
-    Judged by the text alone, of any text; names and passwords are left out.
+    Uses only the text, which may be any text; user names and passwords are left out.
     """
     scheme, separator, rest = url.partition(":")
     if not separator or "/" in scheme or scheme.lower() == "file":
@@ -219,7 +219,7 @@ def _local_path(path: str, text: str) -> str:
 
 
 def _remote(text: str, scheme: str) -> Location:
-    # Another process, or another thread with the same object, writes what a kept listing does not show.
+    # Another process, or another thread with the same object, may write files that a cached listing does not show.
     options = {"use_listings_cache": False} if scheme in _OBJECT_STORES else {}
     try:
         filesystem, path = fsspec.core.url_to_fs(text, **options)
@@ -246,7 +246,7 @@ def _invalid(text: str, allowed: str) -> InvalidLocationError:
 
 @contextmanager
 def naming(action: str, location: Location) -> Iterator[None]:
-    """Turns whatever a file system raises into a :class:`StorageError` which names the location."""
+    """Turns any error of a file system into a :class:`StorageError` that names the location."""
     try:
         yield
     except StorageError:
@@ -262,7 +262,7 @@ def naming(action: str, location: Location) -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """What an error of a file system says, without its number."""
+    """The text of a file system error, without its number."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
@@ -270,9 +270,9 @@ def exists(location: Location) -> bool:
     """Whether a file or directory is there now."""
     with naming("look for", location):
         if location.is_local:
-            # A dangling link is there: creating a file of its name would fail.
+            # A dangling link counts as existing: creating a file with its name would fail.
             return os.path.lexists(location.path)
-        # fsspec keeps listings, and other processes write here too.
+        # fsspec caches listings, and other processes write here too.
         location.filesystem.invalidate_cache(location.parent.path)
         return bool(location.filesystem.exists(location.path))
 
@@ -314,9 +314,9 @@ def read_bytes(location: Location, limit: int) -> bytes:
 
 
 def read_shown(location: Location, limit: int) -> bytes:
-    """As :func:`read_bytes`, for what is deleted, or lost, on the word that there is no such file.
+    """As :func:`read_bytes`, for callers that delete or lose something when there is no such file.
 
-    A store may miss a file for a moment. Only :class:`NotFoundError` says that it does not show it either.
+    A store may miss a file for a moment. :class:`NotFoundError` is raised only when looking for the file fails as well.
     """
     for _ in range(_LOOKS):
         try:
@@ -328,7 +328,7 @@ def read_shown(location: Location, limit: int) -> bytes:
 
 
 def read_beginning(location: Location, length: int) -> bytes:
-    """A file's first bytes, fewer if it is shorter, in one go: of a file that is replaced meanwhile, one version."""
+    """A file's first bytes, fewer if it is shorter, in one read: all from one version if it is replaced meanwhile."""
     with naming("read", location):
         if location.is_local:
             with opened_regular(location.path) as descriptor:
@@ -336,14 +336,14 @@ def read_beginning(location: Location, length: int) -> bytes:
         try:
             return _read_remotely(location, 0, length)
         except Exception as error:
-            # Over HTTP an empty file has no range that could be asked for.
+            # Over HTTP no range of an empty file can be requested.
             if _may_lack_ranges(location, error) and location.filesystem.size(location.path) == 0:
                 return b""
             raise
 
 
 def _may_lack_ranges(location: Location, error: Exception) -> bool:
-    """By what s3fs makes of the answer; of other stores' errors less is known."""
+    """Whether the range may have been refused, by the error number of s3fs; errors of other stores say less."""
     kinds = (errno.EINVAL,) if location.scheme in _S3 else (errno.EINVAL, None)
     return location.is_object_store and getattr(error, "errno", None) in kinds
 
@@ -366,8 +366,8 @@ def _read_remotely(location: Location, offset: int, length: int) -> bytes:
 def open_regular(path: str) -> int:
     """A descriptor to read a local file with; the caller closes it.
 
-    Raises OSError for what is no regular file. Opening a FIFO would wait for a writer, and reading a device for ever:
-    so it is opened without waiting, and what was opened is what is looked at.
+    Raises OSError unless it is a regular file. Opening a FIFO would wait for a writer, and reading a device could block
+    for ever; so it is opened without waiting, and the type is checked on the open descriptor.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
@@ -433,19 +433,19 @@ def list_names(directory: Location) -> list[str]:
 
 
 def is_temporary_name(name: str) -> bool:
-    """Whether a file is one that a writer has not published yet."""
+    """Whether a name is that of a file that its writer has not published yet."""
     return name.startswith(".") and name.endswith(".tmp")
 
 
 def open_private(path: str, flags: int) -> int:
-    """An opener: a new local file is for its owner alone, whatever the umask says."""
+    """An opener: only the owner can access a new local file, whatever the umask says."""
     return os.open(path, flags, _PRIVATE_FILE)
 
 
 def check_directory(directory: Location) -> None:
-    """Raises :class:`StorageError` when a directory that must be there is not.
+    """Raises :class:`StorageError` when a directory that must exist does not.
 
-    Then its storage is away: of nothing below it is known that it is gone. Object stores have no directories to miss.
+    Its storage is then unavailable, so nothing below it can be assumed deleted. Object stores have no directories.
     """
     if not directory.is_object_store and not is_directory(directory):
         message = f"the directory {directory.url} is not there: its storage is away, or it was deleted by hand"
@@ -455,9 +455,9 @@ def check_directory(directory: Location) -> None:
 def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool = True, private: bool = True) -> None:
     """Makes a directory and its ``parents``. On object stores only checks that nothing exists, unless ``exist_ok``.
 
-    What is made locally is for its owner alone: state holds what users' rows hold. ``private`` False leaves that to
-    the umask. A bucket is never made. Raises :class:`StorageError` naming the parent that is missing without
-    ``parents``: below the mount point of a file system that is away nothing may be written.
+    Only the owner can access new local directories, because state contains users' rows; with ``private`` False the
+    umask decides. A bucket is never made. Without ``parents``, raises :class:`StorageError` naming a missing parent:
+    nothing may be written below the mount point of a file system that is not mounted.
     """
     if not parents:
         check_directory(directory.parent)
@@ -477,12 +477,12 @@ def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool 
 def _make_parents(path: str, mode: int) -> None:
     missing: list[str] = []
     parent = os.path.dirname(path)
-    # Not os.makedirs: it gives the mode to the last directory alone, and parents hold users' rows as well.
+    # Not os.makedirs: it applies the mode to the last directory only, and parents contain users' rows as well.
     while not os.path.isdir(parent):
         missing.append(parent)
         parent = os.path.dirname(parent)
     for directory in reversed(missing):
-        # Another process may be making the same one.
+        # Another process may make the same directory.
         with suppress(FileExistsError):
             os.mkdir(directory, mode)
 
@@ -496,7 +496,7 @@ def _make_locally(path: str, mode: int, *, exist_ok: bool) -> None:
 
 
 def check_bucket(location: Location) -> None:
-    """Raises :class:`StorageError` when the bucket of an object store cannot be reached; elsewhere there is none."""
+    """Raises :class:`StorageError` when the bucket of an object store cannot be reached; other stores have none."""
     if location.is_object_store:
         bucket = Location(location.filesystem, location.path.partition("/")[0], location.scheme)
         with naming("use", bucket):
@@ -512,14 +512,14 @@ def delete_file(location: Location) -> None:
             return
         with suppress(FileNotFoundError):
             location.filesystem.rm_file(location.path)
-        if not location.is_object_store and exists(location):  # there, the answer says that it is
+        if not location.is_object_store and exists(location):  # on object stores the answer is reliable
             raise StorageError(f"cannot delete {location.url}: it is still there", location.url)
 
 
 def discard_file(location: Location) -> None:
-    """Deletes what a write that failed may have left, as far as that is possible.
+    """Deletes the file that a failed write may have left, as far as that is possible.
 
-    It is tried more than once: nobody else knows of the file.
+    It is tried more than once, because nothing else refers to the file.
     """
     for attempt in range(1, _DISCARD_ATTEMPTS + 1):
         try:
@@ -535,7 +535,7 @@ def delete_tree(directory: Location) -> None:
     """Deletes a directory and everything in it, never what symbolic links in it point to; makes sure it is gone."""
     with naming("delete", directory):
         if directory.is_local:
-            # What a link points to was not made by the job.
+            # The job did not make what a link points to.
             if os.path.islink(directory.path):
                 raise StorageError(f"cannot delete {directory.url}: it is a symbolic link", directory.url)
             with suppress(FileNotFoundError):
@@ -550,7 +550,7 @@ def delete_tree(directory: Location) -> None:
 
 
 def delete_empty_directory(directory: Location) -> bool:
-    """Deletes a directory if it is empty; says whether it is gone. Object stores have none to delete."""
+    """Deletes a directory if it is empty; returns whether it is gone. Object stores have none to delete."""
     with naming("delete", directory):
         if list_names(directory):
             return False

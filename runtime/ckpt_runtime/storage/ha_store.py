@@ -1,4 +1,4 @@
-"""The high-availability directory: everything that a new driver needs to go on where an old one ended.
+"""The high-availability directory: everything that a new driver needs to continue where an old one ended.
 
 Layout below ``<high-availability.storageDir>/<cluster id>``::
 
@@ -10,7 +10,7 @@ Layout below ``<high-availability.storageDir>/<cluster id>``::
     programs/holds/<revision>  programs/archive-<checksum>
     retired/<revision>  upgrades/<revision>
 
-Only puts the stores together; each has a module of its own.
+Only combines the stores; each has its own module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFAULT_CLUSTER_ID = "default"
 class HaStore:
     """One cluster's directory. ``fence`` is called before every change of a store and raises to forbid it.
 
-    ``epoch`` is that of this leader: what a later one has adopted cannot be changed, even when the fence is late.
+    ``epoch`` is that of this leader: it cannot change what a later leader has adopted, even when the fence is late.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HaStore:
 
     @property
     def snapshots(self) -> Location:
-        """Where checkpoints of jobs go that name no directory."""
+        """The checkpoint directory of jobs that do not configure one."""
         return self.root.child("snapshots")
 
     def pointers(self, job_id: str) -> CheckpointPointerStore:

@@ -1,7 +1,7 @@
-"""Uploaded programs that somebody holds, in the high-availability directory: the next driver has them, too.
+"""Uploaded programs that are held, in the high-availability directory, where the next driver finds them.
 
-One document says who holds what since when; each archive is a file beside it, written before the document names it
-and deleted after it no longer does.
+One document lists the programs, their holders and since when; each archive is a file beside it,
+written before the document names it and deleted after it no longer does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ARCHIVE = "archive-"
 
 
 class HeldProgram(Struct, frozen=True):
-    """``holds`` maps an owner to when it began, in milliseconds since the epoch."""
+    """``holds`` maps each holder to the start of its hold, in milliseconds since the epoch."""
 
     checksum: str
     uploaded_at_ms: int
@@ -35,7 +35,7 @@ class _Document(Struct, frozen=True):
 
 
 class HeldProgramStore:
-    """Those of one cluster, by program id. Blocking calls, which raise StorageError."""
+    """The held programs of one cluster, by program id. Calls block and raise StorageError."""
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
@@ -44,7 +44,7 @@ class HeldProgramStore:
         self._fence = fence
 
     def adopt(self) -> Mapping[str, HeldProgram]:
-        """All of them; an earlier leader can hold and release nothing any more. Deletes archives that nobody holds."""
+        """All programs; earlier leaders can no longer hold or release any. Deletes archives that are not held."""
         programs = self._document.adopt().programs
         named = {self._name(program.checksum) for program in programs.values()}
         for name in list_names(self._directory):
@@ -54,7 +54,7 @@ class HeldProgramStore:
         return programs
 
     def read_archive(self, program: HeldProgram) -> bytes:
-        """Raises CorruptFileError for a damaged one."""
+        """The program's archive. Raises CorruptFileError for a damaged one."""
         file = self._directory.child(self._name(program.checksum))
         archive = read_bytes(file, MAX_ARCHIVE_BYTES)
         if checksum_of(archive) != program.checksum:
@@ -62,12 +62,12 @@ class HeldProgramStore:
         return archive
 
     def hold(self, program_id: str, uploaded_at_ms: int, archive: bytes, owner: str, since_ms: int) -> None:
-        """The same again is fine."""
+        """Stores a program and a hold on it; repeating is fine."""
         self._fence()
         checksum = checksum_of(archive)
         make_directory(self._directory)
         with suppress(AlreadyExistsError):
-            # Archive first: what the document names has to be there.
+            # Archive first: the document must only name archives that exist.
             publish(self._directory.child(self._name(checksum)), archive)
 
         def held(present: _Document) -> _Document:
@@ -78,7 +78,7 @@ class HeldProgramStore:
         self._document.change(held)
 
     def release(self, program_id: str, owner: str) -> None:
-        """One that is not held is fine. The archive goes with the last hold."""
+        """Removes a hold, and with the last one the archive; a program that is not held is fine."""
         gone: list[HeldProgram] = []
 
         def released(present: _Document) -> _Document:

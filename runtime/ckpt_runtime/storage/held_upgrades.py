@@ -1,4 +1,4 @@
-"""Upgrades that are in progress, as they lie in the high-availability directory for the next driver."""
+"""Upgrades in progress, as stored in the high-availability directory for the next driver."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ckpt_runtime.graph.schema import NonNegative
 
 @dataclass(frozen=True, slots=True)
 class HeldUpgrade:
-    """Who is replacing, suspending or resuming the job of a lineage, and until when others have to wait for that.
+    """An upgrade that replaces, suspends or resumes the job of a lineage, and the time until which others must wait.
 
-    ``owner`` is the token that the requests of the upgrade carry; ``requester`` says in words who it is. ``job_id`` is
-    the job that the upgrade began with, and ``snapshot`` is what it will go on from, once that is known.
+    ``owner`` is the token that the requests of the upgrade carry; ``requester`` describes the requester in words.
+    ``job_id`` is the job that the upgrade began with; ``snapshot`` is what it will resume from, once known.
     """
 
     owner: str
@@ -26,6 +26,6 @@ class HeldUpgrade:
 
 @dataclass(frozen=True, slots=True)
 class HeldUpgrades:
-    """By lineage."""
+    """All upgrades in progress, by lineage."""
 
     upgrades: Mapping[str, HeldUpgrade] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Results of ended jobs: what outlives the driver, so that an ended job is never run again.
+"""Results of ended jobs, which outlive the driver, so that an ended job is never run again.
 
 A result is *dirty* until everything else of the job is cleaned up; a new driver finishes the clean-up of dirty ones.
 A new driver adopts the results of all jobs that it finds before it reads them: a job that it runs must not get a result
@@ -20,7 +20,7 @@ from ckpt_runtime.storage.versioned_document import VersionedDocument
 
 
 class _StoredResult(Struct, frozen=True, omit_defaults=True):
-    """Without a result when an earlier leader was only kept from storing one."""
+    """Has no result when the document was only adopted, to keep an earlier leader from storing one."""
 
     result: dict[str, Any] | None = None
     dirty: bool | None = None
@@ -53,37 +53,37 @@ class JobResultStore:
         document.change(created)
 
     def mark_clean(self, job_id: str) -> None:
-        """Notes that nothing else of the job is left. Raises :class:`NotFoundError` for a job without a result."""
+        """Notes that the job's clean-up is finished. Raises :class:`NotFoundError` for a job without a result."""
         self._document(job_id).change(lambda present: _StoredResult(self._result(job_id, present), False))
 
     def adopt(self, job_id: str) -> None:
-        """From now on an earlier leader can neither store a result of the job nor change it."""
+        """After this call earlier leaders can neither store a result of the job nor change it."""
         self._document(job_id).adopt()
 
     def get(self, job_id: str) -> dict[str, Any]:
-        """Raises :class:`NotFoundError` for a job that has not ended."""
+        """The result of a job. Raises :class:`NotFoundError` for a job that has not ended."""
         return self._result(job_id, self._document(job_id).read())
 
     def has(self, job_id: str) -> bool:
-        """Whether the job has ended; a result that cannot be read still says so."""
+        """Whether the job has ended; an unreadable result counts as well."""
         try:
             return self._document(job_id).read().result is not None
         except CorruptFileError:
             return True
 
     def is_dirty(self, job_id: str) -> bool:
-        """Whether something else of the job may be left. Raises :class:`NotFoundError` for a job that has not ended."""
+        """Whether the job's clean-up is unfinished. Raises :class:`NotFoundError` for a job that has not ended."""
         stored = self._document(job_id).read()
         self._result(job_id, stored)
         return bool(stored.dirty)
 
     def list_ids(self, *, dirty_only: bool = False) -> list[str]:
-        """Ids of all jobs that have ended, sorted; or of those whose clean-up is not finished."""
+        """Ids of all jobs that have ended, sorted; with ``dirty_only`` only those whose clean-up is unfinished."""
         ids = [name for name in list_names(self._directory) if is_job_id(name) and self.has(name)]
         return [job_id for job_id in ids if not dirty_only or self.is_dirty(job_id)]
 
     def remove(self, job_id: str) -> None:
-        """Forgets a result; none there is fine."""
+        """Deletes a result; a missing one is fine."""
         self._fence()
         VersionedDocument(self._document(job_id).directory).delete()
 

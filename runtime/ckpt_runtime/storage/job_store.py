@@ -1,7 +1,7 @@
-"""Stored jobs: what a new driver needs to run them again. The graph, the code archive and the job's configuration.
+"""Stored jobs: the graph, code archive and configuration that a new driver needs to run a job again.
 
-Every change is fetch, modify, write under one lock, and a compare-and-set underneath: a driver that is no longer the
-leader loses. A job that is not there is never created by a change.
+Every change is fetch, modify, write under one lock with a compare-and-set underneath, so a driver that is no longer the
+leader loses. A change never creates a job that does not exist.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ARCHIVE_NAME = "archive"
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """An execution plan as it is kept.
+    """An execution plan as it is stored.
 
     ``graph`` is a job graph's JSON form. ``configuration`` holds the job's own options, and the overrides of FLIP-571
     under ``$internal.job-checkpoint-overrides``. ``version`` counts accepted changes of the configuration (FLIP-530),
-    of which ``notes`` are the latest.
-    ``properties`` are JSON values of the submitter's choosing (entry point, arguments, what to restore from).
-    ``archive_checksum`` is empty for a job without an archive. ``epoch`` is that of the leader who changed it last.
+    and ``notes`` are the latest ones.
+    ``properties`` are JSON values that the submitter chooses (entry point, arguments, what to restore from).
+    ``archive_checksum`` is empty for a job without an archive. ``epoch`` is that of the leader that changed it last.
     """
 
     job_id: str
@@ -79,7 +79,7 @@ class JobStore:
         self._lock = threading.Lock()
 
     def put(self, job: StoredJob, archive: bytes | None = None) -> StoredJob:
-        """Stores a new job and its archive; what is returned carries the archive's checksum.
+        """Stores a new job and its archive; the returned job carries the archive's checksum.
 
         Raises :class:`AlreadyExistsError` for a known job id, :class:`AmbiguousWriteError` when it is unknown whether
         the job was stored, :class:`StorageError` when it was not.
@@ -89,11 +89,11 @@ class JobStore:
         plan = VersionedDocument(directory.child(_PLAN_NAME))
         stored = replace(job, epoch=self._epoch)
         with self._lock:
-            # Asked before the archive is written, which may be large.
+            # Checked before the archive is written, which may be large.
             if plan.read() is not None:
                 raise AlreadyExistsError(f"job {job.job_id} is already stored in {directory.url}", directory.url)
             if archive is not None:
-                # Archive first: the plan makes the job exist, and must not point to what is not there.
+                # Archive first: the plan makes the job exist, and must not refer to a missing archive.
                 stored = self._put_archive(directory, stored, archive)
             try:
                 plan.write(0, stored.to_json())
@@ -103,7 +103,7 @@ class JobStore:
         return stored
 
     def get(self, job_id: str) -> StoredJob:
-        """Raises :class:`NotFoundError` for an unknown job, :class:`CorruptFileError` for a damaged file."""
+        """The job. Raises :class:`NotFoundError` for an unknown one, :class:`CorruptFileError` for a damaged file."""
         return self._read(job_id)[1]
 
     def read_archive(self, job: StoredJob) -> bytes | None:
@@ -117,14 +117,14 @@ class JobStore:
         return archive
 
     def list_ids(self) -> list[str]:
-        """Ids of all stored jobs, sorted, those included whose plan is damaged."""
+        """Ids of all stored jobs, sorted, including those with a damaged plan."""
         names = [name for name in list_names(self._directory) if is_job_id(name)]
         return [name for name in names if VersionedDocument(self._directory.child(name, _PLAN_NAME)).exists()]
 
     def update(self, job_id: str, modify: Callable[[StoredJob], StoredJob], *, always: bool = False) -> StoredJob:
         """Fetches, modifies and writes a job; ``modify`` gets the present one and may raise to change nothing.
 
-        With ``always`` it is written although nothing has changed: writes that are on their way fail from then on.
+        With ``always`` it is written even if nothing has changed, which makes writes that are still in flight fail.
         Raises :class:`NotFoundError` for an unknown job, :class:`NotLeaderError` when a later leader has taken it
         over, :class:`ConflictError` when another process changed the job meanwhile, :class:`AmbiguousWriteError` when
         it is unknown whether the change is stored (:meth:`get` tells), :class:`StorageError` when it is not.
@@ -142,15 +142,15 @@ class JobStore:
         return changed
 
     def adopt(self, job_id: str) -> StoredJob:
-        """The job, which an earlier leader can from now on not change any more. Raises as :meth:`update`."""
+        """The job, which earlier leaders can no longer change after this call. Raises as :meth:`update`."""
         return self.update(job_id, lambda job: job)
 
     def remove(self, job_id: str) -> None:
-        """Deletes a job, its plan first; an unknown one is fine, and so is one that was half deleted before."""
+        """Deletes a job, its plan first; an unknown or half-deleted one is fine."""
         self._fence()
         directory = self._job_directory(job_id)
         with self._lock:
-            # Plan first: what is half deleted must not look like a job.
+            # Plan first: a half-deleted job must not look like a job.
             VersionedDocument(directory.child(_PLAN_NAME)).delete()
             delete_tree(directory)
 
@@ -168,7 +168,7 @@ class JobStore:
         checksum = checksum_of(archive)
         file = self._archive_file(directory, checksum)
         make_directory(directory)
-        # One that is there was left by an attempt that crashed before the plan; the name is the content's checksum.
+        # An existing one was left by an attempt that crashed before the plan; its name contains its checksum.
         with suppress(AlreadyExistsError):
             publish(file, archive)
         return replace(job, archive_checksum=checksum)

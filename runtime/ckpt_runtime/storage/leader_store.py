@@ -1,7 +1,7 @@
-"""Who leads: epochs that are claimed once and rise, the lease of the present one, and the address for clients.
+"""The leader: epochs that rise and are claimed once, the lease of the current one, and the address for clients.
 
-Decides nothing about time: a challenger watches :attr:`Lease.sequence` with its own clock and claims the next epoch
-when it has stood still for too long. From then on the old leader's fence is closed.
+Does not judge time: a challenger watches :attr:`Lease.sequence` with its own clock and claims the next epoch when the
+sequence has not changed for too long. From then on the old leader's fence is closed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MAX_BYTES = 1 << 16
 
 
 class NotLeaderError(StorageError):
-    """This process is not, or no longer, the leader; it may change nothing."""
+    """This process is not, or no longer, the leader and may not change anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderInfo:
-    """``rest`` is the API's URL, ``app_id`` Spark's, ``attempt`` tells processes apart, ``epoch`` is the fence."""
+    """``rest`` is the API's URL, ``app_id`` Spark's, ``attempt`` distinguishes processes, ``epoch`` is the fence."""
 
     rest: str
     app_id: str
@@ -47,8 +47,8 @@ class LeaderInfo:
 class Lease:
     """The last sign of life of one epoch's leader; ``sequence`` is 0 before the first.
 
-    ``released``: that leader has ended in order and will change nothing any more. ``ended``: it was told to end the
-    whole cluster, so that those who have waited for it end, too.
+    ``released``: that leader has ended in order and will not change anything again. ``ended``: it was asked to end the
+    whole cluster, so standby drivers that waited for it end, too.
     """
 
     epoch: int
@@ -58,20 +58,20 @@ class Lease:
 
 
 class AddressSignature(Protocol):
-    """Proves an address to those who know a secret, for a time that is the seal's to choose."""
+    """Proves an address to clients that know a secret, for a time that the seal determines."""
 
     def sealed(self, document: dict[str, Any]) -> dict[str, Any]:
         """The document as it is published."""
 
     def is_good(self, published: Any, document: dict[str, Any]) -> bool:
-        """Whether that is what was published, and is good for long enough."""
+        """Whether ``published`` is this document, sealed and valid for long enough."""
 
 
 class LeaderStore:
     """The leader of one high-availability directory.
 
     Clients find the leader in ``leader.json``, plain JSON with the fields of :class:`LeaderInfo`. It is a copy; the
-    truth is the highest claimed epoch.
+    highest claimed epoch decides.
     """
 
     def __init__(self, root: Location, seal: AddressSignature | None = None) -> None:
@@ -81,15 +81,15 @@ class LeaderStore:
         self._epochs = VersionedDocument(root.child("leader"))
 
     def sealed_by(self, seal: AddressSignature) -> LeaderStore:
-        """The same, for a driver that proves its address."""
+        """The same store, for a driver that proves its address."""
         return type(self)(self._root, seal)
 
     def prepare(self) -> None:
-        """Makes the directory and proves that its store can tell one leader from two. Raises :class:`StorageError`."""
+        """Makes the directory and checks that its store can prevent a second leader. Raises :class:`StorageError`."""
         check_exclusive_creation(self._root)
 
     def current(self) -> LeaderInfo | None:
-        """Who claimed the highest epoch; None before the first."""
+        """The leader that claimed the highest epoch; None before the first."""
         revision = self._epochs.read()
         if revision is None:
             return None
@@ -102,7 +102,7 @@ class LeaderStore:
     def claim(self, rest: str, app_id: str, attempt: str, *, after: int) -> LeaderInfo:
         """Becomes the leader in the epoch after ``after`` (0 for the first).
 
-        Raises :class:`NotLeaderError` when somebody else was faster, :class:`StorageError` when nothing was claimed.
+        Raises :class:`NotLeaderError` when another driver was faster, :class:`StorageError` when nothing was claimed.
         """
         info = LeaderInfo(rest, app_id, attempt, after + 1)
         try:
@@ -116,16 +116,16 @@ class LeaderStore:
         return info
 
     def renew(self, info: LeaderInfo, sequence: int) -> None:
-        """Gives a sign of life and puts the address right if need be. Raises :class:`NotLeaderError`."""
+        """Gives a sign of life and corrects the published address if need be. Raises :class:`NotLeaderError`."""
         self.check(info)
         replace(self._lease_file(info.epoch), encode_document({"epoch": info.epoch, "sequence": sequence}))
         if not self._is_published(info):
             self.publish_address(info)
 
     def release(self, info: LeaderInfo, *, ended: bool = False) -> None:
-        """The last act of a leader: the next one need not wait. Raises :class:`NotLeaderError`.
+        """Ends the lease, as the last act of a leader: the next one need not wait. Raises :class:`NotLeaderError`.
 
-        ``ended``: the cluster was told to end, and those who have waited for this leader end as well.
+        ``ended``: the cluster was asked to end, and standby drivers that waited for this leader end as well.
         """
         self.check(info)
         document = {"epoch": info.epoch, "sequence": 0, "released": True} | ({"ended": True} if ended else {})
@@ -150,7 +150,7 @@ class LeaderStore:
             raise NotLeaderError(message, self._root.url)
 
     def _delete_old_leases(self, epoch: int) -> None:
-        """One that stays, or comes back, does no harm: nobody looks at it."""
+        """Deletes leases of earlier epochs. One that remains or reappears does no harm, because it is never read."""
         with suppress(StorageError):
             for name in list_names(self._root):
                 if name.startswith("lease-") and name < self._lease_file(epoch).name:

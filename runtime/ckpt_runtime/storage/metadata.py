@@ -1,4 +1,4 @@
-"""The codec of ``_metadata``: a plain JSON document to bytes and back. Pure: no file, no object is ever built from it.
+"""The codec of ``_metadata``: a plain JSON document to bytes and back. Pure: no files; builds no objects from it.
 
 Format 1 is two zstd frames, so that ``zstd -dc _metadata`` shows the text:
 
@@ -8,9 +8,9 @@ Format 1 is two zstd frames, so that ``zstd -dc _metadata`` shows the text:
    line ``["value", key, value]``; a top-level list is ``["list", key, n]`` followed by n lines ``["item", value]``.
    The last line is ``["end", number of lines before it, checksum of all text before it]``.
 
-Every length is checked against a limit before memory is taken for it, and the number of values before any of them is
-made; nesting is bounded by the JSON parser (254 levels when writing, 1,024 when reading). The limits hold for writing,
-too: a snapshot that could not be read back fails.
+Every length is checked against a limit before memory is allocated for it, and the number of values before any of them
+is created; nesting is bounded by the JSON parser (254 levels when writing, 1,024 when reading). The limits hold for
+writing, too: a snapshot that could not be read back fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_TEXT_BYTES = 64 << 20
 MAX_LINES = 500_000
 MAX_LINE_BYTES = 8 << 20
 MAX_VALUES = 2_000_000
-"""Commas and opening brackets, which bound the number of values. As objects they take twenty times their text."""
+"""Commas and opening brackets, which bound the number of values. Objects take twenty times their text."""
 
 _SKIPPABLE = struct.Struct("<II")
 _SKIPPABLE_MAGIC = 0x184D2A5C
@@ -48,7 +48,7 @@ _LEVEL = 3
 def encode(document: Mapping[str, Any]) -> bytes:
     """The bytes of a document of JSON values with text keys.
 
-    Raises ValueError when it is not such a document, too deep or too large; then it could not be read back either.
+    Raises ValueError when it is not such a document, too deep or too large: it could not be read back either.
     """
     text = b"".join(_text_lines(document))
     if len(text) > MAX_TEXT_BYTES:
@@ -70,7 +70,7 @@ def encode(document: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes, name: str) -> dict[str, Any]:
-    """The document in ``data``; ``name`` is what errors call it.
+    """The document in ``data``; errors refer to it as ``name``.
 
     Raises :class:`CorruptFileError` for anything that :func:`encode` did not write in full.
     """
@@ -78,7 +78,7 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
     if checksum_of(body) != fields["checksum"]:
         raise _corrupt(name, "the checksum of its content is wrong")
     try:
-        # Before memory is taken for it: a small frame may claim to hold gigabytes.
+        # Checked before memory is allocated for it: a small frame may claim to hold gigabytes.
         if zstandard.frame_content_size(body) != fields["text_length"]:
             raise _corrupt(name, "its length is not what its header says")
         text = zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
@@ -91,7 +91,7 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
 
 
 def text_length(data: bytes, name: str) -> int:
-    """How long the text in ``data`` is by its header, up to the limit. Raises :class:`CorruptFileError`."""
+    """The length of the text in ``data`` by its header, which the limit bounds. Raises :class:`CorruptFileError`."""
     length: int = _split(data, name)[0]["text_length"]
     return length
 
@@ -145,7 +145,7 @@ def _line(record: list[Any]) -> bytes:
 
 
 def _split(data: bytes, name: str) -> tuple[dict[str, Any], memoryview]:
-    """The checked header and the body, whose length is right."""
+    """The checked header, and the body, whose length is checked as well."""
     if len(data) < _SKIPPABLE.size:
         raise _corrupt(name, "it is too short")
     magic, header_length = _SKIPPABLE.unpack_from(data)
@@ -168,7 +168,7 @@ def _header(payload: bytes, name: str) -> dict[str, Any]:
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise _corrupt(name, "it is no metadata of a checkpoint or savepoint")
     given = header.pop("header_checksum", None)
-    # The bytes are compared too, so that a change which means the same JSON is noticed as well.
+    # The bytes are compared too, so that a change that leaves the JSON value the same is noticed as well.
     if given != checksum_of(orjson.dumps(header)) or orjson.dumps({**header, "header_checksum": given}) != payload:
         raise _corrupt(name, "its header is damaged")
     if header.get("version") != VERSION:
@@ -205,7 +205,7 @@ def _item(record: Any, name: str) -> Any:
 
 
 def _verified_records(text: bytes, name: str) -> Iterator[Any]:
-    """All records but the last, which is checked when the others are done."""
+    """All records but the last, which is checked after the others have been consumed."""
     checksum = xxhash.xxh3_128()
     view = memoryview(text)
     start = number = 0

@@ -1,7 +1,7 @@
 """Atomic creation and replacement of small files: readers see all of a file or nothing, at every moment.
 
 Locally: a temporary file in the same directory, fsync, a hard link to the final name (which fails if it exists), fsync
-of the directory. Elsewhere: one conditional put. Whether a failed remote write took effect is settled by reading back.
+of the directory. Elsewhere: one conditional put. Reading back settles whether a failed remote write took effect.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _MEMORY_LOCK = threading.Lock()
 """fsspec's memory file system checks and creates in two steps."""
 
 _DEFINITE = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, NotImplementedError, TypeError)
-"""Errors with which a remote write certainly had no effect."""
+"""Errors after which a remote write certainly had no effect."""
 
 _CONFLICT = 409
 _PRECONDITION_FAILED = 412
-# 408, 425 and 429 say that the server had no time, not that nothing was done.
+# 408, 425 and 429 mean that the server was busy, not that the write had no effect.
 _REFUSALS = (*(status for status in range(400, 500) if status not in (408, 425, 429)), 501)
 """Answers of HTTP servers with the same meaning."""
 
@@ -69,10 +69,10 @@ def replace(location: Location, data: bytes) -> None:
 
 
 def check_exclusive_creation(directory: Location) -> None:
-    """Tries whether :func:`publish` in a directory, which is made if need be, never replaces what is there.
+    """Tests whether :func:`publish` in a directory, which is made if need be, never replaces an existing file.
 
-    A store that looks first and writes then would pass the trial, so it is known by its fsspec class: one that does not
-    implement ``pipe_file`` itself has no conditional put. Raises :class:`InvalidLocationError` for a store without,
+    A store that checks first and writes then would pass the test, so its fsspec class is checked as well: one that does
+    not implement ``pipe_file`` itself has no conditional put. Raises :class:`InvalidLocationError` for such a store,
     :class:`StorageError` for a directory that cannot be used.
     """
     lacking = f"{directory.url} cannot be used: its store cannot create a file only if it is absent"
@@ -117,12 +117,12 @@ def _publish_locally(location: Location, data: bytes, install: Callable[[str, st
             with open(temporary, "xb", opener=open_private) as file:
                 file.write(data)
                 file.flush()
-                # Before it has its name: after a power failure the name could else be there and the content not.
+                # Before it gets its name: otherwise a power failure could leave the name without the content.
                 os.fsync(file.fileno())
             install(temporary, location.path)
     finally:
         with suppress(OSError):
-            # A link leaves it as a second name; os.replace has used it up.
+            # After a link it is left as a second name; os.replace has moved it away.
             os.unlink(temporary)
     try:
         fsync_directory(directory)
@@ -155,7 +155,7 @@ def _pipe(location: Location, data: bytes, *, create: bool) -> None:
 
 
 class _Answer(Enum):
-    """What the error of a put says about its effect."""
+    """The effect of a put, judged by its error."""
 
     EXISTS = "something is there"
     CONTENDED = "refused because others write the same file at this moment"
@@ -164,7 +164,7 @@ class _Answer(Enum):
 
 
 def _answer(error: Exception) -> _Answer:
-    """By the kind of the error and, if s3fs kept it, the answer of the server to the last of several attempts."""
+    """Judges by the type of the error and, if s3fs kept it, the server's answer to the last of several attempts."""
     response = getattr(error.__cause__, "response", None)
     metadata = response.get("ResponseMetadata", {}) if isinstance(response, Mapping) else {}
     status, retries = metadata.get("HTTPStatusCode", 0), metadata.get("RetryAttempts", 0)
@@ -173,7 +173,7 @@ def _answer(error: Exception) -> _Answer:
     if status == _CONFLICT:
         return _Answer.CONTENDED
     if retries:
-        # An attempt before the one that was refused may have reached the store.
+        # An attempt before the refused one may have reached the store.
         return _Answer.UNKNOWN
     if isinstance(error, _DEFINITE) or status in _REFUSALS or getattr(error, "errno", None) == errno.ENOSYS:
         return _Answer.REFUSED
@@ -181,7 +181,7 @@ def _answer(error: Exception) -> _Answer:
 
 
 def _settle(location: Location, data: bytes, error: Exception, answer: _Answer) -> None:
-    """Returns when the put has taken effect in spite of its error, and raises as :func:`publish` if not."""
+    """Returns when the put has taken effect despite its error; otherwise raises as :func:`publish`."""
     if answer is _Answer.REFUSED:
         raise StorageError(f"cannot write {location.url}: {reason_of(error)}", location.url, error) from error
     if answer is _Answer.EXISTS and isinstance(location.filesystem, MemoryFileSystem):

@@ -1,4 +1,4 @@
-"""Job ids that nothing is started with any more, in the high-availability directory, for the next driver too."""
+"""Job ids with which no job may be started again, in the high-availability directory for the next driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckpt_runtime.storage.fenced_document import Fence, FencedDocument, no_fence
 from ckpt_runtime.storage.filesystem import Location
 
 KEPT_MS: Final = 30 * 24 * 3_600_000
-"""For so long; no request is on its way any longer than that."""
+"""How long an id is kept; no request stays in flight for longer."""
 
 
 class _Document(Struct, frozen=True):
@@ -19,22 +19,22 @@ class _Document(Struct, frozen=True):
 
 
 class RetiredIdStore:
-    """Those of one cluster, with since when in milliseconds since the epoch. Blocking; raises StorageError."""
+    """The retired ids of one cluster, with their time in milliseconds since the epoch. Blocks; raises StorageError."""
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
         self._document = FencedDocument(directory, _Document, fence, epoch)
 
     def adopt(self) -> Mapping[str, int]:
-        """All of them; an earlier leader can retire nothing any more."""
+        """All retired ids; earlier leaders can no longer retire any."""
         return self._document.adopt().ids
 
     def read(self) -> Mapping[str, int]:
-        """All of them."""
+        """All retired ids."""
         return self._document.read().ids
 
     def retire(self, job_id: str, now_ms: int) -> None:
-        """The same again is fine. Forgets what is older than :data:`KEPT_MS`."""
+        """Retires an id; repeating is fine. Forgets ids older than :data:`KEPT_MS`."""
 
         def retired(present: _Document) -> _Document:
             kept = {known: since for known, since in present.ids.items() if now_ms - since < KEPT_MS}

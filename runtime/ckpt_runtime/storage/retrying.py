@@ -1,8 +1,8 @@
-"""Reads again what broke off on its way from an object store.
+"""Repeats reads from an object store whose answer broke off.
 
-A request that gets no answer, 5xx or is throttled is repeated by the client library alone, with backoff, as its own
-settings say: two layers that repeat the same failures would multiply the time until one is told. What no library
-repeats is an answer whose body ends too early, or never; that is read again here.
+Only the client library repeats a request that gets no answer, 5xx or is throttled, with backoff and by its own
+settings: two layers that repeat the same failures would multiply the time until the error is reported. No library
+repeats a request whose answer has a body that ends too early, or never; that is done here.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ T = TypeVar("T")
 
 ATTEMPTS = 5
 _PATIENCE_S = 30
-"""No attempt begins later than this after the first one."""
+"""No attempt starts later than this after the first one."""
 
 _LONGEST_WAIT_S = 2
 _BROKEN_BODIES: Mapping[str, tuple[str, ...]] = {
     "aiohttp": ("ClientPayloadError",),
     "botocore.exceptions": ("IncompleteReadError", "ResponseStreamingError"),
 }
-"""By the modules of client libraries, which are looked at if they are loaded."""
+"""Error classes by module of the client library; a module is used only if it is loaded."""
 
 
 def settle_layers(filesystem: Any) -> None:
-    """Leaves requests to one layer: s3fs would repeat five times what botocore has given up on."""
+    """Leaves retries to one layer: s3fs would repeat five times the requests that botocore has given up."""
     if "s3" in filesystem.protocol and hasattr(filesystem, "retries"):
         filesystem.retries = 1
 
 
 def is_broken_body(error: BaseException) -> bool:
-    """Whether an answer began and did not end. Nothing that the store has said is."""
+    """Whether an answer began and did not end; an error that the store returned does not count."""
     if getattr(error.__cause__, "response", None) is not None:
         return False
     if isinstance(error, ConnectionError | TimeoutError | IncompleteRead):
@@ -54,5 +54,5 @@ def is_broken_body(error: BaseException) -> bool:
     reraise=True,
 )
 def read_again(read: Callable[[], T]) -> T:
-    """The result of a read, which has no effect and may be repeated. Raises what its last attempt has raised."""
+    """The result of a read, which has no effect and may be repeated. Raises the error of the last attempt."""
     return read()

@@ -1,8 +1,8 @@
-"""The catalogue's entry of one savepoint: a document in its directory, so that it goes wherever the savepoint goes.
+"""The catalogue's entry of one savepoint: a document in its directory, so that it moves with the savepoint.
 
-It says what the metadata does not: whose job it was by name, which program ran, who took it, and what came of each
-verification and restore drill. Any number of sessions and tools may add to it at the same time (compare-and-set). A
-savepoint is restored without it. Blocks.
+It adds to the metadata: the name of the job, the program that ran, the user that took the savepoint, and the result of
+each verification and restore drill. Any number of sessions and tools may add to it at the same time
+(compare-and-set). A savepoint is restored without it. Blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_NOTE_CHARS = 1_000
 
 
 class MarkKind(StrEnum):
-    """What was done with a savepoint to find out whether it is good."""
+    """How a savepoint was checked."""
 
     VERIFICATION = "VERIFICATION"
     DRILL = "DRILL"
@@ -33,7 +33,7 @@ class MarkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The result of one verification or drill; ``detail`` says in words what was found."""
+    """The result of one verification or drill; ``detail`` describes the finding in words."""
 
     at_ms: int
     passed: bool
@@ -44,11 +44,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class SavepointEntry:
-    """Facts of when it was taken, and the latest marks, newest last. None: not known, of a savepoint without an entry.
+    """Facts from when it was taken, and the latest marks, newest last. None: unknown, for savepoints without an entry.
 
     ``program`` names the pipeline's code by its digest, ``configuration_version`` the job's configuration.
-    ``disposing`` are its files, by relative paths, once it is being deleted: they can be found when the metadata is
-    gone.
+    ``disposing`` are the relative paths of its files once it is being deleted, so that they can be found when the
+    metadata is gone.
     """
 
     job_id: str
@@ -72,16 +72,16 @@ class SavepointEntry:
 
     @property
     def lineage_id(self) -> str:
-        """That of its job; entries of earlier releases do not have it."""
+        """The lineage of its job; entries of earlier releases do not store it, so the job id stands in."""
         return self.lineage or self.job_id
 
     @property
     def duration_ms(self) -> int:
-        """From the trigger to the metadata."""
+        """Time from the trigger to the publication of the metadata."""
         return max(0, self.completed_at_ms - self.triggered_at_ms)
 
     def marked(self, kind: MarkKind, mark: Mark) -> SavepointEntry:
-        """With one more mark; the oldest go."""
+        """The entry with one more mark; the oldest marks are dropped."""
         if kind is MarkKind.DRILL:
             return replace(self, drills=_with(self.drills, mark))
         return replace(self, verifications=_with(self.verifications, mark))
@@ -98,7 +98,7 @@ def entry_document(savepoint: Location) -> VersionedDocument:
 
 
 def read_entry(savepoint: Location) -> SavepointEntry | None:
-    """None for a savepoint without one. Raises :class:`CorruptFileError` for what is none."""
+    """The entry; None for a savepoint without one. Raises :class:`CorruptFileError` for an invalid one."""
     revision = entry_document(savepoint).read()
     return None if revision is None else _checked(revision.document, savepoint)
 
@@ -106,10 +106,10 @@ def read_entry(savepoint: Location) -> SavepointEntry | None:
 def change_entry(
     savepoint: Location, change: Callable[[SavepointEntry], SavepointEntry], initial: Callable[[], SavepointEntry]
 ) -> SavepointEntry:
-    """Reads, changes and writes, again when somebody else was faster. ``initial`` gives what there is without an entry.
+    """Reads, changes and writes; repeats if another process was faster. ``initial`` is used if there is no entry.
 
-    ``change`` may be called on its own result, which it has to leave as it is then. Raises :class:`NotFoundError` when
-    the savepoint's directory is not there, :class:`AmbiguousWriteError` when it is unknown whether the change is
+    ``change`` may be called on its own result and must then return it unchanged. Raises :class:`NotFoundError` when
+    the savepoint's directory is missing, :class:`AmbiguousWriteError` when it is unknown whether the change is
     stored, :class:`StorageError` when it is not.
     """
     changed: SavepointEntry
@@ -120,7 +120,7 @@ def change_entry(
         changed = change(present)
         if document is not None and changed == present:
             return None
-        # Writing would make it anew: an entry must not bring back a savepoint that has just gone.
+        # Writing would recreate the directory: an entry must not bring back a savepoint that was just deleted.
         check_directory(savepoint)
         written: dict[str, Any] = to_builtins(changed)
         return written
@@ -130,7 +130,7 @@ def change_entry(
 
 
 def delete_entry(savepoint: Location) -> None:
-    """The last of a savepoint to go; none there is fine."""
+    """Deletes the entry, the last file of a savepoint; a missing one is fine."""
     entry_document(savepoint).delete()
 
 

@@ -17,7 +17,7 @@ _MAX_FILE_BYTES = MAX_COMPRESSED_BYTES + 4_096
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMetadata:
-    """What was found. ``directory`` holds the snapshot, whatever directory the document itself names."""
+    """The metadata found. ``directory`` is where the snapshot lies, whatever directory the document itself names."""
 
     directory: Location
     document: dict[str, Any]
@@ -28,7 +28,7 @@ def write_metadata(directory: Location, document: Mapping[str, Any]) -> str:
     """Publishes the metadata atomically and returns the snapshot directory's URL; the snapshot is then complete.
 
     Raises :class:`AlreadyExistsError` when another writer won, :class:`AmbiguousWriteError` when the outcome is
-    unknown, :class:`StorageError` when nothing was written, ValueError for a document that is no JSON.
+    unknown, :class:`StorageError` when nothing was written, ValueError for a document that is not JSON.
     """
     publish(directory.child(METADATA_NAME), encode(document))
     return directory.url
@@ -37,7 +37,7 @@ def write_metadata(directory: Location, document: Mapping[str, Any]) -> str:
 def read_metadata(url: str | Location) -> SnapshotMetadata:
     """The document of a snapshot, given as its directory or as the ``_metadata`` file in it.
 
-    For who looks at the document itself; ``snapshots.snapshot.open_snapshot`` is how the engine reads a snapshot.
+    For callers that need the document itself; the engine reads snapshots with ``snapshots.snapshot.open_snapshot``.
 
     Raises :class:`InvalidLocationError`, :class:`NotFoundError`, :class:`CorruptFileError`, each naming the file.
     """
@@ -46,7 +46,7 @@ def read_metadata(url: str | Location) -> SnapshotMetadata:
 
 
 def read_metadata_bytes(url: str | Location) -> tuple[Location, bytes]:
-    """The ``_metadata`` file of a snapshot and what is in it, not looked at. Raises as :func:`read_metadata`."""
+    """The ``_metadata`` file of a snapshot and its bytes, unchecked. Raises as :func:`read_metadata`."""
     given = url if isinstance(url, Location) else resolve(url)
     directory = snapshot_directory(given)
     if directory is given:
@@ -56,7 +56,7 @@ def read_metadata_bytes(url: str | Location) -> tuple[Location, bytes]:
 
 
 def snapshot_directory(given: Location) -> Location:
-    """The directory of a snapshot that is given as that or as the ``_metadata`` file in it."""
+    """The directory of a snapshot, given as the directory or as the ``_metadata`` file in it."""
     return given.parent if given.name == METADATA_NAME and not is_directory(given) else given
 
 

@@ -1,4 +1,4 @@
-"""Reads state files of a snapshot. A file is verified as a whole, once, before any byte of it is used."""
+"""Reads state files of a snapshot. Each file is verified once, as a whole, before any of its bytes is used."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ckpt_runtime.storage.filesystem import (
 
 _CHUNK_BYTES = 4 << 20
 _KEEP_BYTES = 64 << 20
-"""Remote files up to this size are kept in memory after their verification, which has read them anyway."""
+"""Remote files up to this size stay in memory after verification, which has read them anyway."""
 
 
 def is_relative(path: str) -> bool:
-    """Whether a handle's file is the snapshot's own, and moves with it."""
+    """Whether a handle's file belongs to the snapshot and moves with it."""
     return ":" not in path and not path.startswith("/")
 
 
@@ -37,7 +37,7 @@ def locate(directory: Location, path: str, *, allow_absolute: bool = True) -> Lo
     """Where a handle's file lies: a relative path below ``directory``, or an absolute URL.
 
     Raises :class:`InvalidLocationError` for a relative path that leads out of the directory, and for an absolute one
-    in a snapshot that has to be self-contained.
+    in a snapshot that must be self-contained.
     """
     if is_relative(path):
         segments = path.split("/")
@@ -65,7 +65,7 @@ class StateFileReader:
         self._descriptor = -1
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Bytes of the verified file. Raises :class:`CorruptFileError` naming the file, or as the storage does."""
+        """Bytes of the verified file. Raises :class:`CorruptFileError` naming the file, or storage errors."""
         self.verify()
         self.check_range(offset, length)
         if self._content is not None:
@@ -79,21 +79,21 @@ class StateFileReader:
             raise CorruptFileError(message, self.url)
 
     def copy_to(self, target: BinaryIO) -> None:
-        """Writes all of it, reading it once. Raises as :meth:`verify`: what was written is worth nothing then."""
+        """Writes the whole file, reading it once. Raises as :meth:`verify`; the written bytes are then invalid."""
         with self._lock:
             self._check_content(target)
 
     def link_to(self, path: str) -> bool:
-        """A verified hard link as a new local file, which must not be written to; False where there can be none.
+        """Makes a verified hard link, a new local file that must not be written to; False when no link is possible.
 
-        What is verified is what lies at ``path`` afterwards, whatever becomes of the stored file's name. Raises as
-        :meth:`verify`, and leaves nothing there then.
+        The file at ``path`` is verified, whatever happens to the name of the stored file. Raises as :meth:`verify`, and
+        then leaves nothing there.
         """
         if self._location is None or not self._location.is_local:
             return False
         try:
             os.link(self._location.path, path, follow_symlinks=False)
-        except OSError:  # another file system, no rights, no such file: reading it tells what is wrong, if anything is
+        except OSError:  # another file system, no rights, no such file: reading it raises the proper error, if any
             return False
         try:
             if not stat.S_ISREG(os.lstat(path).st_mode):
@@ -102,7 +102,7 @@ class StateFileReader:
             with self._lock, naming("read", self._location):
                 if self._descriptor >= 0:
                     os.close(self._descriptor)
-                # The link is opened, not the stored name, which may be another file's by now.
+                # The link is opened, not the stored name, which may belong to another file by now.
                 self._descriptor, self._verified = open_regular(path), False
             self.verify()
         except BaseException:
@@ -112,13 +112,13 @@ class StateFileReader:
         return True
 
     def verify(self) -> None:
-        """Compares length and checksum of the whole file with its handle; the first call reads it, others are free."""
+        """Compares length and checksum of the whole file with its handle; only the first call reads the file."""
         with self._lock:
             if not self._verified:
                 self._check_content()
 
     def _check_content(self, target: BinaryIO | None = None) -> None:
-        """Reads all of it, into ``target`` if there is one."""
+        """Reads the whole file, and writes it to ``target`` if given."""
         self._verify_length()
         checksum = RunningChecksum()
         for chunk in self._chunks(is_kept=target is None):
@@ -131,7 +131,7 @@ class StateFileReader:
         self._verified = True
 
     def close(self) -> None:
-        """Gives up the open file and what is kept in memory."""
+        """Closes the file and drops the content kept in memory."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -168,6 +168,6 @@ class StateFileReader:
         else:
             data = read_range(self._location, offset, length)
         if len(data) != length:
-            self._verify_length()  # a file that has become shorter is damaged, an answer that is short proves nothing
+            self._verify_length()  # a file that became shorter is damaged; a short answer alone proves nothing
             raise StorageError(f"{self.url}: storage gave {len(data)} of {length} bytes", self.url)
         return data

@@ -1,4 +1,4 @@
-"""Writes one state file of a snapshot as a stream, with a running checksum. A small one never becomes a file at all.
+"""Writes one state file of a snapshot as a stream, with a running checksum. Small content never becomes a file.
 
 One thread writes; another may read :attr:`StateFileWriter.bytes_written`. Nothing refers to the file before
 :meth:`StateFileWriter.finish` returned its handle, and :meth:`StateFileWriter.abort` leaves nothing behind.
@@ -28,8 +28,8 @@ class StateFileWriter:
     """One state file in ``directory``.
 
     Content up to ``memory_threshold`` bytes is returned inside the handle. The file's name is unique, so that a
-    subtask which writes the same checkpoint again never meets its own remains; only a copy is given one, by ``name``.
-    Used as a context manager it aborts unless it was finished; an error inside is told, whatever becomes of the file.
+    subtask that writes the same checkpoint again never finds its own remains; only copies set ``name``.
+    As a context manager it aborts unless it was finished; an error inside propagates, even if the clean-up fails.
     Not thread-safe.
     """
 
@@ -87,11 +87,11 @@ class StateFileWriter:
         return StateFile(self._location.name, self.bytes_written, self._checksum.text())
 
     def _settle_entry(self, directory: Location) -> None:
-        """Makes the file's name durable, or sees to it that somebody does for several at once."""
+        """Makes the file's name durable; subclasses may have this done for several files at once."""
         fsync_directory(directory.path)
 
     def abort(self) -> None:
-        """Gives the file up and deletes what was written; does nothing after :meth:`finish` or a first abort."""
+        """Discards the file and deletes what was written; does nothing after :meth:`finish` or a first abort."""
         if self._ended:
             return
         self._ended = True
@@ -103,7 +103,7 @@ class StateFileWriter:
 
     def _discard(self) -> None:
         if isinstance(self._file, AbstractBufferedFile):
-            # Closing it would upload what there is.
+            # Closing it would upload what was written so far.
             self._file.discard()
             self._file.closed = True
         else:
@@ -132,7 +132,7 @@ class StateFileWriter:
 
 
 class _WriterStream(io.RawIOBase):
-    """The writer as the file object that Arrow and others want. Closing it ends nothing: the writer's owner does."""
+    """The writer as a file object for Arrow and others. Closing it has no effect; the writer's owner finishes it."""
 
     def __init__(self, writer: StateFileWriter) -> None:
         self._writer = writer

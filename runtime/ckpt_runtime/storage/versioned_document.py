@@ -1,7 +1,7 @@
-"""A document that changes by compare-and-set on any file system which can create a file only if it is absent.
+"""A document with compare-and-set, on any file system that can create a file only if it is absent.
 
 Each revision is a file of its own, ``<number>.json``, created exclusively and never changed; the greatest number is
-the present one. A writer that lost a race, or comes back after a long pause, can therefore never undo newer changes.
+the current one. A writer that lost a race, or comes back after a long pause, can therefore never undo newer changes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Revision:
 
 
 def _allow(_: dict[str, Any] | None) -> None:
-    """Whoever may see the document may change it."""
+    """The default check, which allows every change."""
 
 
 class VersionedDocument:
@@ -66,7 +66,7 @@ class VersionedDocument:
             if number == 0:
                 return None
             file = self._file(number)
-            # The revision may have been replaced and deleted since the listing: then there is a newer one.
+            # The revision may have been replaced and deleted since the listing; then a newer one exists.
             with suppress(NotFoundError):
                 return Revision(number, decode_document(read_bytes(file, 2 * MAX_DOCUMENT_BYTES), file.url))
         raise StorageError(f"cannot read {self.directory.url}: it changes all the time", self.directory.url)
@@ -75,10 +75,10 @@ class VersionedDocument:
         """Makes the revision after ``expected`` (0 when there must be none).
 
         Raises :class:`ConflictError` when the present revision is another one, :class:`AmbiguousWriteError` when it
-        is unknown whether the revision was made; reading then tells.
+        is unknown whether the revision was made; reading the document then tells.
         """
         data = encode_document(document)
-        # Only an early no: creating the file exclusively is what decides.
+        # Only an early refusal: the exclusive creation of the file decides.
         if self._latest() != expected:
             raise self._conflict(expected)
         make_directory(self.directory)
@@ -87,7 +87,7 @@ class VersionedDocument:
             publish(file, data)
         except AlreadyExistsError:
             raise self._conflict(expected) from None
-        # Old ones go last: a crash in between leaves a revision too many, never one too few.
+        # Old revisions are deleted last: a crash in between leaves one too many, never one too few.
         self._delete(self._superseded(expected, file))
 
     def change(
@@ -95,10 +95,10 @@ class VersionedDocument:
         make: Callable[[dict[str, Any] | None], Mapping[str, Any] | None],
         check: Callable[[dict[str, Any] | None], None] = _allow,
     ) -> None:
-        """Reads and writes what ``make`` gives, again when somebody else was faster, or when the outcome is unknown.
+        """Reads, and writes the result of ``make``; repeats if another process was faster or the outcome is unknown.
 
-        ``make`` may be called on its own result, which it has to leave as it is by giving None, and may raise to change
-        nothing. ``check`` is called before it, and raises StorageError when nothing may be changed any more.
+        ``make`` may be called on its own result, for which it must return None, and may raise to change nothing.
+        ``check`` is called before it, and raises StorageError when changes are no longer allowed.
         Raises :class:`AmbiguousWriteError` when it is unknown whether a change is stored, :class:`StorageError` when it
         is not.
         """
@@ -114,9 +114,9 @@ class VersionedDocument:
             try:
                 return self.write(0 if revision is None else revision.number, document)
             except ConflictError:
-                continue  # somebody else was, or it was this very change, whose answer was lost: reading tells
+                continue  # another process was faster, or this change was stored and its answer lost: reading tells
             except AmbiguousWriteError:
-                # Written again on top of what is read: of a change that has arrived nothing new is made.
+                # Tried again on top of what is read: if the change has arrived, no new revision is made.
                 unknown += 1
                 if unknown == _UNKNOWN_OUTCOMES:
                     raise
@@ -128,7 +128,7 @@ class VersionedDocument:
 
     @contextmanager
     def _unless(self, unknown: int) -> Iterator[None]:
-        """An error tells that nothing is stored, unless an earlier write may still be on its way."""
+        """Turns an error into an ambiguous one if an earlier write may still take effect."""
         try:
             yield
         except StorageError as error:
@@ -137,7 +137,7 @@ class VersionedDocument:
             raise
 
     def delete(self) -> None:
-        """Deletes all revisions, the present one last, and the directory; nothing there is fine."""
+        """Deletes all revisions, the current one last, and the directory; a missing document is fine."""
         while numbers := self._numbers():
             for number in numbers:
                 delete_file(self._file(number))
@@ -145,7 +145,7 @@ class VersionedDocument:
             delete_empty_directory(self.directory)
 
     def _superseded(self, expected: int, file: Location) -> list[int]:
-        """The older revisions that are still there, once ``file`` is published.
+        """The older revisions that still exist, once ``file`` is published.
 
         Settles the races that exclusive creation alone leaves open: the number may have been used and deleted.
         """
@@ -160,7 +160,7 @@ class VersionedDocument:
         return [number for number in numbers if number <= expected]
 
     def _delete(self, numbers: list[int]) -> None:
-        # An old revision that stays does no harm; the next write tries again.
+        # An old revision that remains does no harm; the next write tries again.
         with suppress(StorageError):
             for number in numbers:
                 delete_file(self._file(number))

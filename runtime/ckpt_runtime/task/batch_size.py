@@ -1,4 +1,4 @@
-"""How many bytes a record batch holds, asked once or twice per buffer. Pure arithmetic on Arrow's types."""
+"""The number of bytes in a record batch, needed once or twice per buffer. Pure arithmetic on Arrow's types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 class BatchSizer:
     """Sizes of batches of one schema; validity bitmaps of fixed-width columns are left out.
 
-    Arrow adds up buffers and lets go of the interpreter lock for it, which costs more than a small batch is worth.
+    Arrow adds up buffers and releases the interpreter lock for it, which is too expensive for small batches.
     """
 
     __slots__ = ("_row_bits",)
@@ -26,6 +26,6 @@ class BatchSizer:
 
 
 def _row_bits(schema: pa.Schema) -> int:
-    """0 when rows have no fixed width."""
+    """Bits per row; 0 when rows have no fixed width."""
     widths = [int(field.type.bit_width) if pa.types.is_primitive(field.type) else 0 for field in schema]
     return sum(widths) if all(widths) else 0

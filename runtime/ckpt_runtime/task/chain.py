@@ -1,4 +1,4 @@
-"""The operators of one subtask, linked: each emits into the next, the last one into the result partitions."""
+"""The chained operators of one subtask: each emits into the next, the last one into the result partitions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _NextOperator:
 
 
 class ChainEnd:
-    """The last operator's output: every outgoing edge gets everything."""
+    """The last operator's output, which sends everything to every outgoing edge."""
 
     def __init__(self, partitions: Sequence[ResultPartition]) -> None:
         self.partitions = list(partitions)
@@ -50,7 +50,7 @@ class ChainEnd:
 
     @property
     def has_room(self) -> bool:
-        # A plain loop: this is asked in every step.
+        # A plain loop, because every step calls this.
         for partition in self.partitions:  # noqa: SIM110
             if not partition.has_room:
                 return False
@@ -81,7 +81,7 @@ class ChainEnd:
             partition.send_control(element)
 
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[CapturedChannel]:
-        """Sends a barrier ahead of what waits on this side, ``limit`` bytes of it at most; returns what that was."""
+        """Sends a barrier ahead of the elements waiting here, at most ``limit`` bytes; returns the overtaken ones."""
         return self._capture(lambda partition, share: partition.overtake(barrier, share), limit)
 
     def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:
@@ -94,7 +94,7 @@ class ChainEnd:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits on this side any more."""
+        """Whether no element waits on this side."""
         return all(partition.is_empty for partition in self.partitions)
 
     def _capture(
@@ -111,7 +111,7 @@ class ChainEnd:
 
     @property
     def error(self) -> BaseException | None:
-        """Why some channel is lost; None while all is well."""
+        """The error of a lost channel; None while none is lost."""
         for partition in self.partitions:
             error = partition.error
             if error is not None:
@@ -167,12 +167,12 @@ class OperatorChain:
 
     @property
     def requires_final_checkpoint(self) -> bool:
-        """Whether an operator does."""
+        """Whether any operator requires one."""
         return any(operator.requires_final_checkpoint for operator in self.operators)
 
     @property
     def has_work_left(self) -> bool:
-        """Whether an operator still works off its input by timers."""
+        """Whether an operator still processes earlier input by timers."""
         return any(operator.has_work_left for operator in self.operators)
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
@@ -180,12 +180,12 @@ class OperatorChain:
             operator.prepare_snapshot(checkpoint_id)
 
     def finish(self) -> None:
-        """End of data, head first: what an operator emits while it finishes still reaches the ones behind it."""
+        """Ends the data, head first: rows that an operator emits while it finishes reach the operators after it."""
         for operator in self.operators:
             operator.finish()
 
     def state_metrics(self) -> dict[str, int]:
-        """What the operators' state backends say of themselves, behind their uids; from any thread."""
+        """Metrics of the operators' state backends, prefixed with their uids. Called by any thread."""
         return {
             f"{context.uid}.{name}": figure
             for context in self.contexts
@@ -206,7 +206,7 @@ class OperatorChain:
             part.notify_aborted(checkpoint_id)
 
     def close(self) -> list[BaseException]:
-        """Closes each operator that was opened, and all state; returns what went wrong instead of stopping at it."""
+        """Closes each opened operator and all state; returns the errors instead of stopping at the first."""
         parts: list[Operator | KeyedStateBackend] = []
         parts += reversed(self.operators[len(self.operators) - self._opened :])
         parts += reversed(self._backends)
@@ -226,7 +226,7 @@ def schema_without_dictionaries(schema: pa.Schema) -> pa.Schema | None:
     A dictionary column would carry its whole dictionary in every buffer.
     """
     kinds = [_plain_type(field.type) for field in schema]
-    # By value: Arrow makes a new object each time a field is asked for its type.
+    # By value: Arrow makes a new object each time the type of a field is read.
     if all(kind == field.type for kind, field in zip(kinds, schema, strict=True)):
         return None
     fields = [field.with_type(kind) for kind, field in zip(kinds, schema, strict=True)]

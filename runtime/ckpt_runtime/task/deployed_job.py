@@ -49,11 +49,11 @@ from ckpt_runtime.task.waiting_input import waiting_input
 from ckpt_runtime.task.wakeup import Wakeup
 
 ROW_MODE_BUFFER_ROWS = 512
-"""A row-mode operator takes about 10 us per row: some ms per buffer, tenths of a second for all buffers in flight."""
+"""A row-mode operator takes about 10 us per row: a few ms per buffer, tenths of a second for all in flight."""
 
 
 class PlanMismatchError(RuntimeError):
-    """The pipeline's entry point built another plan here than in the driver: it is not deterministic."""
+    """The pipeline's entry point built a different plan here than in the driver: it is not deterministic."""
 
 
 class DeployedJob:
@@ -81,7 +81,7 @@ class DeployedJob:
         self._wakeups: dict[SubtaskKey, Wakeup] = {}
         self._gates: dict[SubtaskKey, InputGate] = {}
         shared = Wakeup()
-        # All gates before the first output: outputs inside of this worker look for their receiving ends.
+        # All gates before the first output: outputs inside this worker look up their receiving ends.
         for descriptor in deployment.subtasks:
             own = Wakeup() if self._has_user_code(descriptor) else shared
             self._build_gate(descriptor, own)
@@ -90,7 +90,7 @@ class DeployedJob:
             for descriptor in deployment.subtasks:
                 self._build_subtask(descriptor)
         except BaseException:
-            # No subtask will ever do it, and the worker lives on.
+            # No subtask will close them, and the worker keeps running.
             for backend in self._backends:
                 backend.close()
             raise
@@ -115,7 +115,7 @@ class DeployedJob:
             self.mail(key, Subtask.cancel)
         deadline = time.monotonic() + timeout_s
         ended = [thread.join(max(0.0, deadline - time.monotonic())) for thread in self.threads]
-        # Behind the threads, which send and poll until they have ended.
+        # After the threads, which send and poll until they have ended.
         self._transport.release(self.deployment.deployment)
         return all(ended)
 
@@ -180,12 +180,12 @@ class DeployedJob:
         self.subtasks[key] = subtask
 
     def _reads_ranges(self, vertex_id: str) -> bool:
-        """Whether a buffer to that vertex is hours of work: as few as possible may be under way, and none gathered."""
+        """Whether a buffer to that vertex means hours of work, so that few are in flight and none is gathered."""
         head = self._graph.vertex(vertex_id).operators[0]
         return isinstance(self._plan.specs[head.uid], RangeReaderSpec)
 
     def _buffer_rows(self, target: str) -> int:
-        """Rows of a buffer to that vertex: fewer where each row costs a call, since barriers wait behind buffers."""
+        """Rows per buffer to that vertex: fewer if each row costs a call, since barriers wait behind buffers."""
         rows = self.configuration.get(TaskManagerOptions.BUFFER_ROWS)
         head = self._graph.vertex(target).operators[0]
         return min(rows, ROW_MODE_BUFFER_ROWS) if isinstance(self._plan.specs[head.uid], ProcessSpec) else rows
@@ -194,7 +194,7 @@ class DeployedJob:
         return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
 
     def _restored_input(self, descriptor: SubtaskDescriptor, vertex: JobVertex) -> RestoredInput | None:
-        """Raises UnreadableInFlightDataError when rows of the restored checkpoint are not what the vertex takes now."""
+        """Raises UnreadableInFlightDataError when restored rows have a schema that the vertex no longer takes."""
         if not descriptor.in_flight:
             return None
         head = vertex.operators[0]
@@ -210,7 +210,7 @@ class DeployedJob:
         )
 
     def _input_schema(self, uid: str, gate: int) -> pa.Schema | None:
-        """What the head of a vertex takes from one of its inputs; None where the plan cannot tell."""
+        """The schema that the head of a vertex takes from one of its inputs; None if the plan does not know it."""
         spec = self._plan.specs[uid]
         if isinstance(spec, JoinSpec):
             return spec.sides[spec.side_of_gate(gate)].schema
@@ -264,7 +264,7 @@ class DeployedJob:
                     node.uid,
                     key_group_range(vertex.max_parallelism, vertex.parallelism, descriptor.subtask_index),
                     vertex.max_parallelism,
-                    # The worker's agent removes the temporary directory of a worker that has ended, a killed one too.
+                    # The agent removes the temporary directory of a worker that has ended or was killed.
                     partial(tempfile.mkdtemp, prefix="ckpt-state-"),
                     self._graph.configuration,
                     self._shared_handles,

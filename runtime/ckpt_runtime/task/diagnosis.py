@@ -1,6 +1,6 @@
-"""What a worker says of itself when it is asked: thread dumps, its log, and in which code its subtasks spend time.
+"""Diagnostics of a worker on request: thread dumps, its log, and the code in which its subtasks spend time.
 
-The answers never come from a task's thread, which may be what the question is about.
+A task's thread never answers, because it may be the subject of the question.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MAX_STACKS = 2_000
 
 
 class Diagnosis:
-    """``send`` takes the answers, from any thread; ``present`` gives what is deployed here."""
+    """``send`` sends the answers, from any thread; ``present`` returns the current deployment."""
 
     def __init__(self, send: Callable[[WorkerAnswer], None], present: Callable[[], DeployedJob | None]) -> None:
         self._send = send
@@ -47,12 +47,12 @@ class Diagnosis:
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Ends what is being sampled."""
+        """Ends all sampling."""
         self._closing.set()
         self._samplers.shutdown(wait=False, cancel_futures=True)
 
     def answer(self, question: WorkerQuestion) -> None:
-        """Returns at once; an answer that cannot be made is missing, and the driver stops waiting for it."""
+        """Answers a question without blocking; if no answer can be made, the driver stops waiting for it."""
         match question:
             case DumpThreads():
                 self._send(ThreadDump(question.question, dump_threads()))
@@ -85,10 +85,10 @@ def _threads_of(job: DeployedJob | None, order: SampleStacks) -> list[tuple[Subt
 
 
 class StackSampler:
-    """Looks again and again at the stacks of the threads that work for some subtasks.
+    """Repeatedly samples the stacks of the threads that work for some subtasks.
 
-    A stack counts as on a processor when its thread has been running for at least half of the time since the last look.
-    A thread that several subtasks share counts for the one that it works for.
+    A stack counts as on a processor when its thread has run for at least half of the time since the last sample.
+    A thread that several subtasks share counts for the one that it currently runs.
     """
 
     def __init__(self, threads: Sequence[tuple[Subtask, threading.Thread]]) -> None:
@@ -113,7 +113,7 @@ class StackSampler:
         for subtask, own in self._threads:
             activity = subtask.metrics.timer.activity
             for thread in (own, *(helper for helper in helpers if helper.helps is own)):
-                # The own thread may work for another subtask now, or for none.
+                # The subtask's thread may currently work for another subtask, or for none.
                 if thread.ident is None or thread.ident not in frames or (thread is own and activity is None):
                     continue
                 if thread.ident not in ran:
@@ -121,7 +121,7 @@ class StackSampler:
                 self._count(subtask.index, tuple(frames_of(frames[thread.ident])), ran[thread.ident])
 
     def stacks(self) -> tuple[SampledStack, ...]:
-        """What was seen so far."""
+        """The stacks seen so far."""
         return tuple(SampledStack(index, frames, on, off) for (index, frames), (on, off) in self._seen.items())
 
     def _has_run(self, thread: threading.Thread, passed_ns: int, activity: Activity | None) -> bool:
@@ -139,7 +139,7 @@ class StackSampler:
 
 
 def _ran_ns(thread: int) -> int | None:
-    """How long the kernel has let a thread of this process run; None where it does not say so (other than Linux)."""
+    """CPU time of a thread of this process in ns, by the kernel; None where it is unknown (other than Linux)."""
     try:
         with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
             return int(file.read().split()[0])

@@ -1,4 +1,4 @@
-"""In-flight data on its way into a checkpoint (FLIP-76): what a barrier overtook, channel by channel."""
+"""In-flight data on its way into a checkpoint (FLIP-76): the elements that a barrier overtook, by channel."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ckpt_runtime.network.output_queue import InFlightData
 from ckpt_runtime.storage.channel_state_frame import PersistedElement
 
 CapturedElement: TypeAlias = "InFlightData | PersistedElement"
-"""Live data, or a run of elements that lies in a channel state file already."""
+"""Live data, or a run of elements that is already stored in a channel state file."""
 
 
 def size_of(element: CapturedElement) -> int:
-    """Bytes of rows as they are kept, whether they came over the wire or not; a watermark has none."""
+    """Bytes of rows as they are stored, whether they came over the wire or not; a watermark counts none."""
     match element:
         case pa.Buffer():
             return int(element.size)
@@ -33,7 +33,7 @@ def size_of(element: CapturedElement) -> int:
 class CapturedChannel:
     """In-flight data of one channel, in order; ``edge`` and ``peer`` as in :class:`ChannelStateStream`.
 
-    ``schema`` is that of the rows, unless they are batches, which know their own.
+    ``schema`` is that of the rows, unless they are batches, which have their own.
     """
 
     peer: int
@@ -63,11 +63,11 @@ class InFlight:
 
 
 class PersistedBuffers:
-    """Where buffers that are still queued lie in files of earlier checkpoints, so that they are not written again.
+    """Places of still queued buffers in files of earlier checkpoints, so that they are not written again.
 
     Only files of completed checkpoints may be referred to; those of aborted ones are deleted, and so are those that no
-    checkpoint refers to once a newer one is complete. Buffers are held weakly. Threads: remembered and looked up by
-    those that write snapshots, the rest is called by the subtask's.
+    checkpoint refers to once a newer one is complete. Buffers are held weakly. Threads: those that write snapshots call
+    :meth:`written` and :meth:`place_of`, the subtask's thread calls the rest.
     """
 
     def __init__(self) -> None:
@@ -77,12 +77,12 @@ class PersistedBuffers:
         self._begun: set[int] = set()
 
     def begun(self, checkpoint_id: int) -> None:
-        """A snapshot was taken that may hold buffers; where they lie is not known before it is written."""
+        """Notes a snapshot that may contain buffers; their places are unknown until it is written."""
         with self._lock:
             self._begun.add(checkpoint_id)
 
     def written(self, checkpoint_id: int, places: Iterable[tuple[_Rows, PersistedElement]]) -> None:
-        """Where the buffers of a checkpoint that is not complete yet were written."""
+        """Notes the places of the buffers of a checkpoint that is not complete yet."""
         with self._lock:
             self._begun.discard(checkpoint_id)
             self._written[checkpoint_id] = [(weakref.ref(buffer), place) for buffer, place in places]
@@ -91,7 +91,7 @@ class PersistedBuffers:
         with self._lock:
             for reference, place in self._written.pop(checkpoint_id, ()):
                 self._remember(reference, place)
-            # Older ones are subsumed: their files go, and nothing may refer to them.
+            # Older checkpoints are subsumed: their files are deleted, and nothing may refer to them.
             self._written = {known: places for known, places in self._written.items() if known > checkpoint_id}
             self._begun = {known for known in self._begun if known > checkpoint_id}
 
@@ -103,10 +103,10 @@ class PersistedBuffers:
     def place_of(self, buffer: _Rows, checkpoint_id: int) -> PersistedElement | None:
         """The buffer's frame in a file that the checkpoint may refer to; None when it has to be written.
 
-        An older checkpoint under way that keeps the buffer elsewhere makes the file go when it completes.
+        When a pending older checkpoint that stores the buffer elsewhere completes, the file is deleted.
         """
         with self._lock:
-            # While an older one is being written, nobody knows whether its file will hold the buffer in another place.
+            # While an older checkpoint is being written, its file may still get the buffer in another place.
             reference, place = self._places.get(id(buffer), (None, None))
             if reference is None or reference() is not buffer or any(known < checkpoint_id for known in self._begun):
                 return None
@@ -118,15 +118,14 @@ class PersistedBuffers:
         buffer = reference()
         if buffer is None:
             return
-        # By identity: buffers are compared by content, and this is about what lies in memory. An id may be given again,
-        # so the reference is compared as well.
+        # By identity, because comparing buffers compares their content. An id may be reused, so the reference is
+        # compared as well.
         key = id(buffer)
 
-        # Called by the collector in whatever thread drops the buffer, perhaps one that holds the lock: so it takes
-        # none.
+        # The collector calls it in the thread that drops the buffer, which may hold the lock, so it takes no lock.
         def forget(gone: object, key: int = key) -> None:
             known = self._places.get(key)
-            # The id may be another buffer's by now.
+            # The id may belong to another buffer by now.
             if known is not None and known[0] is gone:
                 del self._places[key]
 

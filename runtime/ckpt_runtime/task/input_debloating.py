@@ -1,4 +1,4 @@
-"""Buffer debloating of one subtask: measures how fast its inputs are worked off and tells their senders (FLIP-183)."""
+"""Buffer debloating of one subtask: measures its throughput and notifies the senders (FLIP-183)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ckpt_runtime.task.metrics import SubtaskMetrics
 
 
 class InputDebloating:
-    """Called by the subtask's thread between two pieces of work. All inputs together have one throughput and one size.
+    """Called by the subtask's thread between two pieces of work. All inputs share one throughput and one size.
 
     ``taken_bytes`` grows with each buffer that the subtask takes, by the bytes of its rows as senders count them: on
-    the wire small buffers are mostly their headers.
+    the wire, small buffers consist mostly of headers.
     """
 
     def __init__(self, debloater: BufferDebloater, channels: Sequence[InputChannel], period_ms: int) -> None:
@@ -30,12 +30,12 @@ class InputDebloating:
         """Takes a sample; due when the monotonic clock has reached :attr:`next_ms`.
 
         ``rest_bytes`` of the buffer in work have not been processed yet. While input waits, all time but idle time
-        counts: a thread that is busy with its other subtasks slows this one down too. Otherwise only the subtask's own.
+        counts, because other subtasks on the thread slow this one down too. Otherwise only its own time counts.
         """
         processed = self.taken_bytes - rest_bytes
         spent = metrics.timer.closed
         own_ns = spent.busy + spent.backpressured
-        # Differences of running totals: nothing is lost when a sample is left out.
+        # Differences of running totals, so that nothing is lost when a sample is skipped.
         last, self._last = self._last, (now_ms, processed, spent.idle, own_ns)
         self.next_ms = now_ms + self._period_ms
         if last is None:
@@ -57,9 +57,9 @@ class InputDebloating:
 def input_debloating(
     configuration: Configuration, channels: Sequence[InputChannel], local: Sequence[bool]
 ) -> InputDebloating | None:
-    """For the input channels of a subtask, ``local`` ones inside the worker; None when it is off or has no use.
+    """The debloating of a subtask's input channels, ``local`` ones inside the worker; None if disabled or useless.
 
-    A channel on which nothing overtakes carries ranges or committables: there is nothing to be cut.
+    A channel without overtaking carries ranges or committables, whose buffers cannot be made smaller.
     """
     get = configuration.get
     if not get(TaskManagerOptions.BUFFER_DEBLOAT_ENABLED):

@@ -1,4 +1,4 @@
-"""Figures of one subtask, written by its thread and read by the worker's heartbeat."""
+"""Metrics of one subtask, written by its thread and read by the worker's heartbeat."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Activity(IntEnum):
-    """What a subtask's thread does. The numbers are the places in :class:`TimeSpent`."""
+    """What a subtask's thread does. The numbers are the positions in :class:`TimeSpent`."""
 
     BUSY = 0
     IDLE = 1
@@ -24,7 +24,7 @@ class TimeSpent(NamedTuple):
 
 
 class ActivityTimer:
-    """How long the thread has been busy, idle and back-pressured, including the interval that is still going on.
+    """How long the thread has been busy, idle and back-pressured, including the current interval.
 
     The thread writes, any thread reads. All values are in one tuple that is replaced as a whole: a reader sees an
     interval as open or as closed, never as both and never as neither.
@@ -36,12 +36,12 @@ class ActivityTimer:
         self._state: tuple[TimeSpent, Activity | None, int] = (TimeSpent(), None, 0)
 
     def enter(self, activity: Activity | None, now_ns: int) -> None:
-        """Ends the present interval and begins one of the given activity; None begins no interval."""
+        """Ends the current interval and begins one of the given activity; None begins no interval."""
         self._state = (self.until(now_ns), activity, now_ns)
 
     @property
     def activity(self) -> Activity | None:
-        """That of the interval that is going on."""
+        """The activity of the current interval."""
         return self._state[1]
 
     @property
@@ -50,7 +50,7 @@ class ActivityTimer:
         return self._state[0]
 
     def until(self, now_ns: int) -> TimeSpent:
-        """The intervals that have ended, and the present one as far as it has come."""
+        """The intervals that have ended, and the current one up to now."""
         spent, activity, since_ns = self._state
         if activity is None or now_ns <= since_ns:
             return spent
@@ -67,7 +67,7 @@ class ActivityTimer:
 class SubtaskMetrics:
     """Rows, bytes, and how the subtask's time was spent.
 
-    ``slices`` counts the pieces of buffers that were worked off: it grows while one buffer of slow rows takes minutes.
+    ``slices`` counts the processed pieces of buffers: it grows even while one buffer of slow rows takes minutes.
     ``debloated_buffer_size`` is None unless buffers adapt and a sample has been taken.
     """
 

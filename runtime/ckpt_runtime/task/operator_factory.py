@@ -1,4 +1,4 @@
-"""From specs to operators: the one place that knows which class does what a spec says."""
+"""Creates operators from specs: the one place that maps specs to operator classes."""
 
 from __future__ import annotations
 

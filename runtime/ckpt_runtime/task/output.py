@@ -1,7 +1,7 @@
-"""What a subtask writes to: one result partition per outgoing job edge, with its channels.
+"""The outputs of a subtask: one result partition per outgoing job edge, with its channels.
 
-Rows are split over the channels, gathered into buffers of a good size, and sent when a buffer is full, when the buffer
-timeout has passed, or in front of a control element. Nothing here blocks: the subtask asks ``has_room`` before it does
+Rows are split over the channels, gathered into buffers of good size, and sent when a buffer is full, when the buffer
+timeout has passed, or before a control element. Nothing here blocks: the subtask checks ``has_room`` before it does
 any work that may emit.
 """
 
@@ -31,11 +31,11 @@ class Subpartition(Protocol):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits on the sending side."""
+        """Whether no element waits on the sending side."""
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Of the rows that wait here; None before the first."""
+        """The schema of the rows that wait here; None before the first."""
 
     @property
     def error(self) -> BaseException | None: ...
@@ -45,10 +45,10 @@ class Subpartition(Protocol):
     def send_control(self, element: ControlElement) -> None: ...
 
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
-        """Sends a barrier in front of what waits here and returns that; with a limit in bytes not more of it."""
+        """Sends a barrier ahead of the waiting elements, up to ``limit`` bytes, and returns the overtaken ones."""
 
     def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
-        """The same for a barrier that was sent in order and still waits here; nothing when it has gone."""
+        """The same for a barrier that was sent in order and still waits here; does nothing when it was sent."""
 
     def holds_barrier(self, checkpoint_id: int) -> bool: ...
 
@@ -56,8 +56,8 @@ class Subpartition(Protocol):
 class LocalSubpartition:
     """A channel inside one worker: batches are handed over by reference.
 
-    Nothing waits here, all of it in the receiver's queue, where a barrier overtakes by being announced. Two counters,
-    each written by one thread, take the place of a lock.
+    Elements wait only in the receiver's queue, where an announcement lets a barrier overtake. Two counters, each
+    written by one thread, replace a lock.
     """
 
     error: BaseException | None = None
@@ -71,7 +71,7 @@ class LocalSubpartition:
         self._wake_producer = wake_producer
         self._sent = 0
         self._consumed = 0
-        # Credit comes back in halves of the window: of a window beyond the capacity, half may be all there is.
+        # Credit is returned in halves of the window: half of a window beyond the capacity may be all of the capacity.
         receiver.credit.window = min(receiver.credit.window, capacity)
         receiver.on_credit(self._give_back)
 
@@ -97,7 +97,7 @@ class LocalSubpartition:
         return False
 
     def _give_back(self, count: int) -> None:
-        """Looks at what was sent only after giving back: a producer that filled the channel meanwhile is woken too."""
+        """Reads the sent count only after returning credit, so that a producer that fills it meanwhile is woken."""
         self._consumed += count
         if self._sent - self._consumed + count >= self._capacity:
             self._wake_producer()
@@ -120,9 +120,9 @@ class _Gathering:
 
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
-    """What bounds a buffer; one row larger than ``bytes`` gets a buffer of its own.
+    """The limits of a buffer; a row larger than ``bytes`` gets its own buffer.
 
-    ``timeout_ms`` is how long rows are gathered; 0 sends each batch at once.
+    ``timeout_ms`` is how long rows are gathered; with 0 each batch is sent at once.
     """
 
     rows: int
@@ -133,9 +133,9 @@ class BufferLimits:
 class ResultPartition:
     """All channels of one job edge, on the producing side.
 
-    ``rows`` counts each row taken once, ``bytes`` what goes to each channel. ``peers`` are the consumers'
-    subtask indexes, in order unless given. Without ``overtakes`` barriers stay in order, and each row is
-    a piece of work: a rebalanced batch is dealt out row by row.
+    ``rows`` counts each row taken once, ``bytes`` the bytes for every channel. ``peers`` are the consumers'
+    subtask indexes, by default 0, 1 and so on. Without ``overtakes`` barriers stay in order, and each row is
+    a piece of work: a rebalanced batch is distributed row by row.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ResultPartition:
             Partitioning.REBALANCE: self._rebalance if overtakes else self._deal,
             Partitioning.BROADCAST: self._broadcast,
         }[partitioning]
-        # Nothing to be split: no row needs a hash.
+        # With one channel nothing is split, and no row needs a hash.
         if len(self._subpartitions) == 1:
             self._route = self._forward
 
@@ -190,16 +190,16 @@ class ResultPartition:
         return self._flush_at
 
     def limit_bytes(self, index: int, size: int) -> None:
-        """The consumer of that channel wants smaller buffers, or larger ones again (FLIP-183). Any thread.
+        """Sets the buffer size that the consumer of that channel requests (FLIP-183). Called by any thread.
 
-        Holds from the next rows on; what is queued stays as it is, and no limit exceeds the one given at first.
+        Applies from the next rows on, not to queued buffers; no limit exceeds the initial one.
         """
-        # One assignment: the subtask's thread sees the limit before or the limit after.
+        # One assignment: the subtask's thread sees either the old or the new limit.
         self._channel_limits[index] = replace(self._limits, bytes=min(size, self._limits.bytes))
 
     @property
     def error(self) -> BaseException | None:
-        """The ConnectionError of a channel that is lost; None while all is well."""
+        """The ConnectionError of a lost channel; None while none is lost."""
         for subpartition in self._subpartitions:
             error = subpartition.error
             if error is not None:
@@ -212,9 +212,9 @@ class ResultPartition:
         self._route(batch)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
-        """Watermarks may wait for the buffers in front of them; only the latest one counts.
+        """Emits a watermark, which may wait for the buffers before it; only the latest one counts.
 
-        That of the end of data replaces none: timers may be due at the one before, and not at the end.
+        The watermark of the end of data replaces none: timers may be due at the previous one, and not at the end.
         """
         if timestamp_ms == MAX_WATERMARK:
             self.send_control(Watermark(timestamp_ms))
@@ -223,7 +223,7 @@ class ResultPartition:
         self._hold()
 
     def emit_end_of_range(self) -> None:
-        """At once, between the rows that it divides; on forward edges only."""
+        """Sends the end of a range at once, between the rows that it separates; on forward edges only."""
         if self._is_forward:
             self.send_control(EndOfRange())
 
@@ -234,10 +234,10 @@ class ResultPartition:
             subpartition.send_control(element)
 
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[CapturedChannel]:
-        """Sends a barrier in front of everything that waits on this side and returns that, by channel.
+        """Sends a barrier ahead of everything that waits on this side and returns what it overtook, by channel.
 
-        With a ``limit`` in bytes the barrier overtakes no more than that on all channels together, and waits its turn
-        behind the rest.
+        With a ``limit`` in bytes the barrier overtakes no more than that on all channels together, and waits behind
+        the rest.
         """
         if not self._overtakes:
             self.send_control(barrier)
@@ -246,7 +246,7 @@ class ResultPartition:
         return self._capture(lambda subpartition, share: subpartition.overtake(barrier, share), limit)
 
     def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:
-        """The same for a barrier that was sent in order; channels that it has left already have nothing."""
+        """The same for a barrier that was sent in order; channels that it has already left return nothing."""
         if not self._overtakes:
             return []
         return self._capture(lambda subpartition, share: subpartition.turn_unaligned(checkpoint_id, share), limit)
@@ -259,7 +259,7 @@ class ResultPartition:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits on this side any more."""
+        """Whether no element waits on this side."""
         return self._flush_at is None and all(subpartition.is_empty for subpartition in self._subpartitions)
 
     def _capture(
@@ -267,7 +267,7 @@ class ResultPartition:
     ) -> list[CapturedChannel]:
         captured = []
         for position, subpartition in enumerate(self._subpartitions):
-            # What a channel leaves of its share goes to those behind it.
+            # The unused share of a channel goes to the channels after it.
             share = None if limit is None else limit // (len(self._subpartitions) - position)
             elements = capture(subpartition, share)
             if elements:
@@ -278,7 +278,7 @@ class ResultPartition:
         return captured
 
     def flush(self) -> None:
-        """Sends what is held back."""
+        """Sends the rows and the watermark that are held back."""
         self._flush_at = None
         for index, gathering in enumerate(self._gathering):
             if gathering.rows:
@@ -315,7 +315,7 @@ class ResultPartition:
             self._next = (self._next + 1) % channels
 
     def _deal(self, batch: pa.RecordBatch) -> None:
-        """The rows in turn, those of one channel in one buffer."""
+        """Distributes rows round-robin; those of one channel go into one buffer."""
         channels = len(self._subpartitions)
         for first in range(min(channels, batch.num_rows)):
             own = pa.array(range(first, batch.num_rows, channels), pa.int64())
@@ -335,7 +335,7 @@ class ResultPartition:
         gathering.batches.append(batch)
         gathering.rows += batch.num_rows
         gathering.bytes += size
-        # From half full on, since the next batch may be as large: no buffer is copied to be filled to the brim.
+        # Sent from half full on, since the next batch may be as large: no rows are copied to fill a buffer completely.
         if gathering.rows * 2 >= limits.rows or gathering.bytes * 2 >= limits.bytes or not limits.timeout_ms:
             self._subpartitions[index].send_batch(gathering.take())
         else:

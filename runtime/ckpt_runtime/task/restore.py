@@ -1,4 +1,4 @@
-"""Opens the keyed state backend of one operator and loads what a snapshot assigns to this subtask."""
+"""Opens the keyed state backend of one operator and loads the state that a snapshot assigns to this subtask."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, 
 
 
 class StateRestoreError(StorageError):
-    """State of the restored snapshot is proven damaged; trying again meets the same. Names operator and file."""
+    """State of the restored snapshot is proven damaged, so a retry fails, too. Names operator and file."""
 
 
 class StateUnavailableError(StorageError):
     """State of the restored snapshot cannot be restored now: its storage or this host fails. Names operator and file.
 
-    The storage may be away, or the local disk be full. A file that is missing is no proof of damage: a host that has
-    lost its mount misses all of them.
+    The storage may be unavailable or the local disk full. A missing file does not prove damage: on a host that has
+    lost its mount all files are missing.
     """
 
 
 _DAMAGED = (CorruptFileError, InvalidLocationError, CorruptStateError)
-"""What no later attempt and no other host can read either: checksum, length, version, or a handle that leads astray."""
+"""Errors that every retry on every host would meet: checksum, length, version, or an invalid handle."""
 
 
 def create_keyed_backend(
@@ -38,7 +38,7 @@ def create_keyed_backend(
     """The backend that ``state.backend.type`` names. ``directory`` is the restored snapshot's (URL), which
     the job owns or not.
 
-    Handles go whole to each subtask; the backend clips. Raises UnsupportedBackendError, StateSchemaError,
+    Each subtask gets whole handles, and the backend clips them. Raises UnsupportedBackendError, StateSchemaError,
     StateRestoreError naming what is damaged, and StateUnavailableError naming what is missing or cannot be read or
     written.
     """
@@ -58,7 +58,7 @@ def create_keyed_backend(
 
 @contextmanager
 def naming_operator(uid: str, what: str, directory: str = "") -> Iterator[None]:
-    """Names the operator: StateRestoreError for what is damaged, StateUnavailableError for what fails otherwise."""
+    """Names the operator in errors: StateRestoreError for damage, StateUnavailableError for other failures."""
     try:
         yield
     except (OSError, CorruptStateError) as error:

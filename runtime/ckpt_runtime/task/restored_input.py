@@ -1,7 +1,7 @@
-"""In-flight data of the restored checkpoint, read back before anything that comes over the channels (FLIP-76).
+"""In-flight data of the restored checkpoint, read before any data from the channels (FLIP-76).
 
-Streams are read one after the other, element by element, so that no more than one buffer is in memory. A checkpoint
-taken meanwhile refers to what has not been read yet: no job is too slow to get on from one recovery to the next.
+Streams are read one after the other, element by element, so that at most one buffer is in memory. A checkpoint taken
+meanwhile refers to the unread elements, so even a slow job makes progress from one recovery to the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ckpt_runtime.task.restore import StateRestoreError, naming_operator
 
 
 class UnreadableInFlightDataError(ValueError):
-    """In-flight rows of the restored checkpoint have another schema than the operator takes now."""
+    """In-flight rows of the restored checkpoint have a schema that the operator no longer takes."""
 
     def __init__(self, uid: str, stored: pa.Schema, expected: pa.Schema) -> None:
         super().__init__(
@@ -34,7 +34,7 @@ class UnreadableInFlightDataError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EdgeKeys:
-    """How rows of an input are spread: by these columns over so many key groups."""
+    """How rows of an input are distributed: by these columns over ``max_parallelism`` key groups."""
 
     keys: tuple[str, ...]
     max_parallelism: int
@@ -50,7 +50,7 @@ class RestoredRows:
 
 @dataclass(frozen=True, slots=True)
 class RestoredWatermark:
-    """Event time of the channel from subtask ``peer`` of the edge; no such channel when the job was rescaled."""
+    """Event time of the channel from subtask ``peer`` of the edge; after a rescale no such channel may exist."""
 
     edge: int
     peer: int
@@ -60,7 +60,7 @@ class RestoredWatermark:
 class RestoredInput:
     """The streams of one subtask, in order; ``edge_keys`` by edge, for those that are clipped by key group.
 
-    ``open_reader`` opens one stream. What is damaged raises :class:`StateRestoreError` and what cannot be read
+    ``open_reader`` opens one stream. Damaged data raises :class:`StateRestoreError`, unreadable data
     :class:`StateUnavailableError`; both name operator ``uid`` and the file.
     """
 
@@ -105,7 +105,7 @@ class RestoredInput:
         return RestoredRows(stream.edge, batch) if batch.num_rows else None
 
     def unread(self, edge_in_work: int, rest: pa.RecordBatch | None) -> list[CapturedChannel]:
-        """What is left, by stream. ``rest`` is what is left of the rows that :meth:`poll` returned last."""
+        """The remaining elements, by stream. ``rest`` is the rest of the rows that :meth:`poll` returned last."""
         left = []
         if rest is not None:
             left.append(CapturedChannel(self._streams[0].peer, rest.schema, [rest], edge_in_work))
@@ -117,7 +117,7 @@ class RestoredInput:
         return left
 
     def close(self) -> None:
-        """Reads no more."""
+        """Ends reading."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -132,8 +132,8 @@ def _clip(batch: pa.RecordBatch, edge: EdgeKeys, own: KeyGroupRange) -> pa.Recor
 def check_schema(stream: ChannelStateStream, expected: pa.Schema | None, uid: str) -> None:
     """Raises :class:`UnreadableInFlightDataError`, or StateRestoreError when the handle's schema is damaged.
 
-    Whether a field may be null is not compared. ``expected`` is what operator ``uid`` takes; None where a plan cannot
-    tell.
+    Nullability is not compared. ``expected`` is the schema that operator ``uid`` takes; None if the plan does not know
+    it.
     """
     if not stream.schema or expected is None:
         return

@@ -1,4 +1,4 @@
-"""The buffer that a subtask works on, a slice at a time: no barrier waits for a whole buffer of slow rows."""
+"""The buffer that a subtask processes slice by slice, so that no barrier waits for a whole buffer of slow rows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ckpt_runtime.task.slice_size import SliceSize
 
 
 class RowsInWork:
-    """One buffer at most. ``now_ms`` is a monotonic clock.
+    """Holds at most one buffer. ``now_ms`` is a monotonic clock.
 
-    Slices end anywhere, or only at the row numbers that came with the buffer. What is left of it is in-flight data of
-    ``channel`` (FLIP-76), which is None for rows that were read back from a checkpoint.
+    Slices end anywhere, or only at the row numbers that came with the buffer. The rest of the buffer is in-flight data
+    of ``channel`` (FLIP-76), which is None for rows restored from a checkpoint.
     """
 
     __slots__ = ("_batch", "_ends", "_now_ms", "_offset", "_size", "channel", "input_index")
@@ -45,20 +45,20 @@ class RowsInWork:
         channel: InputChannel | None,
         ends: Sequence[int] | None = None,
     ) -> None:
-        """Takes a buffer when there is none."""
+        """Takes a buffer; only called when there is none."""
         self._batch, self._offset, self._ends = batch, 0, ends
         self.input_index, self.channel = input_index, channel
 
     def process(self, process: Callable[[pa.RecordBatch, int], None], *, whole: bool = False) -> bool:
-        """Processes the next slice, or all that is left; whether it was the last one."""
+        """Processes the next slice, or all remaining rows; returns whether it was the last one."""
         batch = self._batch
         assert batch is not None
         left = batch.num_rows - self._offset
         rows = left if whole else min(left, self._size.rows)
         if self._ends is not None and rows < left:
             rows = self._ends[bisect_left(self._ends, self._offset + rows)] - self._offset
-        # The batch itself and no slice of it: operators know it again by identity, and a slice costs as much as a small
-        # batch.
+        # The batch itself and not a slice of it: operators recognise it by identity, and a slice costs as much as a
+        # small batch.
         if rows == batch.num_rows:
             part = batch
         else:

@@ -1,7 +1,7 @@
-"""How many rows of a buffer to process at a time. Pure: fed with what slices took.
+"""How many rows of a buffer to process at a time. Pure: learns from the duration of slices.
 
-A call of an operator costs a fixed part and a part per row. Slices last about :data:`SLICE_MS`, so that barriers and
-mails wait no longer, but are never so short that the fixed part would be more than a tenth of the work: user code that
+A call of an operator has a fixed cost and a cost per row. Slices last about :data:`SLICE_MS`, so that barriers and
+mails wait no longer, but are never so short that the fixed cost would be more than a tenth of the work: user code that
 calls a service once for each batch keeps its batches.
 """
 
@@ -15,7 +15,7 @@ _GROWTH = 8
 
 
 class SliceSize:
-    """``rows`` is the size of the next slice. The cost per call and per row is told from slices of different sizes."""
+    """``rows`` is the size of the next slice. Slices of different sizes show the cost per call and per row."""
 
     __slots__ = ("_call_ms", "_known_ms", "_known_rows", "_row_ms", "rows")
 
@@ -27,11 +27,11 @@ class SliceSize:
         self._known_ms = 0.0
 
     def took(self, rows: int, ms: float) -> None:
-        """A slice of so many rows has taken so long (monotonic ms)."""
+        """Notes that a slice of ``rows`` rows took ``ms`` (monotonic)."""
         expected = self._call_ms + self._row_ms * rows
         if ms * 2 > 3 * max(self._known_ms, expected) or ms * 3 < 2 * min(self._known_ms, expected):
-            # The first one, or the operator has become slower or faster. Whether it is the call that costs, slices of
-            # another size tell, and the next one is of another size.
+            # The first slice, or the operator has become slower or faster. Slices of another size, such as the next
+            # one, show whether the call itself is the cost.
             self._call_ms, self._row_ms = 0.0, ms / rows
         elif abs(rows - self._known_rows) * 4 > self._known_rows:
             slope = (ms - self._known_ms) / (rows - self._known_rows)

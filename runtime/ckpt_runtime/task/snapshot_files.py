@@ -1,4 +1,4 @@
-"""The new files of one subtask's snapshot: named, counted, and deleted again when nobody waits for it any more."""
+"""The new files of one subtask's snapshot: names and counts them, and deletes them if it is discarded."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _CHUNK_BYTES = 1 << 20
 class NewFiles:
     """The task's side of :class:`~ckpt_runtime.state.snapshots.SnapshotFiles`.
 
-    ``written_bytes`` is the content of what was written, inline or not, and ``duplicated_bytes`` that of duplicates,
-    ``duplicated`` how many of them were made by which means; ``locations`` are those that became files. Their content
-    is durable at once, their names behind :meth:`settle`.
+    ``written_bytes`` is the size of the written content, inline or not, and ``duplicated_bytes`` that of duplicates;
+    ``duplicated`` counts the duplicates by means, and ``locations`` are the new files. Their content is durable at
+    once, their names after :meth:`settle`.
     """
 
     def __init__(self, options: CheckpointOptions, inline_threshold: int, *, copies_only: bool = False) -> None:
@@ -50,7 +50,7 @@ class NewFiles:
         self._shared = resolve(options.shared_directory) if options.shared_directory else None
 
     def give_up(self) -> None:
-        """Nobody waits for them any more: whatever is written next raises StorageError. For any thread."""
+        """Gives up the snapshot: later writes raise StorageError. Called by any thread."""
         self._given_up = True
 
     def check_wanted(self) -> None:
@@ -64,13 +64,13 @@ class NewFiles:
         return _NewFile(self, self.directory, self._threshold)
 
     def shared(self) -> StateFileWriter:
-        """Its name begins with the checkpoint's, which tells whose a file is that a killed worker left."""
+        """A shared file. Its name begins with the checkpoint's, which identifies files that a killed worker left."""
         if self._shared is None:
             return self.private()
         return _NewFile(self, self._shared, self._threshold, name_prefix=f"{self.directory.name}-")
 
     def shared_from(self, path: Path) -> StateFile:
-        """A small one is inside its handle, a hard link where the file systems allow one, else a copy."""
+        """A shared file from a local one: inline if small, a hard link where possible, otherwise a copy."""
         self.check_wanted()
         directory = self._shared or self.directory
         if self._may_link and directory.is_local and path.stat().st_size > self._threshold:
@@ -96,7 +96,7 @@ class NewFiles:
 
     def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
         found = {name: file for name, file in files.items() if file.inline is not None}
-        # Here and not in the threads: fsspec makes one object for each thread.
+        # Resolved here and not in the threads: fsspec makes one object for each thread.
         sources = {name: resolve(file.path) for name, file in files.items() if file.inline is None}
 
         def duplicated(name: str) -> Means | None:
@@ -110,7 +110,7 @@ class NewFiles:
 
         if sources:
             names = list(sources)
-            # A hard link takes less than to start a thread for it.
+            # A hard link takes less time than starting a thread for it.
             while names and duplicated(names.pop()) is Means.HARD_LINK:
                 pass
             if names:
@@ -123,12 +123,12 @@ class NewFiles:
         return found
 
     def settle_later(self, directory: Location) -> None:
-        """A local directory has new entries."""
+        """Notes that a local directory has new entries."""
         with self._lock:
             self._unsettled[directory.path] = directory
 
     def settle(self) -> None:
-        """Makes the names of all files durable: once, when there will be no more."""
+        """Makes the names of all files durable; called once, after the last file."""
         with self._lock:
             directories, self._unsettled = self._unsettled, {}
         for path, directory in directories.items():
@@ -144,12 +144,12 @@ class NewFiles:
         return duplicate, means
 
     def count(self, written: int) -> None:
-        """So many bytes more were written to a new file."""
+        """Adds bytes that were written to a new file."""
         with self._lock:
             self.written_bytes += written
 
     def discard(self) -> None:
-        """Deletes them; what cannot be deleted stays."""
+        """Deletes the files; those that cannot be deleted stay."""
         for location in self.locations:
             discard_file(location)
 
@@ -173,7 +173,7 @@ class _NewFile(StateFileWriter):
 
     def abort(self) -> None:
         if not self._ended:
-            # What was counted while it was written has come to nothing.
+            # The bytes that were counted during writing are discarded.
             self._files.count(-self.bytes_written)
         super().abort()
 

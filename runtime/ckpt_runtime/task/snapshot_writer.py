@@ -27,11 +27,11 @@ from ckpt_runtime.task.subtask_checkpoints import SubtaskSnapshot
 
 @dataclass(frozen=True, slots=True)
 class WrittenSnapshot:
-    """What the acknowledgement carries.
+    """The content of the acknowledgement.
 
-    ``written_bytes`` is what this snapshot added to the storage or metadata, ``in_flight_bytes`` the part of it that is
-    in-flight data; ``reused_bytes`` is keyed state that it refers to or has duplicated. ``files`` are new, to be
-    discarded when nobody waits for the snapshot.
+    ``written_bytes`` were added to the storage or metadata, ``in_flight_bytes`` of them are in-flight data;
+    ``reused_bytes`` is keyed state that the snapshot refers to or has duplicated. ``files`` are new and have to be
+    discarded if the snapshot is no longer needed.
     """
 
     state: SubtaskState
@@ -49,11 +49,11 @@ def write_snapshot(
     copies_only: bool = False,
     begun: Callable[[NewFiles], None] | None = None,
 ) -> WrittenSnapshot:
-    """Has the backends write the keyed states of a subtask, and writes its in-flight data; small files into handles.
+    """Makes the backends write a subtask's keyed states, and writes its in-flight data; small files go into handles.
 
     In-flight data that ``persisted`` knows in files of completed checkpoints is referred to. With ``copies_only`` no
-    duplicate in a savepoint shares a block on disk with its source. ``begun`` gets the files, to watch them. Releases
-    the frozen states whatever happens. Raises what the storage raises; nothing is left behind then.
+    duplicate in a savepoint shares a block on disk with its source. ``begun`` gets the files, to watch them.
+    Always releases the frozen states. Raises the errors of the storage, and then leaves nothing behind.
     """
     options = snapshot.barrier.options
     states: dict[str, OperatorSubtaskState] = {}
@@ -90,9 +90,9 @@ def write_snapshot(
 
 
 def _check_full(uid: str, handles: Iterable[KeyedHandle], files: NewFiles) -> None:
-    """A savepoint, or the first checkpoint behind a user's snapshot, must outlive every other one.
+    """Checks that a savepoint, or the first checkpoint after a user's snapshot, depends on no other snapshot.
 
-    Whether it does is nothing that a mistake in a backend may decide.
+    A mistake in a backend must not break this.
     """
     new = {location.url for location in files.locations}
     for file in (file for handle in handles for file in handle.state_files()):
@@ -101,7 +101,7 @@ def _check_full(uid: str, handles: Iterable[KeyedHandle], files: NewFiles) -> No
 
 
 def _check_canonical(uid: str, handles: Iterable[KeyedHandle]) -> None:
-    """Who asks for a savepoint that every backend restores gets no other."""
+    """Checks that a canonical savepoint, which every backend can restore, has no other handles."""
     if not all(isinstance(handle, CanonicalKeyedStateHandle) for handle in handles):
         raise UnsupportedBackendError(f"operator {uid!r}: its state backend does not write canonical savepoints")
 

@@ -1,7 +1,7 @@
 """One subtask: a mailbox, its inputs, the operator chain and its outputs, advanced step by step by a task thread.
 
 A step never waits: it does one piece of work (a mail, a due timer, one input element or one poll of the source) and
-says whether it did. The checkpointing protocol is in the pure barrier handler; this shell executes what that decides.
+returns whether it did. The pure barrier handler contains the checkpointing protocol; this shell executes its decisions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class SubtaskHost(Protocol):
-    """What a subtask needs of its worker. All calls come from the subtask's thread and return at once."""
+    """What a subtask needs from its worker. All calls come from the subtask's thread and return at once."""
 
     def now_ms(self) -> int:
         """Wall clock, ms since epoch."""
@@ -56,12 +56,12 @@ class SubtaskHost(Protocol):
     def state_changed(self, subtask: Subtask, error: BaseException | None = None) -> None: ...
 
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
-        """The subtask has no more data. It ends behind its inputs, if it ``waits`` not before its final checkpoint."""
+        """The subtask has no more data. It ends after its inputs and, if it ``waits``, after its final checkpoint."""
 
     def write_snapshot(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
-        """Takes over the asynchronous part, which ends in an acknowledgement or a decline.
+        """Runs the asynchronous part, which ends with an acknowledgement or a decline.
 
-        Behind that it mails :meth:`Subtask.snapshot_written`.
+        It then mails :meth:`Subtask.snapshot_written`.
         """
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None: ...
@@ -71,8 +71,8 @@ class Subtask:
     """One subtask of a deployed vertex.
 
     ``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs.
-    ``restored`` is the in-flight data of that checkpoint, which is processed before what the channels deliver.
-    ``debloating``, once set, adapts the size of the buffers that the channels get.
+    ``restored`` is the in-flight data of that checkpoint, which is processed before data from the channels.
+    ``debloating``, once set, adapts the size of the channels' buffers.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class Subtask:
     # Any thread.
 
     def mail(self, action: Callable[[], None]) -> None:
-        """Puts an action into the mailbox; the task thread must be woken by the caller."""
+        """Puts an action into the mailbox; the caller must wake the task thread."""
         self._mails.append(action)
 
     @property
     def work_waits(self) -> bool:
-        """Whether rows wait for this subtask or in it, or one of its operators is being called.
+        """Whether rows wait for this subtask or inside it, or one of its operators is running.
 
-        When this stays true for long and no row moves, the subtask is stuck.
+        When this stays true for long while no row moves, the subtask is stuck.
         """
         if self.state is not TaskState.RUNNING or self._data_ended:
             return False
@@ -146,9 +146,9 @@ class Subtask:
     # The task thread, from here on.
 
     def open(self) -> None:
-        """Opens the operators and goes to RUNNING, or straight to FINISHED for one that finished before."""
+        """Opens the operators and changes to RUNNING, or directly to FINISHED if the subtask finished before."""
         if self._finished_on_restore:
-            # Receivers wait for all three, as from a subtask that runs.
+            # Receivers wait for all three, as they do with a running subtask.
             self.chain.end.emit_watermark(MAX_WATERMARK)
             self.chain.end.send_control(EndOfData(True))
             self.chain.end.send_control(EndOfPartition())
@@ -159,14 +159,14 @@ class Subtask:
 
     def step(self) -> bool:
         """Does one piece of work; False when there is none. Raises what an operator raises: the subtask has failed."""
-        # First of all: triggers and cancellations must not wait behind rows.
+        # Mails come first: triggers and cancellations must not wait behind rows.
         if self._mails:
             self._mails.popleft()()
             return True
         if self.checkpoints.work():
             return True
         end = self.chain.end
-        # Also while there is no room: rows that are due must not wait for another channel.
+        # Done even without room: rows that are due must not wait for another channel.
         if end.next_flush_ms is not None:
             end.flush_due(self._host.monotonic_ms())
         if self._finishing:
@@ -175,7 +175,7 @@ class Subtask:
             self.trigger_checkpoint(self._held_back.pop(0))
             return True
         if not end.has_room:
-            # A lost channel has no room ever again; this is where its error comes up.
+            # A lost channel never has room again; its error is raised here.
             end.check()
             self.backpressured = True
             return False
@@ -185,7 +185,7 @@ class Subtask:
         return self._work_on_rows()
 
     def _work_on_rows(self) -> bool:
-        """What may emit: timers, the end of data, the source or the inputs."""
+        """Does work that may emit: timers, the end of data, the source or the inputs."""
         if self._next_timer is not None and self._next_timer <= self._host.now_ms():
             self._fire_timers()
         elif self._end_is_due and not self.chain.has_work_left:
@@ -205,7 +205,7 @@ class Subtask:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step might do something now; asked once more before the thread goes to sleep."""
+        """Whether a step might do something now; checked again before the thread sleeps."""
         if self._mails or self.gate.has_announcements or self.checkpoints.has_settled_outputs:
             return True
         if self._finishing:
@@ -223,7 +223,7 @@ class Subtask:
         return self._data_ended
 
     def wait_ms(self) -> float | None:
-        """How long the thread may sleep as far as this subtask is concerned; None = until woken."""
+        """How long this subtask lets the thread sleep; None = until woken."""
         monotonic = self._host.monotonic_ms()
         waits: list[float] = []
         if self._next_timer is not None and not self.backpressured:
@@ -237,7 +237,7 @@ class Subtask:
         return max(0.0, min(waits)) if waits else None
 
     def set_timer(self, operator: int, at_ms: int) -> None:
-        """``OperatorContext.set_timer`` of the operator at that position; none fires after the end of data."""
+        """``OperatorContext.set_timer`` of the operator at that position; no timer fires after the end of data."""
         if self._data_ended:
             return
         known = self._timers[operator]
@@ -247,9 +247,9 @@ class Subtask:
                 self._next_timer = at_ms
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
-        """The coordinator's trigger: for sources, and for subtasks all of whose predecessors have finished.
+        """The coordinator's trigger, for sources and for subtasks whose predecessors have all finished.
 
-        It waits while the head operator could not be restored from what it is doing.
+        It is delayed while the head operator is in the middle of work from which it could not be restored.
         """
         if self.state is not TaskState.RUNNING:
             self._host.decline(self, barrier.checkpoint_id, "CHECKPOINT_DECLINED_TASK_NOT_READY", str(self.state))
@@ -263,7 +263,7 @@ class Subtask:
             if not self._data_ended:
                 self._behind_the_end.append(barrier)
                 return
-        # The predecessors have finished, but their ends may still stand in the queues, behind rows.
+        # The predecessors have finished, but their end events may still be queued behind rows.
         if self._open_partitions:
             trigger = TriggeredByCoordinator(barrier.checkpoint_id, barrier.timestamp_ms, barrier.options)
             self.checkpoints.handle(trigger)
@@ -271,7 +271,7 @@ class Subtask:
         self.checkpoints.trigger(barrier)
 
     def notify_complete(self, checkpoint_id: int) -> None:
-        """Commits what the checkpoint covers; ends the subtask when it waited for this one."""
+        """Commits what the checkpoint covers; ends the subtask if it waited for this checkpoint."""
         if self.state is not TaskState.RUNNING:
             return
         self.checkpoints.completed(checkpoint_id)
@@ -282,17 +282,17 @@ class Subtask:
         self._finish_behind_inputs()
 
     def snapshot_written(self, checkpoint_id: int) -> None:
-        """The host has reported a snapshot that it took over, or has failed to write it."""
+        """The host has reported a snapshot, or has failed to write it."""
         self.checkpoints.written(checkpoint_id)
 
     def notify_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        """Heals a lost completion first, then forgets the aborted checkpoint."""
+        """Makes up for a lost completion first, then forgets the aborted checkpoint."""
         if self.state is not TaskState.RUNNING:
             return
         if latest_completed is not None:
             self.notify_complete(latest_completed)
         if self.state is TaskState.RUNNING:
-            # Not triggered when the head operator lets go: nobody waits for it any more.
+            # The aborted checkpoint is not triggered when the head operator stops holding checkpoints back.
             self._held_back = [barrier for barrier in self._held_back if barrier.checkpoint_id != checkpoint_id]
             self.checkpoints.aborted(checkpoint_id)
             self.chain.notify_aborted(checkpoint_id)
@@ -319,7 +319,7 @@ class Subtask:
         return True
 
     def _poll_slice(self, source: SourceOperator, size: SliceSize) -> SourceStatus:
-        """A poll that the operators behind the source are done with in a short time, as with rows from a channel."""
+        """Polls few enough rows that the operators behind the source process them quickly, like rows of a channel."""
         before, start = self.chain.head_rows, self._host.monotonic_ms()
         source.most_rows = size.rows
         status = source.poll()
@@ -329,7 +329,7 @@ class Subtask:
         return status
 
     def _process(self, channel: InputChannel, element: object) -> None:
-        # Before it is processed: it is in-flight data of all checkpoints whose barrier this channel has not shown yet.
+        # Recorded before it is processed: it is in-flight data of checkpoints whose barrier this channel lacks.
         if self.checkpoints.records and isinstance(element, pa.RecordBatch | pa.Buffer | Watermark):
             self.checkpoints.record(channel, element)
         match element:
@@ -357,12 +357,12 @@ class Subtask:
                 self._open_partitions -= 1
                 self.checkpoints.handle(EndOfPartitionReceived((channel.input_index, channel.index)))
                 self._finish_behind_inputs()
-            # A lost channel arrives as an element, behind the rows that had come before.
+            # The error of a lost channel arrives as an element, behind the rows received before.
             case BaseException():
                 raise element
 
     def _take_rows(self, batch: pa.RecordBatch, size: int, input_index: int, channel: InputChannel | None) -> None:
-        """Rows that no ``channel`` has delivered are of the restored checkpoint."""
+        """Takes rows; those without a ``channel`` come from the restored checkpoint."""
         self.metrics.rows_in += batch.num_rows
         self.metrics.bytes_in += size
         if self.debloating is not None:
@@ -373,11 +373,11 @@ class Subtask:
         self._process_slice()
 
     def _process_slice(self) -> None:
-        """Goes on with the rows in work. A reader of ranges takes its buffer whole: one row of it is hours of work."""
+        """Processes more of the rows in work; all at once for a range reader, whose rows each mean hours of work."""
         channel = self._work.channel
         done = self._work.process(self.chain.head.process_batch, whole=channel is not None and not channel.overtakes)
         self.metrics.slices += 1
-        # Credit goes back for what is done with only: this is what bounds the rows in memory.
+        # Credit is returned only for processed buffers, which bounds the rows in memory.
         if done and channel is not None:
             channel.buffer_consumed()
         self.checkpoints.rows_processed()
@@ -391,7 +391,7 @@ class Subtask:
             debloating.measure(now, self.metrics, rest_bytes=rest_bytes, input_waits=waits)
 
     def _read_back(self, restored: RestoredInput) -> None:
-        """One element of the restored checkpoint's in-flight data."""
+        """Processes one element of the restored checkpoint's in-flight data."""
         match restored.poll():
             case RestoredRows(edge, batch):
                 self._take_rows(batch, batch.nbytes, edge, None)
@@ -407,7 +407,7 @@ class Subtask:
         for combined in self._valve.advance(channel, timestamp_ms):
             self.chain.head.process_watermark(combined)
 
-    # What the checkpoints of this subtask ask of it.
+    # What the checkpoints of this subtask need from it.
 
     def now(self) -> Instant:
         return Instant(int(self._host.monotonic_ms()), self._host.now_ms())
@@ -431,9 +431,9 @@ class Subtask:
         self._host.decline(self, checkpoint_id, reason, message)
 
     def _end_data(self, drain: bool) -> None:
-        """No more rows. With ``drain`` event time reaches its end and operators finish (FLIP-147).
+        """Ends the data. With ``drain`` event time reaches its end and operators finish (FLIP-147).
 
-        What they still have to work off comes first, step by step; checkpoints go on. Then this is called again.
+        Operators first process remaining work, step by step, while checkpoints continue; then this is called again.
         """
         self._end_is_due = drain and self.chain.has_work_left
         if self._end_is_due:
@@ -445,7 +445,7 @@ class Subtask:
         self.chain.end.send_control(EndOfData(drain))
         self._data_ended = True
         self._next_timer = None
-        # Of a stop the savepoint is the final checkpoint, whatever the operators need.
+        # In a stop the savepoint is the final checkpoint, whatever the operators require.
         waits = not drain or self._stops or self.checkpoints.end_with_all or self.chain.requires_final_checkpoint
         self._host.end_of_data(self, waits)
         waiting, self._behind_the_end = self._behind_the_end, []
@@ -455,13 +455,13 @@ class Subtask:
         self._finish_behind_inputs()
 
     def _finish_behind_inputs(self) -> None:
-        """Never before its predecessors: a checkpoint in which they run could not be restored without it."""
+        """Never finishes before its predecessors: a checkpoint in which they run could not be restored without it."""
         if self._may_end and not self._open_partitions and self.state is TaskState.RUNNING:
             self._finishing = True
             self._finish_when_sent()
 
     def _finish_when_sent(self) -> bool:
-        """Only what checkpoints that have begun still need is waited for: what is left in the output queues."""
+        """Finishes once the output queues are empty, which started checkpoints may still need."""
         self.chain.end.check()
         if not self.chain.end.is_empty:
             self.backpressured = True
@@ -476,14 +476,14 @@ class Subtask:
 
     @property
     def _waits_for_writes(self) -> bool:
-        """Whether it leaves a checkpoint that needs its snapshot. None does when the end is committed."""
+        """Whether a checkpoint still needs this subtask's snapshot; none does once the end is committed."""
         return self._flushes and self.checkpoints.is_writing
 
     def _fire_timers(self) -> None:
         now = self._host.now_ms()
         due = [position for position, at in enumerate(self._timers) if at is not None and at <= now]
         for position in due:
-            # All are cleared before the first is called: operators set their next timer while they are.
+            # All are cleared before the first call, because operators set their next timer during it.
             self._timers[position] = None
         for position in due:
             self.chain.operators[position].on_processing_time(now)
@@ -496,7 +496,7 @@ class Subtask:
             self._restored.close()
         for failure in self.chain.close():
             log_failure(logger, logging.ERROR, f"closing {self.name} failed", failure)
-            # An operator that cannot close may not have written its last rows.
+            # An operator that failed to close may not have written its last rows.
             if state is TaskState.FINISHED:
                 state, error = TaskState.FAILED, failure
         self._change(state, error)

@@ -1,8 +1,8 @@
-"""The checkpoints of one subtask: executes what the pure barrier handler decides, and gathers what a snapshot needs.
+"""The checkpoints of one subtask: executes the pure barrier handler's decisions and gathers snapshots.
 
-A snapshot is open from its trigger until it has all of its in-flight data: what input channels deliver until their
-barrier, and, for a barrier sent in order that may still turn unaligned, until it has left the output queues. Then the
-worker writes it. Source: Flink's SubtaskCheckpointCoordinatorImpl; FLIP-76.
+A snapshot is open from its trigger until it has all of its in-flight data: the data that input channels deliver before
+their barrier and, if the barrier was sent in order and may still turn unaligned, until it has left the output queues.
+Then the worker writes it. Source: Flink's SubtaskCheckpointCoordinatorImpl; FLIP-76.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ckpt_runtime.task.metrics import SubtaskMetrics
 
 @dataclass(frozen=True, slots=True)
 class OperatorSnapshot:
-    """The synchronous part of one operator's snapshot: its list states, and its keyed state still to be written."""
+    """The synchronous part of one operator's snapshot: its list states, and its keyed state, not yet written."""
 
     uid: str
     lists: tuple[OperatorListState, ...]
@@ -64,7 +64,7 @@ class SnapshotMeasures:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskSnapshot:
-    """Everything that the asynchronous part of a subtask's snapshot writes and reports."""
+    """The data that the asynchronous part of a subtask's snapshot writes and reports."""
 
     barrier: CheckpointBarrier
     operators: tuple[OperatorSnapshot, ...]
@@ -72,14 +72,14 @@ class SubtaskSnapshot:
     measures: SnapshotMeasures
 
     def release(self) -> None:
-        """Lets go of frozen state when nobody will write it."""
+        """Releases the frozen state of a snapshot that will not be written."""
         for operator in self.operators:
             if operator.keyed is not None:
                 operator.keyed.release()
 
 
 class CheckpointedSubtask(Protocol):
-    """What the checkpoints need of their subtask. All calls come from the subtask's thread."""
+    """What the checkpoints need from their subtask. All calls come from the subtask's thread."""
 
     gate: InputGate
     chain: OperatorChain
@@ -105,7 +105,7 @@ class CheckpointedSubtask(Protocol):
 
 @dataclass(slots=True)
 class _OpenSnapshot:
-    """A snapshot that lacks in-flight data. ``recording`` holds the channels whose barrier has not come."""
+    """A snapshot that lacks in-flight data. ``recording`` holds the channels whose barrier has not arrived."""
 
     snapshot: SubtaskSnapshot
     restored: list[CapturedChannel]
@@ -119,10 +119,10 @@ class _OpenSnapshot:
 
 
 class SubtaskCheckpoints:
-    """One subtask's. ``persisted`` knows which queued buffers earlier checkpoints hold already.
+    """The checkpoints of one subtask. ``persisted`` knows which queued buffers earlier checkpoints already contain.
 
-    ``final_checkpoint`` is the first whose completion may end the subtask. With ``end_with_all`` none is taken once a
-    subtask has ended: then it is the job's last one, which covers the end of all.
+    ``final_checkpoint`` is the first one whose completion may end the subtask. With ``end_with_all`` no checkpoint is
+    taken once a subtask has ended, so it is the job's last one, which covers the end of all subtasks.
     """
 
     end_with_all = False
@@ -143,7 +143,7 @@ class SubtaskCheckpoints:
         self.records = False
 
     def work(self) -> bool:
-        """Takes one announcement, or does what is due by the clock; False when there is nothing to do."""
+        """Handles one announcement, or an expired deadline; False when there is nothing to do."""
         gate = self._subtask.gate
         if gate.has_announcements:
             announced = gate.next_announcement()
@@ -165,7 +165,7 @@ class SubtaskCheckpoints:
 
     @property
     def has_settled_outputs(self) -> bool:
-        """Whether a barrier for which a snapshot waits has left the output queues: :meth:`work` has something to do."""
+        """Whether a barrier that a snapshot waits for has left the output queues, which :meth:`work` has to handle."""
         end = self._subtask.chain.end
         return bool(self._open) and any(
             snapshot.waits_for_outputs and not end.holds_barrier(checkpoint_id)
@@ -174,7 +174,7 @@ class SubtaskCheckpoints:
 
     @property
     def deadline_ms(self) -> int | None:
-        """Wall clock of the next thing that :meth:`work` does by itself."""
+        """Wall clock time of the next deadline that :meth:`work` handles."""
         due = self._handler.next_deadline_ms
         for snapshot in self._open.values():
             if snapshot.waits_for_outputs:
@@ -183,20 +183,20 @@ class SubtaskCheckpoints:
         return due
 
     def barrier(self, channel: InputChannel, barrier: CheckpointBarrier) -> None:
-        """A barrier came in order."""
+        """Handles a barrier that arrived in order."""
         self._subtask.gate.barrier_polled(channel)
         self._note_alignment(barrier.checkpoint_id)
         self.handle(BarrierReceived(_key(channel), barrier.checkpoint_id, barrier.timestamp_ms, barrier.options))
 
     def handle(self, event: BarrierEvent) -> None:
-        """Lets the handler decide on an event, and does that."""
+        """Passes an event to the handler and executes its decisions."""
         measure = False
         for effect in self._handler.handle(event, self._subtask.now()):
             if isinstance(effect, MeasureInFlight):
                 measure = True
             else:
                 self._carry_out(effect, ended=isinstance(event, EndOfPartitionAnnounced))
-        # After all effects: they may have blocked channels, or taken the snapshot of an older checkpoint.
+        # After all effects, which may have blocked channels or taken the snapshot of an older checkpoint.
         if measure:
             self.handle(InFlightMeasured(self._in_flight_bytes()))
 
@@ -221,24 +221,24 @@ class SubtaskCheckpoints:
                 self._subtask.decline(checkpoint_id, reason.name, reason.message)
 
     def rows_processed(self) -> None:
-        """Room may have come for a checkpoint that waits for the limit of its in-flight data."""
+        """Checks whether the in-flight data of a checkpoint that waits for its limit now fits."""
         if self._handler.waits_for_room:
             self.handle(InFlightMeasured(self._in_flight_bytes()))
 
     def record(self, channel: InputChannel, element: InFlightData) -> None:
-        """The channel delivered rows or a watermark; part of every open snapshot that waits for its barrier."""
+        """Adds delivered rows or a watermark to every open snapshot that waits for the channel's barrier."""
         for snapshot in self._open.values():
             if channel.index in snapshot.recording:
                 snapshot.inputs[channel.index].elements.append(element)
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """A checkpoint of a subtask without open inputs, on the coordinator's word."""
+        """Takes a checkpoint of a subtask without open inputs, triggered by the coordinator."""
         self._take(barrier, 0, {}, set(), unaligned=False)
         self._all_barriers(barrier.checkpoint_id, 0)
 
     @property
     def is_writing(self) -> bool:
-        """Whether a snapshot lacks in-flight data, or has been handed over and not been reported yet."""
+        """Whether a snapshot lacks in-flight data, or was handed over and is not reported yet."""
         return bool(self._writing or self._open)
 
     def written(self, checkpoint_id: int) -> None:
@@ -250,7 +250,7 @@ class SubtaskCheckpoints:
         self.persisted.completed(checkpoint_id)
 
     def aborted(self, checkpoint_id: int) -> None:
-        """The coordinator gave the checkpoint up. When its barriers are still to come, downstream hears it then."""
+        """The coordinator aborted the checkpoint. If its barriers are still to come, downstream is notified then."""
         if checkpoint_id > self._latest:
             self._aborted.add(checkpoint_id)
         self.persisted.aborted(checkpoint_id)
@@ -259,7 +259,7 @@ class SubtaskCheckpoints:
         self.handle(AbortedByCoordinator(checkpoint_id))
 
     def close(self) -> None:
-        """Gives up the snapshots that are still open."""
+        """Discards the snapshots that are still open."""
         for checkpoint_id in list(self._open):
             self._discard(checkpoint_id)
 
@@ -285,7 +285,7 @@ class SubtaskCheckpoints:
         *,
         unaligned: bool,
     ) -> None:
-        """The synchronous part: barrier out, then state, tail to head."""
+        """The synchronous part: sends the barrier, then snapshots the state from tail to head."""
         checkpoint_id = barrier.checkpoint_id
         if checkpoint_id <= self._latest:
             return
@@ -294,7 +294,7 @@ class SubtaskCheckpoints:
             known: begun for known, begun in self._alignments.items() if known >= checkpoint_id or known in self._open
         }
         chain = self._subtask.chain
-        # Receivers may be waiting for this barrier: in its place they hear that it will not come.
+        # Receivers may be waiting for this barrier: a cancellation is sent in its place.
         if checkpoint_id in self._aborted:
             self._aborted.discard(checkpoint_id)
             chain.end.send_control(CancelCheckpoint(checkpoint_id))
@@ -302,7 +302,7 @@ class SubtaskCheckpoints:
         if self._subtask.data_ended and self.final_checkpoint is None and self._covers_the_end(barrier):
             self.final_checkpoint = checkpoint_id
         now, start = self._subtask.now(), self._subtask.monotonic_ms()
-        # What operators emit here lies before the barrier.
+        # Rows that operators emit here precede the barrier.
         chain.prepare_snapshot(checkpoint_id)
         restored = self._subtask.unread_restored()
         outputs: list[CapturedChannel] = []
@@ -311,7 +311,7 @@ class SubtaskCheckpoints:
             outputs = chain.end.overtake(barrier, _left(barrier, (*restored, *inputs.values())))
         else:
             chain.end.send_control(barrier)
-        # Only behind the barrier, so that downstream aligns while state is copied here.
+        # Only after the barrier, so that downstream aligns while state is copied here.
         operators, properties = [], barrier.options.properties
         for operator, context in reversed(list(zip(chain.operators, chain.contexts, strict=True))):
             operator.snapshot(checkpoint_id)
@@ -324,7 +324,7 @@ class SubtaskCheckpoints:
             sync_ms=self._subtask.monotonic_ms() - start,
             unaligned=unaligned,
         )
-        # Sent in order, but still in a queue: should it not get out in time, it overtakes what is in front of it there.
+        # Sent in order but still queued: if it is not sent in time, it overtakes the elements in front of it.
         turnable = _may_overtake(barrier) and not overtaking and chain.end.holds_barrier(checkpoint_id)
         self._open[checkpoint_id] = _OpenSnapshot(
             SubtaskSnapshot(barrier, tuple(operators), InFlight(), measures),
@@ -340,7 +340,7 @@ class SubtaskCheckpoints:
         return not self.end_with_all or barrier.options.final or barrier.options.properties.is_synchronous
 
     def _rest_of(self, index: int) -> CapturedChannel:
-        """A channel's capture, which begins with what is left of its buffer in work."""
+        """A channel's capture, which begins with the rest of its buffer in work."""
         channel = self._subtask.gate.channels[index]
         captured = CapturedChannel(channel.peer, channel.schema, edge=channel.input_index)
         rest = self._subtask.rest_in_work()
@@ -349,13 +349,13 @@ class SubtaskCheckpoints:
         return captured
 
     def _stop_recording(self, checkpoint_id: int, index: int, ended: bool) -> None:
-        """The barrier, or the channel's end, has been announced: what is queued before it is the last part."""
+        """The barrier or the channel's end was announced: adds the elements queued before it, the last part."""
         snapshot = self._open.get(checkpoint_id)
         if snapshot is None:
             return
         channel = self._subtask.gate.channels[index]
         captured = snapshot.inputs[index]
-        captured.schema = channel.schema  # which may have come after the snapshot was taken
+        captured.schema = channel.schema  # which may have arrived after the snapshot was taken
         captured.elements.extend(channel.queued_before(checkpoint_id, or_all=ended))
         snapshot.recording.discard(index)
         self.records = any(known.recording for known in self._open.values())
@@ -371,13 +371,13 @@ class SubtaskCheckpoints:
         self._write_if_complete(checkpoint_id, snapshot)
 
     def settle_outputs(self) -> bool:
-        """Whether snapshots that wait for their barrier to leave the output queues got on."""
+        """Advances snapshots that wait for their barrier to leave the output queues; returns whether any advanced."""
         if not self._open:
             return False
         settled = False
         now = self._subtask.now().abs_ms
         end = self._subtask.chain.end
-        # A copy: what is complete leaves the dictionary.
+        # A copy: complete snapshots leave the dictionary.
         for checkpoint_id, snapshot in list(self._open.items()):
             if not snapshot.waits_for_outputs:
                 continue
@@ -404,13 +404,13 @@ class SubtaskCheckpoints:
                 unaligned=snapshot.snapshot.measures.unaligned or not in_flight.is_empty,
             )
             if not in_flight.is_empty:
-                # Before it is handed over: the thread that writes may be done before this one goes on.
+                # Before the handover: the writing thread may finish before this one continues.
                 self.persisted.begun(checkpoint_id)
             self._writing.add(checkpoint_id)
             self._subtask.write(replace(snapshot.snapshot, in_flight=in_flight, measures=measures))
 
     def _discard(self, checkpoint_id: int) -> bool:
-        """Gives up an open snapshot; False when there is none."""
+        """Discards an open snapshot; False when there is none."""
         snapshot = self._open.pop(checkpoint_id, None)
         if snapshot is None:
             return False
@@ -419,7 +419,7 @@ class SubtaskCheckpoints:
         return True
 
     def _in_flight_bytes(self) -> int:
-        """What the pending checkpoint would keep of the inputs if it turned unaligned now."""
+        """Bytes of input that the pending checkpoint would store if it turned unaligned now."""
         checkpoint_id = self._handler.pending_checkpoint
         assert checkpoint_id is not None
         size = sum(captured.bytes for captured in self._subtask.unread_restored())
@@ -430,7 +430,7 @@ class SubtaskCheckpoints:
         return size
 
     def _note_alignment(self, checkpoint_id: int) -> None:
-        """Remembers how much had been processed when the first barrier of a checkpoint came."""
+        """Remembers how much had been processed when the first barrier of a checkpoint arrived."""
         if checkpoint_id > self._latest:
             self._alignments.setdefault(checkpoint_id, self._subtask.metrics.bytes_in)
 
@@ -440,17 +440,17 @@ def _key(channel: InputChannel) -> tuple[int, int]:
 
 
 def _deadline(barrier: CheckpointBarrier) -> int:
-    """Wall clock from which on a barrier that may be unaligned is."""
+    """Wall clock time at which a barrier that may be unaligned becomes unaligned."""
     return barrier.timestamp_ms + barrier.options.aligned_timeout_ms
 
 
 def _is_overdue(barrier: CheckpointBarrier, now_ms: int) -> bool:
-    """Whether it has stayed aligned for as long as it had to; 0 is at once, whatever clock the trigger's time is of."""
+    """Whether the aligned timeout has passed; 0 means at once, even if the trigger's clock differs."""
     return not barrier.options.aligned_timeout_ms or now_ms >= _deadline(barrier)
 
 
 def _may_overtake(barrier: CheckpointBarrier) -> bool:
-    """Nothing fits into a bound of 0: that is full alignment."""
+    """Whether the barrier may be unaligned; a limit of 0 bytes means full alignment."""
     return barrier.options.unaligned and barrier.options.max_inflight_data_bytes != 0
 
 

@@ -1,7 +1,7 @@
 """A thread that advances one or several subtasks.
 
-Subtasks with user code get a thread of their own, since such code may block. Built-in ones of a slot share a thread:
-they never block, and handing the interpreter lock from source to operator to sink costs more than it brings.
+Subtasks with user code get their own thread, since such code may block. Built-in ones of a slot share a thread: they
+never block, and passing the interpreter lock from source to operator to sink costs more than it gains.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LIVE = (TaskState.INITIALIZING, TaskState.RUNNING)
 
 
 class TaskThread:
-    """Runs its subtasks from ``open`` until all of them ended. ``wakeup`` is shared with their gates and outputs."""
+    """Runs its subtasks from ``open`` until all have ended. ``wakeup`` is shared with their gates and outputs."""
 
     def __init__(self, name: str, subtasks: Sequence[Subtask], wakeup: Wakeup) -> None:
         self.subtasks = list(subtasks)
@@ -40,7 +40,7 @@ class TaskThread:
         return not self.thread.is_alive()
 
     def _run(self) -> None:
-        """User code that logs has a thread of one subtask."""
+        """Runs the subtasks; a thread with one subtask, such as one with user code, adds it to its log lines."""
         alone = self.subtasks[0] if len(self.subtasks) == 1 else None
         with about(**({} if alone is None else {"vertex_id": alone.vertex_id, "subtask": alone.index})):
             self._advance()
@@ -58,7 +58,7 @@ class TaskThread:
             progress = False
             now = clock()
             for subtask in live:
-                # Before the step: one that does not return counts as busy for as long as it lasts.
+                # Before the step: a step that does not return counts as busy while it lasts.
                 subtask.metrics.timer.enter(Activity.BUSY, now)
                 try:
                     progress |= subtask.step()
@@ -74,7 +74,7 @@ class TaskThread:
                 self._sleep(live)
 
     def _sleep(self, live: Sequence[Subtask]) -> None:
-        # Before the last look for work: what arrives from here on ends the sleep.
+        # Before the last check for work: anything that arrives from here on ends the sleep.
         self._wakeup.prepare()
         if any(subtask.has_work for subtask in live):
             self._wakeup.cancel()

@@ -1,4 +1,4 @@
-"""What waits in a subtask's input gate, for an operator that decides whether to look at it now."""
+"""Reports what waits in a subtask's input gate, for an operator that decides whether to read it now."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ckpt_runtime.operators.operator import WaitingInput
 def waiting_input(gate: InputGate) -> WaitingInput:
     """Called from the subtask's thread; producers may append meanwhile. Meant for gates that hold few elements.
 
-    A savepoint that the job stops with comes behind a drained end of data if its barrier can be seen here, so it waits
-    for all rows; other barriers do not.
+    A barrier seen here of a savepoint that stops the job comes after a drained end of data, so it waits for all rows;
+    other barriers do not.
     """
     found = WaitingInput.NOTHING
     for channel in gate.channels:

@@ -1,10 +1,10 @@
-"""How a sleeping task thread is woken: cheap for the many wake-ups that find it awake."""
+"""Wakes a sleeping task thread; cheap for the many wake-ups that find it awake."""
 
 from __future__ import annotations
 
 import threading
 
-# A lock cannot be waited for longer than threading.TIMEOUT_MAX, and a user's timer may be centuries away.
+# A lock wait is limited to threading.TIMEOUT_MAX, and a user's timer may be centuries away.
 LONGEST_SLEEP_S = 3600.0
 
 
@@ -18,13 +18,13 @@ class Wakeup:
         self._sleeping = False
 
     def wake(self) -> None:
-        """Any thread."""
+        """Wakes the sleeper. Called by any thread."""
         # A plain flag: nearly all wake-ups find the thread awake, and setting an event takes a lock.
         if self._sleeping:
             self._event.set()
 
     def prepare(self) -> None:
-        """The sleeper is about to sleep; it must look for work once more after this call."""
+        """The sleeper is about to sleep; it must check for work again after this call."""
         # In this order: a wake-up between both lines sets the event of this sleep, not of the last one.
         self._event.clear()
         self._sleeping = True
@@ -34,6 +34,6 @@ class Wakeup:
         self._sleeping = False
 
     def wait(self, timeout_s: float | None) -> None:
-        """Sleeps until woken, or as long; a time that is further away than any clock can wait for ends early."""
+        """Sleeps until woken or until the timeout, which :data:`LONGEST_SLEEP_S` limits."""
         self._event.wait(None if timeout_s is None else min(timeout_s, LONGEST_SLEEP_S))
         self._sleeping = False

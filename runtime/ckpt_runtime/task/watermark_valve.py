@@ -10,8 +10,8 @@ from ckpt_runtime.operators.operator import MAX_WATERMARK
 class WatermarkValve:
     """``gates`` has the input gate of each channel; no channel has a watermark at first.
 
-    A channel whose data has ended does not hold event time back. When all have ended, event time first reaches what the
-    data has brought it to, as in Spark: the greatest watermark of each gate's channels, and the least of these.
+    A channel whose data has ended does not hold event time back. When all have ended, event time first advances to
+    what the data reached, as in Spark: the least over all gates of the greatest watermark of the gate's channels.
     """
 
     def __init__(self, gates: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class WatermarkValve:
         return least
 
     def _reached_by_data(self) -> int | None:
-        """None while a gate has brought no watermark."""
+        """The event time that the data reached; None while a gate has had no watermark."""
         by_gate: dict[int, int | None] = {}
         for gate, reached in zip(self._gates, self._reached, strict=True):
             known = by_gate.get(gate)

@@ -1,4 +1,4 @@
-"""A worker process: receives the driver's messages, runs at most one deployment, reports what happens.
+"""A worker process: receives the driver's messages, runs at most one deployment, reports its events.
 
 Owns the threads around the subtasks: the control loop, the heartbeat, and the pool that writes snapshots. It trusts the
 driver (the connection is authenticated) and nothing else.
@@ -99,7 +99,7 @@ class AgentWatch(Protocol):
 
     @property
     def directory(self) -> str:
-        """The process's temporary files, which its agent removes behind it."""
+        """The directory of temporary files, which the agent removes after the process has ended."""
 
     def begin_work(self) -> None: ...
 
@@ -123,7 +123,7 @@ class TaskWorker:
         self._writing: dict[tuple[Subtask, int], NewFiles] = {}
         self._snapshots = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
         self._unfinished: set[Future[None]] = set()
-        """Snapshots that are being written, or wait for a thread."""
+        """Snapshots that are being written or wait for a thread."""
         self._diagnosis = Diagnosis(self._report, lambda: self._job)
         self._closing = threading.Event()
         self._cores = _allowed_cores()
@@ -131,7 +131,7 @@ class TaskWorker:
         connection.send(RegisterWorker(slot, worker_id, address, process, parent_watch.directory))
 
     def run(self) -> None:
-        """Raises ConnectionError when the driver is gone, MalformedMessageError when it cannot be understood."""
+        """Serves the driver. Raises ConnectionError when it is gone, MalformedMessageError for an invalid message."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         commands: SimpleQueue[WorkerCommand | BaseException] = SimpleQueue()
         threading.Thread(target=self._receive, args=(commands,), name="control", daemon=True).start()
@@ -142,9 +142,9 @@ class TaskWorker:
             self._handle(command)
 
     def close(self) -> None:
-        """Waits for snapshots that are being written: each deletes its files again, since nobody waits for it now.
+        """Waits for snapshots that are being written: each deletes its files, because the snapshot is discarded.
 
-        A process that ended before would leave what its last requests still bring to an object store.
+        A process that ended earlier would leave files that its last requests still create in an object store.
         """
         self._closing.set()
         job, self._job = self._job, None
@@ -161,7 +161,7 @@ class TaskWorker:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _receive(self, commands: SimpleQueue[WorkerCommand | BaseException]) -> None:
-        """Commands may take minutes, such as cancelling user code that is stuck; questions are answered meanwhile."""
+        """Receives messages. Commands may take minutes (cancelling stuck user code); questions are answered then."""
         try:
             while True:
                 command = self._connection.receive(TO_WORKER)
@@ -175,7 +175,7 @@ class TaskWorker:
     def _handle(self, command: WorkerCommand) -> None:
         match command:
             case DeploySubtasks():
-                # From now on it ends with its agent: only a worker that never worked may be adopted by another.
+                # From now on the worker ends with its agent: only one that has never worked may be adopted by another.
                 self._parent_watch.begin_work()
                 self._deploy(command)
             case CancelDeployment():
@@ -193,7 +193,7 @@ class TaskWorker:
                 self._connection.send(Following())
 
     def _deploy(self, command: DeploySubtasks) -> None:
-        """Any failure is reported as this deployment's; the worker lives on."""
+        """Deploys subtasks. Any failure is reported as this deployment's, and the worker keeps running."""
         deployment = command.deployment
         try:
             job = self._descriptor = command.job or self._descriptor
@@ -232,7 +232,7 @@ class TaskWorker:
     def _plan_of(self, job: JobDescriptor, directory: str) -> CompiledPlan:
         """The entry point runs once per worker, job and configuration, not once per restart."""
         graph = job.graph
-        # A live rescale changes these alone, and operators do not see them: the entry point need not run again for it.
+        # A live rescale changes only these options, which operators do not see: the entry point need not run again.
         rescaled = (VERTEX_PARALLELISM, VERTEX_BOUNDS)
         options = sorted((key, text) for key, text in graph.configuration.items() if key not in rescaled)
         key = f"{job.program.directory}:{graph.plan_fingerprint}:{options}"
@@ -241,7 +241,7 @@ class TaskWorker:
         return self._plan[1]
 
     def _cancel(self, command: CancelDeployment) -> None:
-        # First: what its tasks report on their way down is covered by the one answer below.
+        # Cleared first: the answer below covers what the tasks report while they end.
         job, self._job = self._job, None
         self._give_up_snapshots()
         ended = True
@@ -297,7 +297,7 @@ class TaskWorker:
             self._report(DeclineCheckpoint(*sender, checkpoint_id, reason, message))
 
     def _sender(self, subtask: Subtask) -> tuple[int, str, int] | None:
-        """What its messages begin with; None for one of an earlier deployment, whose snapshot may still be written."""
+        """The first fields of its messages; None for an earlier deployment, whose snapshot may still be written."""
         job = self._job
         if job is None or not _runs(job, subtask):
             return None
@@ -309,7 +309,7 @@ class TaskWorker:
         writing.add_done_callback(self._unfinished.discard)
 
     def _write_and_tell(self, subtask: Subtask, snapshot: SubtaskSnapshot) -> None:
-        """The subtask may have waited with its end, which the driver has to hear of behind the acknowledgement."""
+        """Writes, then notifies the subtask, which may only end after the driver has received the acknowledgement."""
         try:
             self._write_snapshot(subtask, snapshot)
         finally:
@@ -349,7 +349,7 @@ class TaskWorker:
         metrics, directory = _metrics(measures, written, async_ms), barrier.options.directory
         try:
             self._report(AcknowledgeCheckpoint(*sender, barrier.checkpoint_id, directory, written.state, metrics))
-        except ValueError as error:  # the state has what no document can hold, or is too large
+        except ValueError as error:  # the state contains values that a document cannot hold, or is too large
             written.files.discard()
             self._decline_failed(subtask, barrier.checkpoint_id, error)
 
@@ -372,7 +372,7 @@ class TaskWorker:
             SnapshotProgress(
                 subtask.vertex_id, subtask.index, checkpoint_id, files.written_bytes, files.duplicated_bytes
             )
-            # A copy: threads of the pool begin and end writing meanwhile.
+            # A copy: pool threads start and finish writing meanwhile.
             for (subtask, checkpoint_id), files in list(self._writing.items())
             if _runs(job, subtask)
         )
@@ -388,16 +388,16 @@ class TaskWorker:
 
 
 def _runs(job: DeployedJob | None, subtask: Subtask) -> bool:
-    """Whether the subtask is of the present deployment; of an earlier one nobody waits for news."""
+    """Whether the subtask belongs to the current deployment; reports of an earlier one are not needed."""
     return job is not None and job.subtasks.get((subtask.vertex_id, subtask.index)) is subtask
 
 
 def _is_awaited(job: DeployedJob | None, subtask: Subtask) -> bool:
-    """Whether anybody waits for a snapshot of the subtask.
+    """Whether a snapshot of the subtask is still needed.
 
-    A subtask may end while a checkpoint is pending, after a stop with savepoint for example. The coordinator aborts
-    what lacks its acknowledgement then; when all have ended the job's files are deleted, and what came later would
-    stay.
+    A subtask may end while a checkpoint is pending, for example after a stop with savepoint. The coordinator then
+    aborts checkpoints that lack its acknowledgement. When all subtasks have ended, the job's files are deleted, and
+    files written later would stay.
     """
     return _runs(job, subtask) and subtask.state is TaskState.RUNNING
 
@@ -419,10 +419,9 @@ def _metrics(measures: SnapshotMeasures, written: WrittenSnapshot, async_ms: int
 def describe_error(error: BaseException) -> TaskFailure:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
-    That storage is away, or a local disk is full, is no proof that trying again meets the same error: it counts as
-    recoverable. So does a plan that another error prevents, such as one of a source that is asked for its schema: the
-    driver has made the same plan before. A consequence has no trace: where a thread was when it learned of another
-    worker's end says nothing.
+    Unavailable storage or a full local disk counts as recoverable, because a retry need not meet the same error. So
+    does a plan that another error prevents, such as that of a source asked for its schema: the driver has made the same
+    plan before. A consequence has no trace: the place where a thread noticed another worker's end is irrelevant.
     """
     report = report_of(error)
     consequence = issubclass(type(error), ChannelLostError)
@@ -433,7 +432,7 @@ def describe_error(error: BaseException) -> TaskFailure:
 
 
 def _logged(what: str, error: BaseException) -> TaskFailure:
-    """Describes it once, for the log and for the driver: an exception may be as large as memory."""
+    """Describes an error once for both the log and the driver: an exception may be as large as memory."""
     failure = describe_error(error)
     level = logging.WARNING if failure.consequence else logging.ERROR
     logger.log(level, "%s: %s", what, failure.cause.stack_trace)
@@ -469,9 +468,9 @@ def _allowed_cores() -> set[int]:
 
 
 def _bind(cores: set[int]) -> None:
-    """Binds the process to cores, where the system can; threads started later inherit it."""
+    """Binds the process to cores, if the system supports it; threads started later inherit the binding."""
     if cores and cores != _allowed_cores():
-        # Each thread has an affinity of its own, and many run already.
+        # Each thread has its own affinity, and many run already.
         for thread in os.listdir("/proc/self/task"):
             try:
                 os.sched_setaffinity(int(thread), cores)

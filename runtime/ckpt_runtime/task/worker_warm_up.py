@@ -1,6 +1,6 @@
-"""What a worker does before it reports in: import everything heavy and load the compiled kernels.
+"""Work done before a worker registers: imports heavy modules and loads the compiled kernels.
 
-A warm spare has all of this behind it when it takes over from a dead worker.
+A warm spare has already done this when it takes over from a dead worker.
 """
 
 from __future__ import annotations
