@@ -1,4 +1,4 @@
-"""What a person can do about an error: said behind the error itself, in the log of the task. Pure."""
+"""What a person can do about an error: appended to the error itself, in the log of the task. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckpt_runtime.client.errors import (
 REFUSED_TOKEN = "refused_token"
 """The field of a verdict's result that says why a wait was refused."""
 TROUBLE, UNREACHABLE = "trouble", "unreachable"
-"""The fields of a verdict's result that say why the last look of a wait saw nothing, and whether nobody listened."""
+"""The fields of a verdict's result that say why the last look of a wait failed, and whether no server listened."""
 _NO_SAVEPOINT = "no good savepoint"
 _UNTRUSTED = re.compile("self-signed certificate|unable to get (local )?issuer certificate")
 """In OpenSSL's words, a certificate of an authority that is not known."""
@@ -44,7 +44,7 @@ def on_error(error: CkptClientError, conn_id: str) -> str:
 
 
 def _on_answer(text: str, error: CkptApiError, conn_id: str) -> str:
-    """What answers is not well, or is nobody's job manager."""
+    """The server that answers is not healthy, or is not a job manager."""
     if error.status >= 500:
         return _with(text, f"The log of the session of the connection {conn_id!r} may have more")
     if isinstance(error, UnexpectedAnswer) or error.status < 400 or error.status == 403:
@@ -54,13 +54,13 @@ def _on_answer(text: str, error: CkptApiError, conn_id: str) -> str:
 
 
 def on_refused_token(text: str, conn_id: str) -> str:
-    """Nobody is let in without the right one."""
+    """The job manager refuses callers without the right token."""
     ways = f"Set the field Bearer token (password) of the connection {conn_id!r} to the token of the session"
     return _with(text, ways)
 
 
 def on_unreachable(text: str, conn_id: str) -> str:
-    """Nobody listens there, or nobody who is trusted."""
+    """No server listens at the address, or its certificate is not trusted."""
     if _UNTRUSTED.search(text):
         return _with(
             text, f"Name the authority that has signed it in the field CA bundle of the connection {conn_id!r}"

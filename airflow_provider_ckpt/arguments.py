@@ -61,7 +61,7 @@ def job(value: object, name: str = "job") -> str:
     """A job: its id in lower case, its name, or a task's result that has an id."""
     given = or_field(name, value, "job_id")
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        # What a native template makes of digits alone: an id has 32 of them, and a number no leading zeros.
+        # A native template turns digits alone into a number: an id has 32 of them, and a number has no leading zeros.
         given = f"{given:0{_HEX_DIGITS}d}" if given == 0 or given in _IDS_AS_NUMBERS else str(given)
     if not isinstance(given, str) or not given.strip() or given.strip() == "None":
         raise CkptArgumentInvalid(name, value, "it must be a job's id (32 hexadecimal digits) or its name")
@@ -92,12 +92,12 @@ def optional_seconds(name: str, value: object) -> float | None:
 
 
 def pause(name: str, value: object) -> float:
-    """A :data:`Duration` between two looks in seconds: long enough to keep nobody busy."""
+    """A :data:`Duration` between two looks in seconds: long enough to avoid a busy loop."""
     return millis(name, value, minimum=_SHORTEST_PAUSE_MILLIS) / 1000
 
 
 def _millis(value: object) -> float | None:
-    """``None`` for what is no duration, or a negative one, or longer than any ``timedelta``."""
+    """``None`` for a value that is not a duration, or is negative, or is longer than any ``timedelta``."""
     found = _any_millis(value)
     return found if found is not None and 0 <= found <= _LONGEST_MILLIS else None
 
@@ -134,7 +134,7 @@ def boolean(name: str, value: object) -> bool:
 
 
 def flag(name: str, value: object) -> bool:
-    """A boolean that is no template field: a template, or another task's output, would always be true."""
+    """A boolean that is not a template field: a template, or another task's output, would always be true."""
     if not isinstance(value, bool):
         raise CkptArgumentInvalid(name, value, "it must be True or False, and can be no template")
     return value

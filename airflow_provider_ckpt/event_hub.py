@@ -1,8 +1,8 @@
-"""What wakes the waits of one process at one job manager: one stream of events, or one poll where there is none.
+"""Wakes the waits of one process at one job manager: by one stream of events, or one poll where there is no stream.
 
-A wait looks when it begins, when an event concerns its condition, and otherwise seldom, with all others at its job.
-Looks that come together share their requests, and none is made while the job manager is known to be away. The hub lives
-as long as somebody waits. All its times are those of the event loop.
+A wait looks when it begins, when an event concerns its condition, and otherwise rarely, together with all other waits
+at its job. Simultaneous looks share their requests, and no request is made while the job manager is known to be away.
+The hub lives as long as any wait does. All its times are those of the event loop.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _Standing: TypeAlias = tuple[str, Counter[str]]
 logger = logging.getLogger(__name__)
 
 FALLBACK_POLL_SECONDS = 300.0
-"""Between two looks of a wait that hears of everything: a stream that loses an event must not hang a task."""
+"""Between two looks of a wait that gets all events: a stream that loses an event must not hang a task."""
 WAITS_PER_FALLBACK_POLL = 128
-"""So many waits are looked for as often; twice as many half as often, so that what they ask has a limit."""
+"""Up to this many waits look at that interval; twice as many look half as often, which limits their requests."""
 ANY_JOB: Final = "*"
-"""In the place of a job's id: of those who wait for what happens at whichever job."""
+"""Stands in for a job id: waits for events of any job."""
 LINES_PER_SECOND = 4.0
-"""That all waits of the process say the same again: Airflow's triggerer takes 4 kB of its triggers' logs at a time,
+"""Repeated lines of all waits of the process together: Airflow's triggerer takes 4 kB of its triggers' logs at a time,
 between queries to its database. Triggers that log faster than this are throttled, which delays all triggers."""
 GAP_SECONDS = 0.25
-"""Between two looks of one wait at least, however fast events come."""
+"""Minimum time between two looks of one wait, however fast events come."""
 STARTING_SECONDS = 5.0
-"""How long a stream may take to begin: it does so at once, unless something on the way holds it back."""
+"""How long a stream may take to begin: it begins at once, unless something on the way holds it back."""
 SETTLING_SECONDS = 2.0
-"""How long a first look waits for the stream to begin: what happens later is told then."""
+"""How long a first look waits for the stream to begin: later changes then arrive as events."""
 STREAM_AGAIN_SECONDS = 60.0
-"""A job manager without a stream is asked for one again after this."""
+"""After this time a job manager without a stream is asked for one again."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 5.0
 
 
@@ -65,7 +65,7 @@ class Interest(Protocol):
 
 
 class Member:
-    """One wait. ``called`` once an event has come since its last look."""
+    """One wait. ``called`` is set once an event has come since its last look."""
 
     def __init__(self, hub: EventHub, condition: Interest, job_id: str, interval: float) -> None:
         self._hub = hub
@@ -75,7 +75,7 @@ class Member:
         self._call = asyncio.Event()
         self._looked_at = -GAP_SECONDS
         self._seen: _Standing | None = None
-        """The job's standing in the details that this wait got last."""
+        """The job's state and subtask counts in the details that this wait got last."""
 
     def call(self) -> None:
         self._call.set()
@@ -85,7 +85,7 @@ class Member:
         return self._call.is_set()
 
     def looking(self) -> None:
-        """A look begins: what comes from now on is for the next one."""
+        """A look begins: events from now on are for the next look."""
         self._call.clear()
         self._looked_at = _now()
 
@@ -114,7 +114,7 @@ class Member:
         return await run_steps(steps, self._carry_out)
 
     async def rest(self, seconds: float) -> None:
-        """Waits until it is called, or so many seconds have passed."""
+        """Waits until it is called or ``seconds`` have passed."""
         await self._carry_out(Pause(seconds))
 
     async def _carry_out(self, step: Call[Any] | Pause) -> Any:
@@ -136,13 +136,13 @@ class EventHub:
         self._client = client
         self._members: dict[str, set[Member]] = {}
         self._begun: dict[str, float] = {}
-        """For each job when its waits could have looked for the first time."""
+        """For each job, when its waits could have looked for the first time."""
         self.waiting = 0
         self._answers = SharedAnswers(client.execute)
         self._away: CkptClientError | None = None
         self._settled = asyncio.Event()
         self.tells = self.streams = False
-        # Not in the context of the trigger that comes first: what is logged here is in no task's log.
+        # Not in the context of the trigger that comes first: lines logged here belong to no task's log.
         loop = asyncio.get_running_loop()
         self._watching = loop.create_task(self._watch(), name="ckpt-event-hub", context=contextvars.Context())
 
@@ -152,7 +152,7 @@ class EventHub:
         member = Member(self, condition, job_id, interval)
         if job_id not in self._members:
             self._members[job_id] = set()
-            # At some moment of a period: jobs that are joined together must not all be looked at together.
+            # At a random moment of a period: jobs that are joined together must not all be looked at together.
             self._begun[job_id] = _now() - random.uniform(0, FALLBACK_POLL_SECONDS)
         self._members[job_id].add(member)
         self.waiting += 1
@@ -171,7 +171,7 @@ class EventHub:
         return not self._members
 
     def close(self) -> None:
-        """Its connections close as soon as the loop runs."""
+        """Its connections close as soon as the event loop runs."""
         self._watching.cancel()
 
     def until_all_look(self, job_id: str) -> float:
@@ -179,7 +179,7 @@ class EventHub:
         return until_all_look(_now() - self._begun[job_id], self.waiting)
 
     async def settled(self, seconds: float) -> None:
-        """Waits until it is known how waits are woken."""
+        """Waits until it is known whether a stream or a poll wakes the waits."""
         await _set_within(self._settled, seconds)
 
     async def ask(self, call: Call[Any], job_id: str) -> Any:
@@ -202,14 +202,14 @@ class EventHub:
         for job_id in (event.job_id or "", ANY_JOB):
             members = self._members.get(job_id, ())
             if members:
-                # Before the calls: an answer from before the event must not be given to who looks because of it.
+                # Before the calls: a wait that looks because of the event must not get an answer from before it.
                 self._answers.changed(job_id)
             for member in members:
                 if member.condition.concerns(event):
                     member.call()
 
     def _begins_to_tell(self) -> None:
-        """What happens from now on is told; what happened before a break follows, or is reset."""
+        """Events arrive from now on; events from before a break follow, or the stream is reset."""
         missed = not self.tells or self._away is not None
         self.tells, self._away = True, None
         self._settled.set()
@@ -223,7 +223,7 @@ class EventHub:
                 member.call()
 
     def _is_away(self, error: CkptClientError) -> None:
-        """Nobody else needs to find that out by a request."""
+        """No other wait needs to find that out by a request of its own."""
         news = self._away is None
         self._away = error
         self._settled.set()
@@ -237,7 +237,7 @@ class EventHub:
             while True:
                 try:
                     await self._tell_by_stream_or_poll()
-                except Exception:  # a mistake here must cost time, and no task
+                except Exception:  # a mistake here may cost time, but must not fail a task
                     logger.exception("the waits at %s look by themselves for a while", self._client.url)
                     self.tells, self.streams, self._away = False, False, None
                     self._settled.set()
@@ -261,7 +261,7 @@ class EventHub:
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
     async def _stream(self, feed: EventFeed) -> tuple[bool, CkptClientError | None]:
-        """One connection; whether it has begun, and what has broken it."""
+        """Run one connection; return whether the stream has begun, and what has broken it."""
         begun = False
         try:
             async with asyncio.timeout(STARTING_SECONDS) as limit:
@@ -277,7 +277,7 @@ class EventHub:
         return begun, None
 
     async def _trouble(self, lost: CkptClientError | None) -> CkptClientError | None:
-        """What keeps all requests from being served; None when only the stream is not to be had."""
+        """Return the error that keeps all requests from being served; None when only the stream is unavailable."""
         if lost is not None and not is_passing(lost):
             return None
         try:
@@ -287,7 +287,7 @@ class EventHub:
         return None
 
     async def _poll(self, seconds: float) -> None:
-        """One request tells of all jobs; what cannot be seen by it is looked at as often."""
+        """Ask about all jobs in one request; what it cannot show is looked at equally often."""
         end, known = _now() + seconds, dict[str, JobLine]()
         self.tells = self.streams = False
         while _now() < end:
@@ -298,7 +298,7 @@ class EventHub:
                     self._is_away(error)
                 else:
                     self._begins_to_tell()
-                    self._call_all()  # each is refused by itself
+                    self._call_all()  # each of them is refused individually
             else:
                 self._begins_to_tell()
                 present = {line.job_id: line for line in jobs}
@@ -332,7 +332,7 @@ def _standing_of(state: str, counts: Iterable[Mapping[str, int]]) -> _Standing:
 
 
 def _looks(line: JobLine) -> tuple[object, ...]:
-    """All but the duration, which always grows."""
+    """Return all fields but the duration, which always grows."""
     return line.state, line.last_modification_ms, line.tasks
 
 
@@ -341,9 +341,9 @@ def _now() -> float:
 
 
 def until_all_look(passed: float, waiting: int) -> float:
-    """Seconds until the next of the moments, counted from the same as ``passed``, that are a period apart.
+    """Return the seconds until the next of the regular moments, counted from the same origin as ``passed``.
 
-    The more wait, the longer it is. The moments of a longer one are also a shorter one's.
+    The period grows with the number of waits. The moments of a longer period are also moments of a shorter one.
     """
     period = FALLBACK_POLL_SECONDS
     while period < FALLBACK_POLL_SECONDS * waiting / WAITS_PER_FALLBACK_POLL:
@@ -365,8 +365,8 @@ _hubs: Final[dict[tuple[object, ...], EventHub]] = {}
 
 @asynccontextmanager
 async def joined(hook: CkptHook, condition: Interest, job_id: str, interval: float) -> AsyncIterator[Member]:
-    """Gives a place at this process's hub for a connection's job manager. The last to go closes it."""
-    # With the loop: connections belong to one, and a process may run several one after the other.
+    """Give a place at this process's hub for a connection's job manager. The last member to leave closes the hub."""
+    # The loop is part of the key: connections belong to one loop, and a process may run several in sequence.
     key = (asyncio.get_running_loop(), await hook.aendpoint())
     if key not in _hubs:
         client = await hook.aget_conn(patience=0)

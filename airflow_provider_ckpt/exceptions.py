@@ -51,11 +51,11 @@ class CkptJobRunning(AirflowFailException):
 
 
 class CkptJobNotResumable(AirflowFailException):
-    """The job of an earlier try has ended, its output is partly committed, and there is nothing to go on from."""
+    """The job of an earlier try has ended, its output is partly committed, and there is nothing to resume from."""
 
 
 class CkptUpgradeRefused(AirflowFailException):
-    """An upgrade was not begun, or came to nothing; the old job is as it was, or goes on. The message says why."""
+    """An upgrade was not begun, or it failed; the old job is unchanged, or keeps running. The message says why."""
 
 
 class CkptUpgradeRolledBack(AirflowFailException):
@@ -63,11 +63,11 @@ class CkptUpgradeRolledBack(AirflowFailException):
 
 
 class CkptUpgradeStranded(AirflowFailException):
-    """Neither version could be brought to run; the message says where the snapshot lies, and who holds the programs."""
+    """Neither version could be started; the message says where the snapshot lies, and what holds the programs."""
 
 
 class CkptUnavailable(AirflowException):
-    """The job manager could not be reached, or could not serve, for as long as the task was willing to try."""
+    """The job manager could not be reached, or could not serve, for as long as the task's patience lasted."""
 
 
 class CkptOperationFailed(AirflowException):
@@ -83,7 +83,7 @@ class CkptSnapshotDamaged(AirflowFailException):
 
 
 class CkptTargetExists(AirflowFailException):
-    """What was to be written to exists already."""
+    """The target of a copy exists already."""
 
 
 class CkptDrillFailed(AirflowFailException):

@@ -1,7 +1,7 @@
-"""What operators and sensors of one job have in common: the job is found once, and meant until the task has succeeded.
+"""Base of operators and sensors of one job: the job is found once, and kept until the task has succeeded.
 
-A job that is named by its name is looked up by the first try. What it found is written down: a retry, and what goes on
-after a deferral, mean the same job although the name may have gone to another one. A cleared success looks again.
+The first try looks up a job that is given by its name, and the result is recorded: a retry, and the part of the task
+after a deferral, use the same job although another job may have the name by then. A cleared success looks again.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class TellsLineage:
         deletes: Collection[str] = (),
         job_id: str | None = None,
     ) -> None:
-        """What this task has done, for whoever asks when it has ended. What is None is left out."""
+        """Record what this task has done, for OpenLineage's listener at its end. Values that are None are left out."""
         self._lineage = _Told(tuple(path for path in reads if path), tuple(writes), tuple(deletes), job_id)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:

@@ -26,7 +26,7 @@ class _Asked:
 
     @property
     def is_usable(self) -> bool:
-        """An error is told to those who asked together, and not to later ones."""
+        """An error goes to the waits that asked together, and not to later ones."""
         task = self.answer
         return not task.done() or (not task.cancelled() and task.exception() is None)
 
@@ -46,7 +46,7 @@ class SharedAnswers:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nobody waits for an answer any more."""
+        """Called when no wait needs an answer."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -59,13 +59,13 @@ class SharedAnswers:
             self._changes[job_id] = self._changes.get(job_id, 0) + 1
 
     def forget(self, job_id: str) -> None:
-        """Nobody waits for it any more: what happens to it is not counted."""
+        """No wait is left for the job, so its changes are not counted."""
         self._changes.pop(job_id, None)
         for key in [key for key in self._asked if key[0] == job_id]:
             del self._asked[key]
 
     async def get(self, call: Call[T], job_id: str) -> T:
-        """Raises what the call raises. Whoever stops waiting takes the answer from nobody else."""
+        """Raises what the call raises. A wait that stops waiting does not cancel the answer for the others."""
         if call.method != "GET":
             result: T = await self._execute(call)
             return result
@@ -92,7 +92,7 @@ class SharedAnswers:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever has asked may have gone
+            task.exception()  # the waits that asked may be gone
 
     def _drop_old(self, now: float) -> None:
         old = [key for key, asked in self._asked.items() if now - asked.at > MAX_AGE_SECONDS and asked.answer.done()]

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 FIRST_LOOKS_SECONDS = 0.5
 """Between two polls in a worker that is about to defer, at most."""
 _SOONER_SECONDS = 5.0
-"""A try ends so much before Airflow's ``execution_timeout``, at most."""
+"""A try ends at most this long before Airflow's ``execution_timeout``."""
 _BACKSTOP_SECONDS = 120.0
-"""The trigger keeps the deadline; Airflow's deferral timeout comes so much later, for a triggerer that is down."""
+"""The trigger keeps the deadline; Airflow's deferral timeout comes this much later, for a triggerer that is down."""
 
 
 class CkptTask:
@@ -73,7 +73,7 @@ class CkptTask:
 
 
 def is_over_time() -> bool:
-    """Whether Airflow calls ``on_kill`` because ``execution_timeout`` has passed: a limit, and nobody's wish."""
+    """Whether Airflow calls ``on_kill`` because ``execution_timeout`` has passed, and not because of a person."""
     return isinstance(sys.exception(), AirflowTaskTimeout)
 
 
@@ -95,7 +95,7 @@ def wait_here(
     interval: float,
     log: Log,
 ) -> Verdict | None:
-    """Wait in this process for what the trigger would wait for; ``None`` when that is to go on elsewhere."""
+    """Wait in this process for the trigger's condition; ``None`` when the wait is to continue elsewhere."""
     until = time.time() + seconds
     last = trigger.deadline is not None and trigger.deadline <= until
     hook, condition = CkptHook(trigger.ckpt_conn_id), trigger.condition()

@@ -1,4 +1,4 @@
-"""The protocol between a condition and whoever performs its requests.
+"""The protocol between a condition and the runner that performs its requests.
 
 A condition's ``poll`` is a generator: it yields calls of the REST client's request table, receives their answers, and
 returns a verdict, or ``None`` for "not yet". The same condition thus serves the synchronous client in a worker and the
@@ -18,13 +18,13 @@ from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.requests import Call
 
 POLL = "poll"
-"""The type of what a condition is told instead of events, again and again, where there is no stream of them."""
+"""The event type that a condition gets repeatedly where there is no stream of events."""
 
 Json: TypeAlias = dict[str, Any]
 
 
 class Status(StrEnum):
-    """How a wait ended. The first three are a condition's verdicts, the others are of whoever polls."""
+    """How a wait ended. The first three are a condition's verdicts, the others come from the runner that polls."""
 
     DONE = "done"
     FAILED = "failed"
@@ -55,8 +55,8 @@ Poll: TypeAlias = Generator[Call[Any], Any, Verdict | None]
 
 
 class MissingPolicy:
-    """Counts answers "not found" in a row: one is not believed, since what answers may be a proxy, or a job manager
-    that has not recovered its jobs yet."""
+    """Counts consecutive answers "not found": a single one is not believed, since it may come from a proxy, or from a
+    job manager that has not recovered its jobs yet."""
 
     LIMIT = 3
 

@@ -1,4 +1,4 @@
-"""Waiting for changes that were asked for: a configuration that is to run, a rescale, a disposal."""
+"""Waiting for requested changes: a configuration, a rescale, a disposal."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class ConfigurationCondition(JobCondition):
 
 
 class RescaleCondition(JobCondition):
-    """Asks for the parallelism, again and again: the same request joins the rescale that is in progress.
+    """Requests the parallelism repeatedly: the same request joins the rescale that is in progress.
 
-    Done when the job runs with it; FAILED when it was refused and the job goes on as it was.
+    Done when the job runs with it; FAILED when it was refused and the job keeps running as before.
     """
 
     def __init__(self, job_id: str, parallelism: Mapping[str, int | Bounds]) -> None:
@@ -77,7 +77,7 @@ class RescaleCondition(JobCondition):
         return None
 
     def _ask(self) -> Poll:
-        """None unless it was refused."""
+        """Return None unless the rescale was refused."""
         try:
             yield requests.update_resource_requirements(self._job_id, self._parallelism)
         except Conflict as error:
@@ -99,7 +99,7 @@ def _lies_in(parallelism: int, wanted: int | Bounds) -> bool:
 
 
 def in_words(wanted: int | Bounds) -> str:
-    """A parallelism, or what it is to lie between."""
+    """A parallelism, or the bounds that it has to lie between."""
     if isinstance(wanted, int):
         return str(wanted)
     lower, upper = wanted

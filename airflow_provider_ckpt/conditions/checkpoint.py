@@ -89,7 +89,7 @@ class CheckpointCondition(JobCondition):
         return self._failed(statistics) or (yield from self._forgotten(statistics))
 
     def _failed(self, statistics: CheckpointStatistics) -> Verdict | None:
-        """The one that is wanted by its id has ended, and is not what is wanted."""
+        """The checkpoint that is wanted by its id has ended, but does not match the goal."""
         item = next((item for item in _entries(statistics) if item.id == self._goal.checkpoint_id), None)
         if item is None or item.status == "IN_PROGRESS":
             return None
@@ -100,7 +100,7 @@ class CheckpointCondition(JobCondition):
         return Verdict(Status.FAILED, f"checkpoint {item.id} of job {self._job_id} {reason}")
 
     def _forgotten(self, statistics: CheckpointStatistics) -> Poll:
-        """The one that is wanted by its id has left the history, which has later ones: nobody can tell of it."""
+        """The checkpoint wanted by its id has left the history, which has later ones: its result is unknown."""
         wanted = self._goal.checkpoint_id
         shown = [item.id for item in statistics.history]
         if wanted is None or wanted in shown or max(shown, default=0) < wanted:

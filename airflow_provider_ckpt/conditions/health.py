@@ -18,9 +18,9 @@ VERDICTS: Final = ("HEALTHY", "DEGRADED", "UNHEALTHY")
 
 class HealthCondition(JobCondition):
     """Done when the verdict is one of ``expected`` and so many checkpoints have ended; FAILED when it is one of
-    ``failing``, or the job has ended although that was not as somebody wanted.
+    ``failing``, or the job has ended in an unintended way.
 
-    ``times``: so many looks in a row have to find it.
+    ``times``: how many looks in a row have to find it.
     """
 
     def __init__(

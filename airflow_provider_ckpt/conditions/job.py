@@ -53,7 +53,7 @@ class JobCondition(Condition):
 
     def _details(self) -> Generator[Call[Any], Any, JobDetails]:
         job: JobDetails = yield requests.job_details(self._job_id)
-        self.absence.seen()  # whatever becomes of the requests that follow
+        self.absence.seen()  # regardless of the requests that follow
         return job
 
 

@@ -13,7 +13,7 @@ from ckpt_runtime.client.models import ClusterOverview
 class SessionReadyCondition(Condition):
     """Done when the session leads: it answers about jobs then. FAILED when its process is seen to have ended.
 
-    A session that waits for another one's lease answers its overview already, but 503 to whoever asks for jobs.
+    A session that waits for another one's lease already answers its overview, but 503 to requests about jobs.
 
     :param is_alive: tells whether the process lives; ``None`` where that cannot be told.
     """
@@ -36,7 +36,7 @@ class SessionReadyCondition(Condition):
 
 
 class SessionGoneCondition(Condition):
-    """Done when the REST API does not answer any more."""
+    """Done when the REST API no longer answers."""
 
     @property
     def subject(self) -> str:

@@ -1,4 +1,4 @@
-"""What has completed at a job since the last look, whichever job has the name by now. Pure: requests are steps."""
+"""Watches which snapshots complete at a job, also when its name moves to another job. Pure: requests are steps."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SAVEPOINTS: Final = "savepoints"
 class SnapshotWatch:
     """Gives each completed snapshot once, in the order of their ids.
 
-    ``mark`` is how far it has come, ``{"job_id", "id", "at_ms"}``: kept by the caller, so that another process goes on
-    from there. Without one what is there at the first look is not new; a job that is not there yet has nothing that is
-    not. The job manager shows the newest entries only,
-    10 by default: more between two looks are not seen. Savepoints that were taken before the first look, while nobody
-    watched, are found in the catalogue, if they lie in the session's default directory.
+    ``mark`` is how far the watch has come, ``{"job_id", "id", "at_ms"}``: the caller keeps it, so that another process
+    continues from there. Without a mark, snapshots that exist at the first look are not new; all snapshots of a job
+    that starts later are new. The job manager shows the newest entries only, 10 by default: if more complete between
+    two looks, the rest are not seen. Savepoints that were taken before the first look, while no process watched, are
+    found in the catalogue, if they lie in the session's default directory.
     """
 
     def __init__(self, job: str, snapshots: str, mark: Json | None = None) -> None:
@@ -48,7 +48,7 @@ class SnapshotWatch:
             found += yield from self._missed(before)
             self._misses = False
         if before is not None and (line is None or line.job_id != before["job_id"]):
-            # The job that had the name: its last savepoint may be that of its stop.
+            # The job that had the name: its last savepoint may be the one of its stop.
             known = next((other for other in lines if other.job_id == before["job_id"]), None)
             if known is not None:
                 found += yield from self._newer(known, before["id"])
@@ -71,7 +71,7 @@ class SnapshotWatch:
         return self.mark is None or event.job_id == self.mark["job_id"]
 
     def _missed(self, before: Json) -> Steps[list[Json]]:
-        """What the catalogue has of the watched jobs that is newer."""
+        """Return the newer snapshots of the watched jobs that the catalogue has."""
         try:
             savepoints: tuple[Savepoint, ...] = yield requests.list_savepoints(job=self._job)
         except CkptApiError as error:
@@ -105,12 +105,12 @@ class SnapshotWatch:
 
 
 def _each_once(found: list[Json]) -> list[Json]:
-    """Of what is in the catalogue and in the history."""
+    """Remove duplicates of snapshots that are both in the catalogue and in the history."""
     return list({(facts["job_id"], facts["id"]): facts for facts in found}.values())
 
 
 def _catalogued_facts(item: Savepoint) -> Json:
-    """As :func:`snapshot_facts`; a stop is not told from others there."""
+    """As :func:`snapshot_facts`; the catalogue does not distinguish the savepoint of a stop from others."""
     return {
         "job": item.job_name,
         "job_id": item.job_id,

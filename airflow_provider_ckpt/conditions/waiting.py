@@ -1,8 +1,8 @@
 """Waiting for a condition until there is a verdict or a deadline has passed, in a worker or in the triggerer.
 
-Everything that decides is in the conditions, and how often to ask in :mod:`ckpt_runtime.client.waiting`. A job manager
-that cannot answer is asked again with growing pauses until the deadline; everything else is passed on. Meanwhile the
-task's log is told where the wait stands.
+The conditions make all decisions, and :mod:`ckpt_runtime.client.waiting` decides how often to ask. A job manager
+that cannot answer is asked again with growing pauses until the deadline; every other error is passed on. Meanwhile
+the task's log shows where the wait stands.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 MAX_PAUSE_SECONDS = 30.0
 _JITTER = 0.2
 _LAST_LOOK_SECONDS = 2.0
-"""A wait that is due looks once more; this long may that take."""
+"""A wait that has reached its deadline looks once more; that look may take this long."""
 
 
 class Backoff:
@@ -45,17 +45,17 @@ class Backoff:
 
 
 def _jittered(pause: float) -> float:
-    """Many tasks begin to wait at the same moment, and are not to ask at the same moments for ever."""
+    """Many tasks begin to wait at the same moment; jitter keeps them from asking at the same moments forever."""
     return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
 def is_waited_out(error: BaseException) -> bool:
-    """Every error of the server: a wait has a deadline of its own, and Flink answers 500 also to what passes."""
+    """True for every error of the server: a wait has its own deadline, and Flink answers 500 to passing errors too."""
     return is_passing(error) or (isinstance(error, CkptApiError) and error.status >= 500)
 
 
 def look_and_tell(condition: Condition, progress: Progress) -> Poll:
-    """Polls once, after which a line is said if one is due; a condition may make requests of its own for that line."""
+    """Polls once, then logs a line if one is due; a condition may make requests of its own for that line."""
     verdict = yield from condition.poll()
     if verdict is None and progress.is_due(condition.standing):
         standing = condition.standing
@@ -87,7 +87,7 @@ class Runner(Protocol):
 
 @runtime_checkable
 class Alarm(Runner, Protocol):
-    """A runner that knows when a look is worth it: a pause ends once it is ``called``."""
+    """A runner that knows when a look is useful: a pause ends once it is ``called``."""
 
     @property
     def called(self) -> bool: ...

@@ -21,7 +21,7 @@ _UNITS = "A number of seconds, or with a unit: 250 ms, 90 s, 5 min, 2 h, 7 d."
 
 
 def savepoint_directory() -> str:
-    """Where savepoints go unless somebody says otherwise: ``CKPT_DATA`` of the environment, else a home's folder."""
+    """The default directory of savepoints: ``CKPT_DATA`` of the environment, else a folder in the home directory."""
     return f"{os.environ.get('CKPT_DATA', str(Path.home() / 'ckpt-data'))}/savepoints"
 
 

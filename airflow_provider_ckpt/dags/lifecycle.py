@@ -3,7 +3,7 @@
 Start it from the trigger form, where every path and duration is a parameter. It needs a session that answers at the
 connection ``ckpt_default``, and the flights in Parquet (``python pipelines/prepare_flights.py <input_path>``).
 
-Besides Airflow's own import, this file loads nothing heavy; Spark runs in a process of its own in the last task.
+Besides Airflow's own import, this file loads nothing heavy; Spark runs in a separate process in the last task.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def arguments(rate: str) -> list[str]:
 
 
 def options(params: dict[str, Any]) -> dict[str, Any]:
-    """The job's options: what the form's own fields say, and whatever else is given."""
+    """The job's options: those from the form's own fields, and any others that are given."""
     return {
         "execution.checkpointing.interval": params["interval"],
         "execution.checkpointing.timeout": params["timeout"],
@@ -104,9 +104,9 @@ def options(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def directory_of_run(output: str, run_id: str) -> Path:
-    """Where one run's results go.
+    """Return the directory for one run's results.
 
-    :raises AirflowFailException: when anything is there already: rows of two runs would be counted together.
+    :raises AirflowFailException: when the directory is not empty: rows of two runs would be counted together.
     """
     directory = Path(output) / re.sub(r"[^A-Za-z0-9_-]+", "_", run_id)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -119,7 +119,7 @@ def directory_of_run(output: str, run_id: str) -> Path:
 
 @task(retries=0)
 def output_directory(params: dict[str, Any] | None = None, run_id: str | None = None) -> str:
-    """The run's own directory for results, looked at before anything is started."""
+    """Return the run's own directory for results, checked before anything is started."""
     return str(directory_of_run(dict(params or {})["output"], str(run_id)))
 
 
@@ -131,7 +131,7 @@ def job_options(params: dict[str, Any] | None = None) -> dict[str, Any]:
 
 @task
 def assert_patched(job_id: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Ask the job manager what holds now, and compare it with what was asked for."""
+    """Ask the job manager for the current configuration, and compare it with the requested one."""
     from airflow_provider_ckpt.arguments import millis
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
 
@@ -150,7 +150,7 @@ def assert_patched(job_id: str, params: dict[str, Any] | None = None) -> dict[st
 
 @task(execution_timeout=timedelta(minutes=20), retries=0)
 def verify(output: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Compare the results with an answer that Spark SQL computes from the input alone, in a process of its own."""
+    """Compare the results with an answer that Spark SQL computes from the input alone, in a separate process."""
     import json
     import subprocess
     import sys
@@ -168,7 +168,7 @@ def verify(output: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
 
 @task(trigger_rule=TriggerRule.ONE_FAILED, retries=0)
 def cancel_leftovers(ti: Any = None) -> None:
-    """When something failed, leave no job behind that nobody watches; the run is a failed one all the same."""
+    """After a failure, cancel any job of the run that is left; the run still counts as failed."""
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
 
     job_ids = [ti.xcom_pull(task_ids=task_id, key="job_id") for task_id in ("submit_v1", "resume_v2")]

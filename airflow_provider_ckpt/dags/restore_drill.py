@@ -1,8 +1,8 @@
-"""Restores a savepoint for practice: into a job that touches nothing outside and is thrown away.
+"""Restores a savepoint for practice: into a job without any outside effect, which is then thrown away.
 
 Start it from the trigger form: with *latest of* it takes the latest good savepoint of a job, by its name, so that it
 survives every redeployment. Each run notes in the catalogue of savepoints whether the savepoint could be restored; one
-that could not is not found as the latest good one any more, and the run fails.
+that could not is no longer found as the latest good one, and the run fails.
 """
 
 from __future__ import annotations

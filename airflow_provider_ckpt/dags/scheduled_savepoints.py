@@ -6,8 +6,8 @@ job of the session is meant that has a name of its own, and restore drills never
 own. Of the savepoints in it those stay that are among the newest, or young, and always the newest that is intact; the
 others are deleted by the session.
 
-No job stands in the way of another. A job that has ended by the time its turn comes is skipped. A job of which no
-savepoint can be taken or proven keeps its old savepoints. The task ``results`` comes last: its XCom ``jobs`` says of
+A job does not affect the others. A job that has ended by the time its turn comes is skipped. A job whose savepoint
+cannot be taken or verified keeps its old savepoints. The task ``results`` comes last: its XCom ``jobs`` says for
 each job how its steps have ended, and the run fails there if one of them has failed.
 """
 

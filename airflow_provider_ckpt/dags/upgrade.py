@@ -1,8 +1,8 @@
 """Replace a running job by another version of its program, after a person has seen what becomes of its state.
 
-Start it from the trigger form. The old version stops with a savepoint, and an approval with the difference of the state
-is asked for. Then the new version is started from the savepoint; when it is rejected, or does not become healthy, the
-old one is. At no time do two versions run.
+Start it from the trigger form. The old version stops with a savepoint, and the DAG asks for an approval that shows the
+difference of the state. Then the new version is started from the savepoint; if it is rejected, or does not become
+healthy, the old version is started instead. Two versions never run at the same time.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ PARAMS = {
 
 
 class UpgradeApproval(HITLOperator):
-    """Asks, unless it is told not to; whoever does not answer has rejected.
+    """Asks for an approval, unless ``ask`` is off; no answer counts as a rejection.
 
     :param ask: whether to ask. (templated)
     """
@@ -165,7 +165,7 @@ with DAG(
         ask="{{ params.approval }}",
         subject="Upgrade of job {{ params.job }}",
         body=_BODY,
-        # Airflow fails a waiting task that is answered in its first five seconds: then it is asked again.
+        # Airflow fails a waiting task that is answered in its first five seconds; the retry asks again.
         response_timeout=timedelta(hours=1),
     )
     resume = FinishUpgradeOperator(
@@ -176,7 +176,7 @@ with DAG(
         approved_by=f"{{{{ ((({_PULLED}) or {{}}).get('responded_by_user') or {{}}).get('name', '') }}}}",
         healthy_timeout="{{ params.healthy_timeout }}",
         savepoint_timeout="{{ params.savepoint_timeout }}",
-        # Also when the approval was marked failed: the old version goes on then. Not when nothing was stopped.
+        # Also when the approval was marked failed: the old version is then started again. Not when nothing was stopped.
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
     )
     chain(stop, approval, resume)

@@ -1,6 +1,6 @@
 """The hook: from an Airflow connection to a REST client, synchronous for workers and asynchronous for triggers.
 
-It adds nothing to the client: what can be asked of the job manager is the client's business.
+It adds nothing to the client: the client defines which requests the job manager takes.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class CkptHook(BaseHook):
         When the job manager refuses the token, the connection is read once more: a session that has restarted may have
         another, and the connection too by then.
 
-        :param patience: for so many seconds it repeats a request while the job manager is away.
-        :param on_away: is told each time.
-        :param endpoint: the connection as it was read before, and is to stay.
+        :param patience: how many seconds it repeats a request while the job manager is away.
+        :param on_away: is called each time.
+        :param endpoint: the connection as it was read before; it is not read again.
         :raises CkptConnectionInvalid: for a field that cannot be used
         """
         known = endpoint or self.endpoint()
@@ -84,7 +84,7 @@ class CkptHook(BaseHook):
         return client
 
     def _token_instead(self, refused: Endpoint) -> str | None:
-        """The connection's token by now, if it still leads to the same place."""
+        """Return the connection's current token, if it still leads to the same place."""
         now = self.endpoint()
         if now.token == refused.token or replace(now, token=refused.token) != refused:
             return None
@@ -94,7 +94,7 @@ class CkptHook(BaseHook):
     async def aget_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> AsyncCkptClient:
         """Make an asynchronous client, as :meth:`get_conn` does.
 
-        :param patience: for so many seconds it repeats a request while the job manager is away.
+        :param patience: how many seconds it repeats a request while the job manager is away.
         :raises CkptConnectionInvalid: for a field that cannot be used
         """
         endpoint = await self.aendpoint()
@@ -103,13 +103,13 @@ class CkptHook(BaseHook):
             return AsyncCkptClient(address, **_client_arguments(endpoint, patience))
 
     def _address(self, endpoint: Endpoint) -> str | LeaderSource:
-        """Blocks when a directory is used for the first time: its libraries are loaded then."""
+        """Blocks on the first use of a directory, because its libraries are loaded then."""
         if endpoint.ha_dir is None:
             return endpoint.base_url
         return leader_of(self.ckpt_conn_id, endpoint.ha_dir, endpoint.cluster_id, endpoint.token)
 
     def base_url(self) -> str:
-        """Return the job manager's address: the connection's, or the leader's; empty when nobody seems to lead."""
+        """Return the job manager's address: the connection's, or the leader's; empty when no leader is found."""
         endpoint = self.endpoint()
         address = self._address(endpoint)
         if isinstance(address, str):
@@ -131,7 +131,7 @@ class CkptHook(BaseHook):
             return client.list_savepoints(directory, job=job)
 
     def latest_good_savepoint(self, directory: str | None = None, job: str | None = None) -> Savepoint | None:
-        """Find the latest of these that is complete and did not fail in its newest verification or drill, if any.
+        """Find the latest of them that is complete and did not fail its newest verification or drill, if any.
 
         :param directory: an absolute path or URL; without one that which is configured for the job or the session.
         :param job: id or name of the job that took them.
@@ -153,7 +153,7 @@ class CkptHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Do what the *Test* button does: ask the job manager for its overview."""
         try:
-            # Somebody waits at the button.
+            # A person waits at the button.
             with self.get_conn(patience=0) as client:
                 overview = client.execute(requests.cluster_overview())
                 leader = client.url
@@ -168,13 +168,13 @@ class CkptHook(BaseHook):
         return True, f"version {overview.version}, leader {leader}, {slots}, {overview.jobs_running} jobs running"
 
     def _of_the_form(self, message: str) -> str:
-        """Without the connection's name: the button tries it under a random one."""
+        """Remove the connection's name: the button tries the connection under a random one."""
         named = f"connection {self.ckpt_conn_id!r}"
         return message.removeprefix(f"{named}, ").replace(f"the {named}", "this connection")
 
 
 def unusable_certificates(conn_id: str, verify: bool | str, error: OSError) -> CkptConnectionInvalid:
-    """The file of authorities, which ``error`` keeps from being used."""
+    """Return the error for the file of certificate authorities that ``error`` makes unusable."""
     return CkptConnectionInvalid(f"connection {conn_id!r}, ca_file: {verify!r} is not acceptable, {error}")
 
 

@@ -1,4 +1,4 @@
-"""Reading an Airflow connection of type ``ckpt`` into the address and manners of a REST API. Opens no connection."""
+"""Reads an Airflow connection of type ``ckpt`` into the address and settings of a REST API. Opens no connection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Endpoint:
     With ``ha_dir`` the leader is found there, and ``base_url`` is empty; ``host`` and ``port`` are for a session that
     is started, which may take any port then.
 
-    ``browser_address`` is where people's browsers reach it, if they do.
+    ``browser_address`` is the address under which people's browsers reach it, if they do.
     """
 
     base_url: str
@@ -61,7 +61,7 @@ class Endpoint:
 
     @property
     def options(self) -> dict[str, str]:
-        """What a session needs in its configuration, so that this endpoint finds it."""
+        """What a session needs in its configuration so that this endpoint finds it."""
         if self.ha_dir is None:
             return {}
         return {
@@ -95,7 +95,7 @@ class Endpoint:
 
     @classmethod
     def _of_directory(cls, connection: ConnectionLike, extra: Mapping[str, Any], token: str | None) -> Endpoint:
-        """Where it leads to, and how, is the leader's to say."""
+        """The leader decides which address and scheme are used."""
         if connection.host:
             raise _refuse(connection, "host", connection.host, "it must be empty, since ha_dir is given")
         directory, cluster_id = extra["ha_dir"], extra.get("ha_cluster_id") or DEFAULT_CLUSTER_ID
@@ -121,7 +121,7 @@ def _refuse(connection: ConnectionLike, name: str, value: object, allowed: str) 
 
 def _extra(connection: ConnectionLike, decoded: object) -> Mapping[str, Any]:
     """The extra's fields. Other types of connections, as those of derived hooks, may have fields of their own."""
-    # Of a text that is no JSON Airflow makes an empty object. It is not shown: it may hold a secret.
+    # Airflow turns a text that is not JSON into an empty object. The text is not shown: it may hold a secret.
     if not isinstance(decoded, Mapping) or (not decoded and (connection.extra or "").strip(" {}\n")):
         raise CkptConnectionInvalid(f"connection {connection.conn_id!r}, extra: it must be a JSON object")
     unknown = [key for key in decoded if key not in _EXTRA]
@@ -132,7 +132,7 @@ def _extra(connection: ConnectionLike, decoded: object) -> Mapping[str, Any]:
 
 
 def _token(connection: ConnectionLike) -> str | None:
-    """The bearer token. What cannot be one is not shown, since it nearly is."""
+    """The bearer token. An invalid value is not shown, since it is probably almost the token."""
     if connection.login and connection.conn_type == _CONN_TYPE:
         allowed = "it must be empty: there are bearer tokens only, in the field Bearer token (password)"
         raise CkptConnectionInvalid(f"connection {connection.conn_id!r}, login: {allowed}")

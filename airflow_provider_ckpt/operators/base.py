@@ -1,4 +1,4 @@
-"""What all operators share: the connection, waiting in the triggerer or here, deadlines, links, and honest failures."""
+"""What all operators share: the connection, waiting in the triggerer or here, deadlines, links, and clear failures."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
     :param defer_after: how long to wait in the worker first, since most operations take less than a deferral does; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
-    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, but for operators that say otherwise.
-        A shorter ``execution_timeout`` of the task is kept too, also while it is deferred. (templated)
+    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, unless an operator says otherwise.
+        A shorter ``execution_timeout`` of the task applies too, also while it is deferred. (templated)
     :param poll_interval: between two polls; default ``[ckpt] poll_interval``. (templated)
     :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
     :raises CkptConnectionInvalid: a field of the connection cannot be used
@@ -78,7 +78,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         request_patience``
     :raises CkptNotFound: the job manager has said several times that it does not know the job
     :raises CkptOperationFailed: what was asked for came to nothing
-    :raises CkptWaitTimeout: ``wait_timeout`` has passed; the message says what became of the remote side
+    :raises CkptOperationFailed: the requested operation failed
     """
 
     template_fields: Collection[str] = ("ckpt_conn_id", "defer_after", "wait_timeout", "poll_interval")
@@ -105,7 +105,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         self.link_addresses: dict[str, str] = {}
 
     def render_template(self, *args: Any, **kwargs: Any) -> Any:
-        """Render as every operator, part by part; Airflow stores and shows the result before it calls ``execute``."""
+        """Render part by part, as every operator does; Airflow stores and shows the result before ``execute``."""
         rendered = super().render_template(*args, **kwargs)
         hide(rendered)
         return rendered
@@ -130,12 +130,12 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         return defaults.poll_interval() if given is None else arguments.pause("poll_interval", given)
 
     def default_wait_timeout(self) -> float | None:
-        """Return the seconds that a try waits when its author says nothing; ``None``: without an end."""
+        """Return the seconds that a try waits when the DAG author gives none; ``None``: without a limit."""
         return defaults.wait_timeout()
 
     @contextmanager
     def connected(self, deadline: float | None = None) -> Iterator[CkptClient]:
-        """Give a client that waits out an absent job manager, ``[ckpt] request_patience`` and ``deadline`` permitting.
+        """Give a client that waits for an absent job manager, limited by ``[ckpt] request_patience`` and ``deadline``.
 
         Its errors become exceptions that tell Airflow whether a retry makes sense.
         """
@@ -152,7 +152,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
             raise (CkptUnavailable if is_passing(error) else CkptOperationFailed)(text) from error
 
     def ask(self, client: CkptClient, call: Call[T]) -> T:
-        """Perform an idempotent request. "Not found" is believed when it comes several times in a row.
+        """Perform an idempotent request. "Not found" counts only when it comes several times in a row.
 
         :raises CkptClientError: what the client raises once its patience is over.
         """
@@ -172,7 +172,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         return answer
 
     def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
-        """Look once at a condition with the client's patience, and more where something seems to be missing."""
+        """Look once at a condition with the client's patience; look again where something seems to be missing."""
         steps = poll_until_stable(condition, Progress(self.log, condition.subject), self.pause())
         return client.run(steps, patience_s=client.patience_s)
 
@@ -191,11 +191,11 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
     def execute_complete(self, context: Context, event: Event | None = None) -> Any:
-        """Go on after a wait. The event holds the verdict and the trigger's arguments."""
+        """Continue after a wait. The event holds the verdict and the trigger's arguments."""
         raise NotImplementedError
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Go on after a deferral, as Airflow calls it; turns its deferral timeout into this operator's own end."""
+        """Continue after a deferral; turns Airflow's deferral timeout into this operator's own timeout."""
         event = (next_kwargs or {}).get("event")
         if event is not None:
             next_kwargs = {**(next_kwargs or {}), "event": with_time_left(event)}
@@ -212,8 +212,8 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         return ""
 
     def failure(self, context: Context, event: Event, failed: type[Exception] = CkptOperationFailed) -> Exception:
-        """Return what to raise for an event that is no success, once its trace is logged and the rest is dealt
-        with."""
+        """Return the exception for an unsuccessful event, after its trace is logged and the remaining cleanup is
+        done."""
         tell_trace(self.log, event)
         status, message = Status(event["status"]), str(event["message"])
         if status is Status.TIMEOUT:
@@ -246,7 +246,7 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
 
     @property
     def requester(self) -> str:
-        """Who asks, for the savepoint catalogue and for those who have to wait for an upgrade."""
+        """The requester's name, for the savepoint catalogue and for clients that have to wait for an upgrade."""
         return f"airflow: {self.dag_id}/{self.task_id}"
 
     @property
@@ -259,7 +259,7 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
         return self.find_job(context, lambda: self.connected(deadline), self.pause(), self.log)
 
     def change(self, client: CkptClient, attempt: Callable[[], Steps[T]], *, repeats: bool = True) -> T:
-        """Change the job; again while another change of it is in progress: that passes, as a session that is away."""
+        """Change the job; repeat while another change of it is in progress, because that passes, like an absence."""
         patience = Deadline.after(client.patience_s)
         steps = persistent(
             attempt,
@@ -274,6 +274,6 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
         self.log.info("Job %s takes no change at the moment, trying again: %s", self.found_job, error)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Go on as every operator; the job stays the one that was waited for."""
+        """Continue as every operator does; the job stays the one that was waited for."""
         self.go_on_with(context, next_kwargs)
         return super().resume_execution(next_method, next_kwargs, context)

@@ -1,4 +1,4 @@
-"""Restores a savepoint for practice: into a job that touches nothing outside and is thrown away."""
+"""Restores a savepoint for practice: into a job without any outside effect, which is then thrown away."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _REMOVAL_SECONDS = 120.0
 
 
 class RestoreDrillOperator(RunsProgram, CkptOperator):
-    """Restores a savepoint into a job that touches nothing outside, waits until that has its state and completes
-    checkpoints, notes the result in the savepoint catalogue, and removes the job, whatever came of it.
+    """Restores a savepoint into a job without any outside effect, waits until that job has its state and completes
+    checkpoints, notes the result in the savepoint catalogue, and removes the job, whatever the result.
 
-    A drill that failed fails the task, without a retry. One that could not begin (refused, no slots) or was ended by
-    others (cancelled, its driver) proves nothing about the savepoint and is not noted. A later try removes what an
-    earlier one has left, and begins anew.
+    A drill that failed fails the task, without a retry. A drill that could not begin (refused, no slots), or that an
+    outside cause ended (cancelled, its driver), proves nothing about the savepoint and is not noted. A later try
+    removes the drill that an earlier one has left, and starts again from the beginning.
 
     Returns ``{"job_id", "name", "status", "savepoint_path", "passed", "checkpoints", "restored_after_ms",
-    "healthy_after_ms"}``; times count from the submission.
+    "healthy_after_ms"}``; times are measured from the submission.
 
     :param pipeline: a ``.py``, a ``.zip`` or a directory on the worker. (templated)
     :param pipeline_id: instead of ``pipeline``: one that was uploaded already. (templated)
-    :param savepoint_path: what to restore, or a task's result that has it. (templated)
+    :param latest_of: instead of that: a job, by id or name, whose latest good savepoint is restored. (templated)
     :param latest_of: instead of that: a job, by id or name, of which to take the latest good savepoint. (templated)
     :param directory: where to look for it; default: the directory that is configured for that job. (templated)
     :param entry: ``module:function``, when the pipeline has more than one entry point. (templated)
@@ -59,7 +59,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
     :param configuration: options of the job. (templated)
     :param allow_non_restored_state: restore although the job has no place for some of the state. (templated)
     :param checkpoints: how many checkpoints have to complete. (templated)
-    :param checkpoint_interval: the drill's, in the place of the job's; ``None`` leaves that. (templated)
+    :param checkpoint_interval: the drill's, instead of the job's; ``None`` keeps the job's. (templated)
     :param mark: whether to note the result in the savepoint catalogue. (templated)
     :raises CkptDrillFailed: the savepoint could not be restored, or took no checkpoint in time
     """
@@ -155,7 +155,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
         return found.location
 
     def _start(self, client: CkptClient, context: Context, options: RunOptions, path: str) -> Json:
-        """Written down before anything is sent, so that a later try can remove it."""
+        """The job is recorded before anything is sent, so that a later try can remove it."""
         record = Journal(context, _RECORD).write(job_id=new_id(context, "drill"), savepoint_path=path)
         job_id = self._drilling = record["job_id"]
         options = replace(options, savepoint_path=path)
@@ -218,7 +218,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
         self.tell_lineage(reads=[program, path], job_id=job_id)
 
     def _judged(self, client: CkptClient, event: Event) -> str | None:
-        """What a drill that did not pass says against its savepoint; None: nothing."""
+        """Return what a drill that did not pass proves against its savepoint; None: nothing."""
         job_id = event["trigger"]["job_id"]
         match Status(event["status"]):
             case Status.FAILED if event["result"].get("status") == "FAILED":
@@ -244,7 +244,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
         self.log.info("Noted in the catalogue of savepoints: %s %s", path, "passed" if why is None else "failed")
 
     def _remove(self, client: CkptClient, job_id: str) -> None:
-        """Cancel the drill and wait for its end; one that is gone, or was never started, is fine."""
+        """Cancel the drill and wait for its end; a drill that is gone, or was never started, is fine."""
         try:
             client.execute(requests.cancel_job(job_id))
         except (NotFound, Conflict):
@@ -255,14 +255,14 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
             self.log.warning("Drill %s is cancelled and has not ended yet: %s", job_id, verdict.message)
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
-        """The drill is removed already, but when Airflow's own timeout was first."""
+        """The drill is removed already, unless Airflow's own timeout came first."""
         job_id = Journal(context, _RECORD).read().get("job_id")
         if event is not None or job_id is None:
             return "The drill is removed"
         return self._cancel(job_id)
 
     def on_kill(self) -> None:
-        """Leave no drill behind, and say what became of it."""
+        """Remove the drill, and log what became of it."""
         if self._drilling is not None:
             self.log.warning("The task was killed. %s", self._cancel(self._drilling))
 

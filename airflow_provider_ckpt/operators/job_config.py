@@ -75,7 +75,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
         with self.connected(deadline) as client:
             change = self._change(client, job_id, wanted, dry_run=dry_run)
         result = self._told(context, job_id, change)
-        # Nothing differs also when the answer to an earlier try was lost: its restart may still be under way.
+        # There is also no difference when the answer to an earlier try was lost: its restart may still be under way.
         if dry_run or (result["changes"] and not result["restart"]):
             return self._succeed(context, result)
         trigger = CkptConfigurationTrigger(
@@ -108,7 +108,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
         return None if given is None else arguments.integer("version", given, minimum=1)
 
     def _change(self, client: CkptClient, job_id: str, wanted: dict[str, str | None], *, dry_run: bool) -> ConfigChange:
-        """Ask for it; again while another change is in progress, unless it was made of a version that is past."""
+        """Request the change; repeat while another one is in progress, unless it was based on an outdated version."""
         version = self._version()
         return self.change(
             client, lambda: self._steps(job_id, wanted, version, dry_run=dry_run), repeats=version is None
@@ -131,7 +131,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
             raise
 
     def _told(self, context: Context, job_id: str, change: ConfigChange) -> Json:
-        """The result; of a retry whose first try has made the change already, what that has changed."""
+        """Return the result; for a retry whose first try has made the change already, the result of that change."""
         journal = Journal(context, _RECORD)
         record = journal.read()
         if not change.changes and record.get("job_id") == job_id and record.get("version") == change.version:
@@ -168,7 +168,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
         return f"The change is stored and takes effect when job {self.found_job} has been deployed with it"
 
     def on_kill(self) -> None:
-        """Say what becomes of the change."""
+        """Log what becomes of the change."""
         text = "The task was killed; a change of the configuration of job %s that was accepted takes effect."
         self.log.warning(text, self.found_job)
 

@@ -1,13 +1,13 @@
-"""The life of an asynchronous operation as a task: written down, started once, found again.
+"""The life of an asynchronous operation as a task: recorded, started once, found again by a later try.
 
 1. The trigger id is written to the journal before the request, and the request is idempotent on it: there is no moment
    at which a crash loses or doubles an operation.
-2. A later try asks after the operation: in progress - attach; succeeded - return its result; failed or unknown - start
+2. A later try asks about the operation: in progress - attach; succeeded - return its result; failed or unknown - start
    another.
-3. It is started once the job can take it: a job that is restarting, or that a new driver is recovering, is waited for.
-4. An operation that comes to nothing is started once more within the same deadline, where that is not its own failure:
-   it was found again and belonged to an earlier try; the job manager has forgotten it, as a new driver does; or the job
-   has restarted meanwhile.
+3. It is started once the job can take it: the task waits for a job that is restarting or that a new driver recovers.
+4. An operation that fails is started once more within the same deadline if the failure was not its own: it was found
+   again and belonged to an earlier try; the job manager has forgotten it, as a new driver does; or the job has
+   restarted meanwhile.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _NOTHING = Verdict(Status.MISSING, "no earlier try has started an operation")
 class CkptOperationOperator(CkptJobOperator):
     """Base of the operators that start an operation of a job and wait for its end; not for use in DAGs.
 
-    With ``if_not_found="skip"`` a job that was found and has ended since counts as one that is not there, unless it has
+    With ``if_not_found="skip"``, a job that was found and has ended since counts as not found, unless it has
     failed.
 
-    :raises CkptJobFailed: the job has ended, and can take nothing of the kind any more
+    :raises CkptJobFailed: the job has ended, and can no longer take such an operation
     """
 
     operation: ClassVar[Operation]
@@ -58,7 +58,7 @@ class CkptOperationOperator(CkptJobOperator):
         """Make the request that starts the operation, with the arguments checked."""
 
     def finished_earlier(self, client: CkptClient, job_id: str) -> Json | None:
-        """Return the result of an operation that must have succeeded though its record is gone, where one can tell."""
+        """Return the result of an operation that must have succeeded though its record is gone, if it is known."""
         return None
 
     def still_holds(self, client: CkptClient, job_id: str) -> bool:
@@ -66,12 +66,12 @@ class CkptOperationOperator(CkptJobOperator):
         return True
 
     def keep(self, context: Context, record: Json, result: Json) -> None:
-        """Return what the journal holds after a success: nothing, so that a cleared task takes another."""
+        """Decide what the journal keeps after a success: nothing, so that a cleared task starts another operation."""
         Journal(context, RECORD).forget()
         self.forget_job(context)
 
     def execute(self, context: Context) -> Any:
-        # Bad arguments are told before anything is sent.
+        # Bad arguments are reported before anything is sent.
         self.request("0" * 32, new_id(context, self.operation.value))
         deadline = self.deadline()
         job_id = self.find(context, deadline)
@@ -83,12 +83,12 @@ class CkptOperationOperator(CkptJobOperator):
             return self._attend(context, record["trigger_id"], deadline, {"inherited": True})
         if verdict.status is Status.DONE:
             return self._succeed(context, verdict.result)
-        # Unknown: the request never arrived, or is still on its way. The same id again makes one operation of the two.
+        # Unknown: the request never arrived, or is still on its way. Reusing the id makes both requests one operation.
         same = record["trigger_id"] if known and verdict.status is Status.MISSING else None
         return self._begin(context, deadline, {"round": 0, "trigger_id": same})
 
     def _look_up(self, client: CkptClient, record: Json) -> Verdict | None:
-        """What became of the operation of an earlier try; ``None`` while it runs."""
+        """Return what became of the operation of an earlier try; ``None`` while it runs."""
         job_id, trigger_id = record["job_id"], record["trigger_id"]
         if record.get("result") is not None and self.still_holds(client, job_id):
             self.log.info("An earlier try of this task has succeeded: %s", record["result"])
@@ -108,7 +108,7 @@ class CkptOperationOperator(CkptJobOperator):
     # -- starting ----------------------------------------------------------------------------------------------
 
     def _begin(self, context: Context, deadline: float | None, memo: Json) -> Any:
-        """Start the operation as soon as the job can take it; not while it is restarting, or being stopped.
+        """Start the operation as soon as the job can take it; not while the job is restarting or being stopped.
 
         ``memo``: the ``round``, and the ``trigger_id`` if it is not to be a new one.
         """
@@ -178,7 +178,7 @@ class CkptOperationOperator(CkptJobOperator):
         raise self.failure(context, event)
 
     def _came_to_nothing(self, context: Context, event: Event) -> Any:
-        """Raise the failure; or start another where this one was not the task's own, or not the job's fault."""
+        """Raise the failure, or start another operation if this one was not the task's own or the job has restarted."""
         memo, deadline = event["trigger"]["memo"], event["trigger"]["deadline"]
         round_ = memo.get("round", 0) + 1
         with self.connected(deadline) as client:
@@ -186,7 +186,7 @@ class CkptOperationOperator(CkptJobOperator):
             again = result is None and round_ < MAX_ROUNDS and self._is_to_repeat(client, event)
         if result is not None:
             return self._succeed(context, result)
-        # Its outcome is known and final: the next one is another.
+        # The outcome of this operation is known and final, so the next one gets a new id.
         Journal(context, RECORD).forget()
         if not again or (deadline is not None and time.time() >= deadline):
             raise self.failure(context, event)
@@ -194,7 +194,7 @@ class CkptOperationOperator(CkptJobOperator):
         return self._begin(context, deadline, {"round": round_, "trigger_id": None})
 
     def _is_to_repeat(self, client: CkptClient, event: Event) -> bool:
-        """An operation that an earlier try started, that the job manager forgot, or that a restart of the job ended."""
+        """True if an earlier try started it, the job manager forgot it, or a restart of the job ended it."""
         memo = event["trigger"]["memo"]
         if memo.get("inherited") or Status(event["status"]) is Status.MISSING:
             return True
@@ -220,7 +220,7 @@ class CkptOperationOperator(CkptJobOperator):
         )
 
     def on_kill(self) -> None:
-        """Say what becomes of the operation: the REST API has no way to take one back."""
+        """Log what becomes of the operation: the REST API cannot cancel one."""
         self.log.warning(
             "The task was killed; a %s of job %s that was started is not cancelled and runs to its end. "
             "The next try of this task attaches to it.",

@@ -91,7 +91,7 @@ class RescaleJobOperator(CkptJobOperator):
         return "A rescale that was begun is not taken back; the next try of this task joins it"
 
     def on_kill(self) -> None:
-        """Say what becomes of the rescale."""
+        """Log what becomes of the rescale."""
         text = "The task was killed; a rescale of job %s that was begun is not taken back, and goes on."
         self.log.warning(text, self.found_job)
 

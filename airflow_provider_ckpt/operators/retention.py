@@ -1,4 +1,4 @@
-"""Deletes savepoints that are too many or too old; the session's catalogue tells which there are."""
+"""Deletes savepoints that are too many or too old; the session's catalogue lists them."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ class _Limits:
 class CleanUpSavepointsOperator(CkptOperator):
     """Keeps the newest savepoints of a job or a directory and the young ones, and has the session delete the others.
 
-    Of each lineage, which is all jobs that started from each other's snapshots, the newest savepoint that is intact is
-    never deleted, so that a suspended job keeps what it starts from. That is read and proven before anything is
-    deleted, and noted in the catalogue. Checkpoints are left to their jobs, and what cannot be read is left to people.
-    What a living job, an upgrade in progress or a suspended job goes on from is refused by the session and stays.
-    Repeating it is harmless.
+    Of each lineage, which is all jobs that started from each other's snapshots, the newest intact savepoint is never
+    deleted, so that a suspended job keeps what it starts from. That savepoint is read and verified before anything is
+    deleted, and the result is noted in the catalogue. Checkpoints are left to their jobs, and unreadable savepoints are
+    left to people. The session refuses to delete what a living job, an upgrade in progress or a suspended job resumes
+    from; such a savepoint stays. Repeating the task is harmless.
 
-    What there is tells the session's savepoint catalogue. A worker that cannot read a savepoint itself, for want of the
-    extra ``runtime`` or of access to the storage, believes a verification or a drill that the catalogue knows of. A
-    server without a catalogue leaves all of it to ``ckpt snapshot list`` on the worker, which needs both.
+    The session's savepoint catalogue lists the savepoints. A worker that cannot read a savepoint itself, because the
+    extra ``runtime`` or access to the storage is missing, relies on a verification or a drill in the catalogue. With a
+    server that has no catalogue, ``ckpt snapshot list`` on the worker does all of this, and needs both.
 
     Returns ``{"directory", "kept", "deleted", "refused", "unreadable", "dry_run"}``: lists of paths, and for ``kept``
     and ``refused`` the reasons by path.
 
-    :param directory: where the savepoints lie, up to four levels below; without one the session's default directory,
-        and a job has to be named. (templated)
+    :param directory: where the savepoints are stored, up to four levels below; without it, the session's default
+        directory, and ``job`` is required. (templated)
     :param job: only savepoints of this job, by id or name; without one all savepoints below the directory are counted
         together. (templated)
-    :param keep: so many of the newest. (templated)
-    :param keep_for: all that are younger than that: seconds, a text such as ``"7 d"`` or a timedelta. (templated)
+    :param keep: how many of the newest to keep. (templated)
+    :param keep_for: keep all that are younger: seconds, a text such as ``"7 d"`` or a timedelta. (templated)
     :param preview: a dry run: only say what would be deleted. (templated)
-    :raises CkptOperationFailed: no savepoint is intact: nothing is deleted then; or a deletion failed
+    :raises CkptOperationFailed: no savepoint is intact, and nothing is deleted; or a deletion failed
     """
 
     template_fields: Collection[str] = (
@@ -117,7 +117,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         return result | {"deleted": deleted, "refused": refused, "dry_run": preview}
 
     def limits(self) -> _Limits:
-        """Check and return where, of what, how many and for how long.
+        """Check and return the directory, the job, how many to keep and for how long.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
@@ -134,7 +134,7 @@ class CleanUpSavepointsOperator(CkptOperator):
 
     @property
     def process(self) -> SnapshotProcess:
-        """What reads savepoints on the worker."""
+        """The process that reads savepoints on the worker."""
         if self._process is None:
             self._process = SnapshotProcess(self.log)
         return self._process
@@ -160,7 +160,7 @@ class CleanUpSavepointsOperator(CkptOperator):
     def _spare_the_last_good(
         self, client: CkptClient, decision: Decision, newest_first: list[StoredSavepoint], *, notes: bool
     ) -> Decision:
-        """Whatever the limits say, of each lineage one savepoint stays that is known to be intact, or else all of them.
+        """Keep one savepoint of each lineage that is known to be intact, whatever the limits say, or else all of them.
 
         A job that is suspended, or whose upgrade waits for an approval, has nothing else to start from.
         """
@@ -205,7 +205,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         return intact
 
     def _note(self, client: CkptClient, path: str, *, intact: bool) -> None:
-        """In the catalogue, where there is one; what cannot be noted changes nothing."""
+        """Note the result in the catalogue, if there is one; a note that fails changes nothing."""
         by = f"airflow: {self.dag_id}/{self.task_id}"
         detail = "complete and intact" if intact else "damaged"
         try:
@@ -230,7 +230,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         return deleted, refused
 
     def _dispose(self, client: CkptClient, path: str, deadline: float | None) -> str | None:
-        """Why it was not deleted."""
+        """Return why it was not deleted."""
         self._deleting = path
         limit = None if deadline is None else max(deadline - time.time(), 0.0)
         try:
@@ -245,7 +245,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         return None
 
     def on_kill(self) -> None:
-        """Say what becomes of the savepoints."""
+        """Log what becomes of the savepoints."""
         if self._process is not None:
             self._process.end()
         doing = f"the disposal of {self._deleting} goes on" if self._deleting else "nothing is being deleted"

@@ -56,7 +56,7 @@ class CkptSavepointOperator(CkptOperationOperator):
 
 
 class TakeSavepointOperator(CkptSavepointOperator):
-    """Takes a savepoint of a running job, which goes on.
+    """Takes a savepoint of a running job, which keeps running.
 
     Returns ``{"job_id", "trigger_id", "savepoint_path"}``.
 

@@ -49,28 +49,28 @@ class StartSessionOperator(CkptOperator):
     """Starts a session with ``spark-submit`` on the worker's machine, detached, and waits until it leads.
 
     The session listens where the connection points to, outlives the task, and is ended by
-    :class:`StopSessionOperator`. Its id is written down before the start: a retry finds a process that an earlier try
+    :class:`StopSessionOperator`. Its id is recorded before the start, so a retry finds a process that an earlier try
     has started, wherever that try died. A session that already answers at the connection's address is used as it is.
 
     Returns ``{"session_id", "hostname", "pid", "start_ticks", "log_file", "base_url", "reused", "slots_total",
     "slots_available", "jobs_running", "version"}``; the first five are ``None`` for a session that was found running.
 
     :param master: Spark's master URL; default ``local[2]``. (templated)
-    :param spark_conn_id: a connection of Airflow's Spark provider instead of ``master``: the session is started by the
-        rules of its submit hook (master, deploy mode, queue, binary, keytab, principal, Kubernetes namespace), so that
-        it runs where the team's other Spark jobs do. The deploy mode has to be client. (templated)
+    :param spark_conn_id: a connection of Airflow's Spark provider instead of ``master``: the session is started with
+        the settings of its submit hook (master, deploy mode, queue, binary, keytab, principal, Kubernetes namespace),
+        so that it runs where the team's other Spark jobs run. The deploy mode has to be client. (templated)
     :param spark_conf: Spark's settings. (templated)
     :param configuration: the session's options. (templated)
-    :param work_directory: for uploaded pipelines and, unless configured otherwise, checkpoints. (templated)
+    :param work_directory: holds uploaded pipelines and, unless configured otherwise, checkpoints. (templated)
     :param rest_host: the address to bind to; default the connection's host. (templated)
     :param application: the file given to ``spark-submit``; default the installed runtime's. (templated)
-    :param command: the whole command instead; ``master`` to ``application`` are ignored then. (templated)
+    :param command: the whole command instead; ``master`` to ``application`` are then ignored. (templated)
     :param log_directory: where the session writes its log; default ``ckpt-sessions`` below Airflow's logs. (templated)
-    :param env: further environment of the session. (templated)
-    :param reuse_running: use a session that already answers; otherwise that is a failure.
+    :param env: additional environment variables of the session. (templated)
+    :param reuse_running: use a session that already answers; otherwise such a session is a failure.
     :param terminate_on_kill: end the session when a person marks this task failed while it waits.
-    :raises CkptSessionFailed: the process ended before it led, with the end of its log; it never answered; or
-        another session answers and ``reuse_running`` is off
+    :raises CkptSessionFailed: the process ended before it led (the message has the end of its log); it never answered;
+        or another session answers and ``reuse_running`` is off
     """
 
     template_fields: Collection[str] = (
@@ -147,7 +147,7 @@ class StartSessionOperator(CkptOperator):
         return self.wait_for(context, trigger)
 
     def _first_look(self) -> Verdict | None:
-        """Whether the session that answers is ready; ``None`` when it does not lead yet."""
+        """Whether the session that answers is ready; ``None`` when it is not the leader yet."""
         with self.connected() as client:
             try:
                 return client.run(SessionReadyCondition().poll())
@@ -184,14 +184,14 @@ class StartSessionOperator(CkptOperator):
         )
         command, environment, master = self.command_line(endpoint, files)
         journal = Journal(context, _RECORD)
-        # Before the start: should this process die right behind it, the next try finds the session by its id.
+        # Recorded before the start: if this process dies right after it, the next try finds the session by its id.
         journal.write(session_id=session_id, log_file=str(log_file))
         if not self.command:
             self._write_options(endpoint, files, master)
         try:
             process = session_process.launch(command, session_id, log_file, environment)
         except BaseException:
-            # Nobody is left who would read and delete them, and they may hold secrets.
+            # No process is left that would read and delete the files, and they may hold secrets.
             for file in (files.properties, files.configuration):
                 if file is not None:
                     Path(file).unlink(missing_ok=True)
@@ -202,14 +202,14 @@ class StartSessionOperator(CkptOperator):
         return process
 
     def _write_options(self, endpoint: Endpoint, files: SessionFiles, master: str) -> None:
-        """For the session alone, which deletes both when it has read them."""
+        """Write both files for the session alone, which deletes them after reading."""
         spark_conf = arguments.options("spark_conf", self.spark_conf)
         configuration = endpoint.options | arguments.options("configuration", self.configuration)
         write_private(Path(files.properties), properties_text(master, spark_conf))
         write_private(Path(files.configuration or ""), configuration_text(configuration))
 
     def command_line(self, endpoint: Endpoint, files: SessionFiles) -> tuple[list[str], dict[str, str], str]:
-        """Return the command, what it needs in its environment, and Spark's master.
+        """Return the command, the environment variables that it needs, and Spark's master.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
@@ -292,13 +292,14 @@ class StartSessionOperator(CkptOperator):
 class StopSessionOperator(CkptOperator):
     """Ends the session that the connection points to; jobs that still run are suspended. Repeating it is harmless.
 
-    Standbys of a session with high availability that wait for it end with it, so that nobody goes on with its jobs. A
-    session that is started later does. A connection that points to a standby ends that alone.
+    Standbys of a high-availability session that wait for its lease end with it, so that none of them takes over its
+    jobs. A session that is started later does take them over. If the connection points to a standby, only that standby
+    ends.
 
     Returns ``{"base_url", "was_running"}``.
 
-    :param session: what :class:`StartSessionOperator` returned, to end the process itself if it does not end by
-        itself in time. (templated)
+    :param session: what :class:`StartSessionOperator` returned; used to end the process if it does not end by itself in
+        time. (templated)
     :raises CkptSessionFailed: the session still answers
     """
 
@@ -315,7 +316,7 @@ class StopSessionOperator(CkptOperator):
                 self._end_process(STOP_GRACE_SECONDS)
                 return self._result(was_running=False)
             try:
-                # Not repeated: a session that has just ended would be waited for.
+                # Not repeated, because the client would wait for a session that has just ended.
                 client.execute(requests.shutdown_cluster(), patience_s=0)
             except Unreachable as error:
                 self.log.info("The session ended while it was told to: %s", error)
@@ -332,7 +333,7 @@ class StopSessionOperator(CkptOperator):
         event = event or {}
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event, CkptSessionFailed)
-        # Its REST API goes first: Spark, and the directories that it shares with workers, follow.
+        # Its REST API stops first; Spark, and the directories that it shares with workers, follow.
         self._end_process(STOP_GRACE_SECONDS)
         return self._result(was_running=True)
 
@@ -351,7 +352,7 @@ class StopSessionOperator(CkptOperator):
         return None if given["pid"] is None else SessionProcess.from_json(given)
 
     def _end_process(self, patience: float) -> None:
-        """End it unless it ends by itself in so many seconds."""
+        """Wait ``patience`` seconds for the process to end by itself, then end it."""
         process = self._known_process()
         if process is not None and not process.ends_within(patience):
             self.log.info("Ending the session's process %d", process.pid)
@@ -373,7 +374,7 @@ def _check_token(endpoint: Endpoint, configuration: Mapping[str, str]) -> None:
 
 
 def _overview(client: CkptClient) -> Json | None:
-    """Facts of the session that answers, if one does."""
+    """Return facts about the session that answers, if one does."""
     try:
         return session_facts(client.execute(requests.cluster_overview(), patience_s=0))
     except Unreachable:

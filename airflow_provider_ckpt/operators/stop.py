@@ -48,7 +48,7 @@ class StopWithSavepointOperator(CkptSavepointOperator):
         drain: Templated[bool | str] = False,
         **kwargs: Any,
     ) -> None:
-        # Spelt out for whoever writes a DAG: editors and type checkers see no further than this.
+        # Spelt out for DAG authors: editors and type checkers see no further than this.
         super().__init__(job=job, target_directory=target_directory, savepoint_format=savepoint_format, **kwargs)
         self.drain = drain
 

@@ -46,7 +46,7 @@ IF_NO_SNAPSHOT = ("FAIL", "START")
 
 
 class _NameTaken(Exception):
-    """Other jobs live of the name that a new one is to have."""
+    """Other living jobs already have the name that the new job is to get."""
 
     def __init__(self, by: list[JobLine]) -> None:
         super().__init__(by[0].name)
@@ -56,11 +56,11 @@ class _NameTaken(Exception):
 class SubmitJobOperator(RunsProgram, CkptOperator):
     """Uploads a pipeline, starts a job of it and waits until all its tasks run.
 
-    The job's id is chosen and written down before anything is sent, and starting is idempotent on it, so that no crash
-    or retry starts the job twice. A task that is tried again, or cleared, while its job still lives attaches to that
-    job. When that job has failed or was cancelled, a new one goes on from its latest retained checkpoint; when it has
-    completed checkpoints and none is retained, or the job manager has forgotten it, the task fails and says so, without
-    a retry. See :mod:`airflow_provider_ckpt.earlier_job`.
+    The job id is chosen and recorded before anything is sent, and the start request is idempotent on it, so that no
+    crash or retry starts the job twice. A task that is retried or cleared while its job still lives attaches to that
+    job. When that job has failed or was cancelled, a new job resumes from its latest retained checkpoint; when it has
+    completed checkpoints and none is retained, or the job manager has forgotten it, the task fails with that message,
+    without a retry. See :mod:`airflow_provider_ckpt.earlier_job`.
 
     Returns ``{"job_id", "name", "status", "pipeline_id", "started_from", "start_time_ms", "end_time_ms",
     "duration_ms"}``; ``started_from`` is the snapshot, if any.
@@ -74,26 +74,27 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     :param savepoint_path: the savepoint or checkpoint to resume from, or a task's result that has one. (templated)
     :param allow_non_restored_state: resume although the job has no place for some of the state. (templated)
     :param job_name: the job's name (``pipeline.name``), which no other living job may have. (templated)
-    :param if_running: what to do when a job of ``job_name`` lives that this task has not started: ``fail``, ``wait``
-        until it has ended, or ``reuse`` it as if this task had started it, but for cancelling it. (templated)
-    :param from_latest_of: instead of ``savepoint_path``: a job, by id or name, whose latest snapshot to start from; of
-        jobs that have ended the latest of the name. It is chosen once: a retry starts from the same. (templated)
-    :param latest_kind: ``ANY``, ``CHECKPOINT`` or ``SAVEPOINT``: of which kind. (templated)
-    :param if_no_snapshot: ``fail``, or ``start`` from nothing, when ``from_latest_of`` is no job of the session, or has
-        completed nothing yet. (templated)
+    :param if_running: what to do when a job called ``job_name`` lives that this task has not started: ``fail``,
+        ``wait`` until it has ended, or ``reuse`` it as if this task had started it, but never cancel it. (templated)
+    :param from_latest_of: instead of ``savepoint_path``: a job, by id or name, from whose latest snapshot to start;
+        among ended jobs, the latest with that name. It is chosen once: a retry starts from the same one. (templated)
+    :param latest_kind: the kind of that snapshot: ``ANY``, ``CHECKPOINT`` or ``SAVEPOINT``. (templated)
+    :param if_no_snapshot: ``fail``, or ``start`` from nothing, when the session has no job ``from_latest_of``, or that
+        job has not completed anything yet. (templated)
     :param claim_mode: ``NO_CLAIM``, or ``CLAIM`` to make the system the owner of the snapshot. (templated)
-    :param fork: the job writes elsewhere than the one whose snapshot it starts from, and may run beside it. (templated)
-    :param wait_for_completion: wait until the job is FINISHED instead, without an end unless ``wait_timeout`` is given.
+    :param fork: the job writes elsewhere than the job whose snapshot it starts from, and may run beside it. (templated)
+    :param wait_for_completion: wait until the job is FINISHED instead, without a limit unless ``wait_timeout`` is
+        given.
     :param cancel_on_kill: cancel the job when a person marks this task failed while it waits; never when the task is
-        cleared, since its next try goes on with the job, or marked successful.
+        cleared, since its next try attaches to the job, or marked successful.
     :param cancel_on_timeout: cancel the job when the deadline, or ``execution_timeout``, passes.
     :param start_over: when the job of an earlier try has ended, start as the other arguments say, although that repeats
         the output which the earlier job has committed. (templated)
     :raises CkptJobRunning: a job of ``job_name`` lives, and ``if_running`` is ``fail``; or several, and it is
         ``reuse``
-    :raises CkptJobFailed: the job ended before it ran, or, with ``wait_for_completion``, otherwise than FINISHED
-    :raises CkptJobNotResumable: the job of an earlier try, or that of ``from_latest_of``, has left nothing to go
-        on from
+    :raises CkptJobFailed: the job ended before it ran, or, with ``wait_for_completion``, in a state other than FINISHED
+    :raises CkptJobNotResumable: the job of an earlier try, or that of ``from_latest_of``, has left nothing to resume
+        from
     """
 
     template_fields: Collection[str] = (
@@ -176,7 +177,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return self._go_on(context, options, self.deadline())
 
     def _go_on(self, context: Context, options: RunOptions, deadline: float | None) -> Any:
-        """Start a job, or do what is to be done about the one that an earlier try has started."""
+        """Start a job, or handle the job that an earlier try has started."""
         self._end_if_killed()
         with self.connected(deadline) as client:
             earlier = self._earlier(client, context)
@@ -200,12 +201,12 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return self._attend(context, record, deadline, inherited=found is not None and found.step is NextStep.ATTACH)
 
     def _carry_out(self, client: CkptClient, context: Context, options: RunOptions, record: Json, found: Plan) -> Json:
-        """The record of the job that this try is about from now on."""
+        """Return the record of the job that this try handles from now on."""
         if found.step in (NextStep.REPORT, NextStep.ATTACH):
             return Journal(context, _RECORD).write(**record | {"started": True})
         options = replace(options, savepoint_path=found.snapshot)
         if found.resumes:
-            # Its owner has ended: the new job deletes it in time.
+            # The job that owned the snapshot has ended, so the new job claims it and deletes it in time.
             options = replace(options, claim_mode="CLAIM")
         options = self._with_snapshot(client, options)
         fresh = self._new_record(context, options, record) | {"resumes": found.resumes}
@@ -214,7 +215,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return self._start(client, context, options, fresh)
 
     def _check_name(self, client: CkptClient, *, but_for: str | None) -> None:
-        """Raises _NameTaken when jobs live, another than ``but_for``, of the name that the new one is to have."""
+        """Raises _NameTaken when living jobs other than ``but_for`` have the name that the new job is to get."""
         name = arguments.optional_text("job_name", self.job_name)
         found = [] if name is None else living(name, self.ask(client, requests.list_jobs()))
         others = [line for line in found if line.job_id != but_for]
@@ -229,7 +230,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         deadline: float | None,
         last: Json | None,
     ) -> Any:
-        """Do what is to be done when jobs of the name live that this task has not started."""
+        """Apply ``if_running`` when living jobs that this task has not started have the name."""
         name, shown = others[0].name, " and ".join(f"{line.job_id} ({line.state})" for line in others)
         what = self._if_running()
         if what == "FAIL" or (what == "REUSE" and len(others) > 1):
@@ -250,7 +251,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return arguments.choice("if_running", self.if_running, IF_RUNNING)
 
     def _with_snapshot(self, client: CkptClient, options: RunOptions) -> RunOptions:
-        """The options with the latest snapshot of the job that was named for that, unless they have one."""
+        """Return the options with the latest snapshot of the job ``from_latest_of``, unless they have a snapshot."""
         origin = self._origin()
         if origin is None or options.savepoint_path is not None:
             return options
@@ -286,7 +287,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             state = self.ask(client, job_details(job_id)).state
         except NotFound:
             return EarlierJob(record, None)
-        # Flink's statistics lag behind the end, and the last checkpoint decides what the next job starts from.
+        # Flink's statistics lag behind the end of the job, and the last checkpoint decides where the next job starts.
         if state in TERMINAL_STATES:
             client.run(until_final(job_id), patience_s=client.patience_s)
         try:
@@ -296,7 +297,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return EarlierJob(record, state, statistics)
 
     def _found_by_id(self, client: CkptClient, context: Context) -> EarlierJob | None:
-        """Without a store: the ids of a task instance's jobs can be told, and the job manager knows the jobs."""
+        """Without a store: the job ids of a task instance can be computed, and the job manager knows the jobs."""
         series, found = series_of(context), None
         for number in itertools.count():
             job_id = numbered_id(series, number)
@@ -309,8 +310,8 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return None
 
     def _new_record(self, context: Context, options: RunOptions, last: Json | None = None) -> Json:
-        """Of a job that is to be started. ``given`` is the argument, ``snapshot`` what it really starts from."""
-        # With a store, a run id that is used again must not lead to jobs of the run before it.
+        """Return the record of a job to start; ``given`` is the argument, ``snapshot`` what it really starts from."""
+        # With a store, a reused run id must not lead to the jobs of the run before it.
         first = context["ti"].id.hex if Journal(context, _RECORD).remembers else series_of(context)
         series, number = (first, 0) if last is None else (last["series"], last["number"] + 1)
         return {
@@ -334,11 +335,12 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             allowed = f"configuration[{_NAME_OPTION!r}] says {configuration[_NAME_OPTION]!r}: give one of them"
             raise CkptArgumentInvalid("job_name", name, allowed)
         if name is not None:
-            # Of runs that start at the same moment no one sees the other's job; the job manager does. Flink ignores it.
+            # Runs that start at the same moment do not see each other's jobs; the job manager does. Flink ignores the
+            # option.
             configuration.setdefault(_UNIQUE_OPTION, "true")
         if name is None and self._if_running() != "FAIL":
             raise CkptArgumentInvalid("if_running", self.if_running, "it needs job_name, which the job is known by")
-        # What is needed later, or by a retry only, is told now.
+        # Arguments that are needed only later, or only by a retry, are checked now.
         self._starts_over()
         self._latest_kind()
         self._starts_without()
@@ -357,12 +359,12 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return arguments.optional_text("savepoint_path", given)
 
     def _start(self, client: CkptClient, context: Context, options: RunOptions, record: Json) -> Json:
-        """Ask for the job of ``record``, which is written down before anything is sent."""
+        """Request the job of ``record``, which is recorded before anything is sent."""
         journal, job_id = Journal(context, _RECORD), record["job_id"]
         journal.write(**record)
         if record["pipeline_id"] is None:
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
-            # An upload takes its time, in which another run may have started a job of the name.
+            # An upload takes a while, and another run may have started a job with the name meanwhile.
             self._check_name(client, but_for=job_id)
         self.publish_job(context, job_id)
         # Before the request: a kill from here on has something to cancel.
@@ -373,7 +375,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         except NotFound:
             if self._pipeline() is None:
                 raise
-            # Uploaded by an earlier try, perhaps to a driver that is gone.
+            # An earlier try uploaded it, perhaps to a driver that is gone.
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
             self._run(client, options, record)
         self.log.info("Started job %s of pipeline %s", job_id, record["pipeline_id"])
@@ -381,7 +383,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return journal.write(**record | {"started": True})
 
     def _run(self, client: CkptClient, options: RunOptions, record: Json) -> None:
-        """Raises _NameTaken when another run was the first of those that started a job of the name at one time."""
+        """Raises _NameTaken when several runs started a job with the name at once and another run was first."""
         try:
             self.ask(client, requests.run_pipeline(record["pipeline_id"], options, job_id=record["job_id"]))
         except Conflict:
@@ -389,7 +391,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             raise
 
     def _tell_warnings(self, client: CkptClient, job_id: str) -> None:
-        """In the log, what the job manager warns of in a job that was just started. Flink warns of nothing."""
+        """Log the job manager's warnings about the job that was just started. Flink has no warnings."""
         try:
             details = client.execute(job_details(job_id))
         except CkptClientError as error:  # the wait that follows deals with it
@@ -399,7 +401,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
                 self.log.warning("Job %s: %s", job_id, warning)
 
     def _end_if_killed(self) -> None:
-        """A task that is killed goes on for some seconds, and would take the end of its job for a failure."""
+        """A killed task keeps running for some seconds, and would mistake the end of its job for a failure."""
         if self._killed:
             raise AirflowTaskTerminated("the task was killed, and starts no job any more")
 
@@ -438,7 +440,8 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         raise self.failure(context, event, CkptJobFailed)
 
     def _succeed(self, context: Context, record: Json, facts: Json) -> Json:
-        # The record stays, so that a cleared task finds the job that still runs; but its end is news no more.
+        # The record stays, so that a cleared task finds the job that still runs; but the job's end was reported
+        # already.
         Journal(context, _RECORD).write(**record | {"reported": True})
         self._waiting_for = None
         self.publish_job(context, record["job_id"])

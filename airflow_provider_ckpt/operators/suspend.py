@@ -24,7 +24,7 @@ class SuspendJobOperator(CkptStepsOperator):
 
     Returns ``{"outcome", "job_id", "old_job_id", "name", "savepoint_path", "mode", "fell_back",
     "pipeline_id", "old_pipeline_id", "diff", "why", "approved_by"}``;
-    ``savepoint_path`` is what the job will go on from.
+    ``savepoint_path`` is what the job will resume from.
 
     :param job: the job, by id or unique name. (templated)
     :param mode: ``savepoint`` or ``last-state``. (templated)
@@ -33,7 +33,7 @@ class SuspendJobOperator(CkptStepsOperator):
     :param target_directory: where to put the savepoint; without one the job's default directory. (templated)
     :param savepoint_format: ``NATIVE`` or ``CANONICAL``. (templated)
     :param savepoint_timeout: how long the job may take to be ready for a savepoint. (templated)
-    :raises CkptUpgradeRefused: it was not begun, or came to nothing; the old job goes on, or is as it was
+    :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
     :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
     """
 
@@ -68,7 +68,7 @@ class SuspendJobOperator(CkptStepsOperator):
         return begin(self._desired(self.find(context, deadline)), series(context))
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
-        """A job is suspended once; by its name it may be another one that lives now."""
+        """A job is suspended once; its name may belong to another living job now."""
         given = arguments.job(self.job)
         return record.outcome is Outcome.SUSPENDED and given == record.old_job
 
@@ -85,7 +85,7 @@ class SuspendJobOperator(CkptStepsOperator):
 
 
 class ResumeJobOperator(CkptStepsOperator):
-    """Starts a job that was suspended, from what it left and with all that it had; waits until it is healthy.
+    """Starts a suspended job from its snapshot, with its program and options; waits until it is healthy.
 
     A job that was cancelled or has failed is resumed too, if its latest checkpoint was retained.
 
@@ -95,10 +95,10 @@ class ResumeJobOperator(CkptStepsOperator):
 
     :param job: the ended job, by id or by name (of several that have ended the latest), or the result of the task that
         has suspended it. (templated)
-    :param configuration: options over those that it had. (templated)
+    :param configuration: options that override the job's own. (templated)
     :param healthy_timeout: how long it may take to become healthy. (templated)
-    :param healthy_checkpoints: so many checkpoints have to complete. (templated)
-    :raises CkptUpgradeRefused: it was not begun, or came to nothing; the old job goes on, or is as it was
+    :param healthy_checkpoints: how many checkpoints have to complete. (templated)
+    :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
     :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
     """
 
@@ -125,7 +125,7 @@ class ResumeJobOperator(CkptStepsOperator):
         return begin(self._desired(self.find(context, deadline)), series(context))
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
-        """What was resumed once, from one snapshot, is not resumed again: its rows would be written twice."""
+        """A job that was resumed from a snapshot is not resumed from it again: its rows would be written twice."""
         given = arguments.job(self.job)
         return record.outcome in (Outcome.RESUMED, Outcome.STRANDED) and given == record.old_job
 

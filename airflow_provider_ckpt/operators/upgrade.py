@@ -1,4 +1,4 @@
-"""Replaces a running job by another version of its program, and goes back to the old one when that is not healthy."""
+"""Replaces a running job by another version of its program, and rolls back when that version is not healthy."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ MODES = tuple(mode.value for mode in Mode)
 
 
 class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
-    """Stops a job, starts another version of it from what it left, and waits until that is healthy; or goes back.
+    """Stops a job, starts another version of it from its snapshot, and waits until that is healthy; or rolls back.
 
-    Before anything is stopped, both programs are held, and it is seen whether the state fits. At most one version runs
+    Before anything is stopped, both programs are held, and the fit of the state is checked. At most one version runs
     at any time. A new version that does not complete ``healthy_checkpoints`` within ``healthy_timeout`` is cancelled,
-    and the old one is started again from the same snapshot; what the new one has committed until then is written again.
+    and the old one is started again from the same snapshot; output that the new one has committed is written again.
     See ``docs/upgrades.md``.
 
     Returns ``{"outcome", "job_id", "old_job_id", "name", "savepoint_path", "mode", "fell_back", "pipeline_id",
     "old_pipeline_id", "diff", "why", "approved_by"}``, with the job that runs now as ``job_id``; when it pauses also
-    ``upgrade``, which :class:`FinishUpgradeOperator` takes. What is not given of the run is as of the old job.
+    ``upgrade``, which :class:`FinishUpgradeOperator` takes. Arguments of the run that are not given are the old job's.
 
     :param job: the job that runs, by id or unique name. (templated)
     :param pipeline: the new version: a ``.py``, a ``.zip`` or a directory on the worker. (templated)
@@ -43,8 +43,8 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
     :param entry: ``module:function``. (templated)
     :param args: arguments of the pipeline. (templated)
     :param parallelism: the job's parallelism. (templated)
-    :param configuration: options over those of the old job. (templated)
-    :param allow_non_restored_state: go on although the new version has no place for some of the state. (templated)
+    :param configuration: options that override those of the old job. (templated)
+    :param allow_non_restored_state: continue although the new version has no place for some of the state. (templated)
     :param mode: ``savepoint``: the old version stops with one; ``last-state``: it is cancelled, and its latest
         checkpoint is retained; ``stateless``: the new version starts with nothing. (templated)
     :param last_state_max_age: when no savepoint can be taken, fall back to the latest checkpoint if it is no older than
@@ -54,10 +54,10 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
     :param savepoint_timeout: how long the job may take to be ready for a savepoint, and with a fallback to take it.
         (templated)
     :param healthy_timeout: how long the new version may take to become healthy. (templated)
-    :param healthy_checkpoints: so many checkpoints of the new version have to complete. (templated)
+    :param healthy_checkpoints: how many checkpoints of the new version have to complete. (templated)
     :param pause_before_start: end with the old version stopped, for an approval. (templated)
     :param fail_on_rollback: whether a rollback fails the task, without a retry.
-    :raises CkptUpgradeRefused: it was not begun, or came to nothing; the old job goes on, or is as it was
+    :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
     :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
     :raises CkptUpgradeRolledBack: the new version did not become healthy, and the old one runs again; not with
         ``fail_on_rollback=False``
@@ -121,7 +121,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         return outcome is Outcome.ROLLED_BACK and not self.fail_on_rollback
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
-        """An upgrade to this program whose job still lives is done; a paused one is, while nothing was started."""
+        """An upgrade to this program whose job still lives is done; so is a paused one while nothing was started."""
         if record.desired.program != self._program(client):
             return False
         if record.step is Step.PAUSED:
@@ -135,7 +135,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
             return False
 
     def _desired(self, job: str, program: str | None) -> DesiredUpgrade:
-        """All arguments, checked."""
+        """Check all arguments and return them."""
         return DesiredUpgrade(
             goal=Goal.UPGRADE,
             job=job,
@@ -166,15 +166,15 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
 
 
 class FinishUpgradeOperator(CkptStepsOperator):
-    """Goes on with an upgrade that was paused: starts the new version and waits for its health, or the old one again.
+    """Continues a paused upgrade: starts the new version and waits for its health, or starts the old one again.
 
     Returns what :class:`UpgradeJobOperator` returns.
 
-    :param upgrade: the result of the operator that has paused. (templated)
+    :param upgrade: the result of the operator that paused. (templated)
     :param approve: true to start the new version, anything else to go back to the old one. (templated)
-    :param approved_by: who has decided, for the record. (templated)
+    :param approved_by: the person that decided, for the record. (templated)
     :param fail_on_rollback: whether a rollback fails the task, without a retry.
-    :raises CkptUpgradeRefused: it was not begun, or came to nothing; the old job goes on, or is as it was
+    :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
     :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
     :raises CkptUpgradeRolledBack: it was rejected, or did not become healthy, and the old version runs again; not
         with ``fail_on_rollback=False``
@@ -223,7 +223,7 @@ class FinishUpgradeOperator(CkptStepsOperator):
         return advance(record, decided, 0)
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
-        """A paused upgrade is finished once."""
+        """A paused upgrade is finished only once."""
         return record.series == self._paused().series and record.outcome is not None
 
     def is_fine(self, outcome: Outcome) -> bool:

@@ -1,7 +1,7 @@
-"""What the operators share that replace, suspend and resume a job: they go through the steps of one record.
+"""What the operators share that replace, suspend and resume a job: they follow the steps of one record.
 
-The record, with every id, is in the journal before the first request. Each answer is written down before anything
-follows from it. So a crash of worker, triggerer or scheduler repeats one request at most, which has the same id again.
+The record, with every id, is in the journal before the first request. Each answer is written down before the next
+step. So a crash of worker, triggerer or scheduler repeats at most one request, which has the same id again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 RECORD = "ckpt_upgrade"
 _SPARE_SECONDS = 1800.0
-"""What a try waits beyond the limits of the steps: for a job manager that is away, and jobs that end slowly."""
+"""How long a try waits beyond the limits of the steps: for an absent job manager, and for jobs that end slowly."""
 _FAILURES = {
     Outcome.REFUSED: CkptUpgradeRefused,
     Outcome.ROLLED_BACK: CkptUpgradeRolledBack,
@@ -47,18 +47,18 @@ _FAILURES = {
 }
 
 _STARTED = frozenset({Outcome.UPGRADED, Outcome.ROLLED_BACK, Outcome.RESUMED})
-"""A job runs that was not there before."""
+"""Outcomes in which a job runs that did not run before."""
 
 
 class CkptStepsOperator(CkptJobOperator):
-    """Base of the operators that go through steps; not for use in DAGs.
+    """Base of the operators that follow the steps of a record; not for use in DAGs.
 
-    :param savepoint_timeout: how long the job may take to be ready for a savepoint; means nothing where none is taken.
+    :param savepoint_timeout: how long the job may take to be ready for a savepoint; unused where none is taken.
         (templated)
-    :param healthy_timeout: how long what is started may take to become healthy; means nothing where nothing is started.
+    :param healthy_timeout: how long a started job may take to become healthy; unused where nothing is started.
         (templated)
-    :raises CkptOperationFailed: there is no task state store to write the steps down in, which Airflow has since 3.3;
-        or another try of the task goes on
+    :raises CkptOperationFailed: there is no task state store (Airflow has one since 3.3) to write the steps down in;
+        or another try of the task continues the upgrade
     """
 
     template_fields: Collection[str] = (*CkptJobOperator.template_fields, "savepoint_timeout", "healthy_timeout")
@@ -78,14 +78,14 @@ class CkptStepsOperator(CkptJobOperator):
 
     @abstractmethod
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        """Make the record to begin with, of checked arguments."""
+        """Make the first record from checked arguments."""
 
     def check_arguments(self) -> None:
-        """Raise what is wrong with them before anything is sent."""
+        """Raise an error for a bad argument before anything is sent."""
         self.limits()
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
-        """Tell whether what an earlier try has reached is what this one is to return."""
+        """Tell whether this try is to return the result that an earlier try has reached."""
         return False
 
     def limits(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class CkptStepsOperator(CkptJobOperator):
         record, journal = Upgrade.from_json(event["result"]["record"]), Journal(context, RECORD)
         stored = journal.read()
         if stored.get("series") == record.series and stored.get("revision", 0) > record.revision:
-            record = Upgrade.from_json(stored)  # this has been resumed before
+            record = Upgrade.from_json(stored)  # this suspension was resumed before
         else:
             journal.write(**record.to_json())
         self.log.info("Step %s: %s", record.step, standing(record))
@@ -184,7 +184,7 @@ class CkptStepsOperator(CkptJobOperator):
         return result_of(record)
 
     def _tell(self, record: Upgrade) -> None:
-        """A savepoint that a stop took is written, whatever else it was gone on from is read."""
+        """Report a savepoint taken by the stop as written, and any other snapshot that was resumed from as read."""
         writes = (
             record.desired.goal is not Goal.RESUME and record.desired.mode is Mode.SAVEPOINT and not record.falls_back
         )
@@ -200,7 +200,7 @@ class CkptStepsOperator(CkptJobOperator):
         )
 
     def is_fine(self, outcome: Outcome) -> bool:
-        """Tell whether an outcome that is a failure otherwise is a success."""
+        """Tell whether an outcome that is otherwise a failure counts as a success."""
         return False
 
     def after_timeout(self, context: Context, event: Event | None) -> str:
@@ -209,7 +209,7 @@ class CkptStepsOperator(CkptJobOperator):
         return f"{where}Nothing was undone; the next try of this task goes on from there"
 
     def on_kill(self) -> None:
-        """Say where it stands: nothing is undone."""
+        """Log where the upgrade stands: nothing is undone."""
         if self._record is not None:
             self.log.warning(
                 "The task was killed at the step %s: %s. Nothing is undone; a cleared task goes on from there.",
@@ -219,7 +219,7 @@ class CkptStepsOperator(CkptJobOperator):
 
 
 def series(context: Context) -> str:
-    """Return what the ids of an upgrade are made of that this try begins."""
+    """Return the text from which the ids of an upgrade that this try begins are made."""
     return f"{context['ti'].id}/{time.time_ns()}"
 
 
@@ -230,12 +230,12 @@ def mode_of(value: object, allowed: tuple[str, ...]) -> str:
 
 
 def format_of(value: object) -> str:
-    """Read a savepoint's form."""
+    """Read a savepoint format."""
     return arguments.choice("savepoint_format", value, ("NATIVE", "CANONICAL"))
 
 
 def age_of(value: object) -> int | None:
-    """Read a greatest age in milliseconds; None when none is given."""
+    """Read a maximum age in milliseconds; None when none is given."""
     given = arguments.optional_seconds("last_state_max_age", value)
     if given is not None and given <= 0:
         raise CkptArgumentInvalid("last_state_max_age", value, "it must be longer than nothing")

@@ -1,8 +1,8 @@
 """The pages inside Airflow: their files, and a way through to the job manager that a connection names.
 
 Airflow mounts it without any protection of its own. Here each request asks Airflow whether its user may read the
-connection: whoever sees the pages sees what the connection's token opens, but never the token. It only reads: GET, of
-the paths that the pages ask for.
+connection: a user who sees the pages sees what the connection's token opens, but never the token. It only reads: GET,
+and only the paths that the pages request.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ async def serve(
 
 
 class CkptPlugin(AirflowPlugin):
-    """Adds *Checkpoints* to the menu, and serves the pages to those who may read the connection."""
+    """Adds *Checkpoints* to the menu, and serves the pages to users that may read the connection."""
 
     name = "ckpt"
     fastapi_apps = [{"app": serve, "url_prefix": PAGES_PREFIX, "name": "ckpt"}]  # noqa: RUF012 - Airflow's own type

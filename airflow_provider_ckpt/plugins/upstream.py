@@ -41,14 +41,14 @@ _QUERY = {"job": re.compile(_ID)}
 
 @dataclass(frozen=True, slots=True)
 class UpstreamAnswer:
-    """Of the job manager; ``content`` is JSON."""
+    """The job manager's answer; ``content`` is JSON."""
 
     status: int
     content: bytes
 
 
 class UpstreamRefused(Exception):
-    """There is no answer of the job manager to pass on."""
+    """The job manager has given no answer that can be passed on."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class UpstreamRefused(Exception):
 
 
 def is_allowed(path: str) -> bool:
-    """Whether a page asks for it."""
+    """Whether a page of the plugin requests this path."""
     return _PATHS.fullmatch(path) is not None
 
 
@@ -84,7 +84,7 @@ def _is_defined(conn_id: str) -> bool:
 
 
 def _endpoint(conn_id: str) -> Endpoint:
-    """Raises UpstreamRefused; with 404 for a connection of another type, whose password is nobody's business here."""
+    """Raises UpstreamRefused; with 404 for a connection of another type, whose password must not be used here."""
     try:
         connection = CkptHook.get_connection(conn_id)
     except AirflowNotFoundException:
@@ -126,7 +126,7 @@ def _unanswered(conn_id: str, error: Exception, timeout: float) -> str:
 
 
 async def _address(conn_id: str, endpoint: Endpoint) -> str:
-    """The connection's, or the one that the leader has proven. Raises UpstreamRefused."""
+    """The connection's address, or the one that the leader has proven. Raises UpstreamRefused."""
     if endpoint.ha_dir is None:
         return endpoint.base_url
     try:
@@ -161,5 +161,5 @@ def _verification(conn_id: str, verify: bool | str) -> ssl.SSLContext | bool:
 
 @lru_cache(maxsize=16)
 def _context(verify: bool | str) -> ssl.SSLContext:
-    """It takes longer to make than most answers."""
+    """Creating the context takes longer than most answers."""
     return ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)

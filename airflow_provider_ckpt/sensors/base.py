@@ -42,7 +42,7 @@ CONFIRMING_SECONDS = 1.0
 
 
 class CkptSensor(CkptJobTask, BaseSensorOperator):
-    """Base of the sensors; not for use in DAGs. A sensor only watches: whatever becomes of it, the job goes on.
+    """Base of the sensors; not for use in DAGs. A sensor only watches: the job keeps running, whatever the result.
 
     :param job: the job: its id, its name where no other living job has it, or a task's result that has an id.
         (templated)
@@ -53,8 +53,8 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     :param defer_after: how long to wait in the worker first, in seconds, as a text such as ``"5 s"`` or a timedelta; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
     :param poke_interval: seconds between two polls; default ``[ckpt] poll_interval``.
-    :param timeout: how long to wait, as of every sensor. A shorter ``execution_timeout`` is kept too, also while the
-        sensor is deferred; it may be tried again then.
+    :param timeout: how long to wait, as for every sensor. A shorter ``execution_timeout`` applies too, also while the
+        sensor is deferred; the sensor may then be retried.
     :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
     :raises CkptConnectionInvalid: a field of the connection cannot be used
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
@@ -107,13 +107,13 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
 
     @abstractmethod
     def trigger(self, context: Context, deadline: float | None) -> CkptTrigger:
-        """Make the trigger of the rendered arguments; with a look at the job, where that is needed for it.
+        """Make the trigger from the rendered arguments; look at the job first if the trigger needs it.
 
-        :raises CkptClientError: when that look fails. Without a deadline it is a short one, to be taken again.
+        :raises CkptClientError: when that look fails. Without a deadline the look is short, and is repeated later.
         """
 
     def succeeded(self, context: Context) -> None:
-        """Go on once the condition holds."""
+        """Continue once the condition holds."""
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
@@ -127,12 +127,12 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
             raise kind(advice.on_error(error, self.ckpt_conn_id)) from error
         verdict = self._wait_here(trigger)
         if verdict is not None:
-            # By way of Airflow's own entry, which turns failures into skips where that is wanted.
+            # Through Airflow's own entry point, which turns failures into skips if that is configured.
             return self.resume_execution("execute_complete", {"event": event_payload(verdict, trigger)}, context)
         return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
 
     def _poked(self, context: Context) -> Any:
-        """As Airflow's own sensors; a timeout says what was waited for, and what was in the way last."""
+        """Poke as Airflow's own sensors do; a timeout says what was waited for, and what prevented it last."""
         try:
             return super().execute(context)
         except AirflowSensorTimeout as error:
@@ -149,7 +149,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         return wait_here(self.hook.get_conn, trigger, seconds, interval, self.log)
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """Look once; a job manager that is away for a while does not fail the sensor."""
+        """Look once; a temporarily absent job manager does not fail the sensor."""
         if self._progress is None:
             self._progress = Progress(self.log, f"job {self.job}")
         self._begun_with = self._begun_with or self.hook.endpoint()
@@ -159,7 +159,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
                 self._condition = self.trigger(context, None).condition()
                 self._progress = Progress(self.log, self._condition.subject)
             with self.hook.get_conn(endpoint=self._begun_with) as client:
-                # A job that seems to be unknown is looked for again at once: the next poke may be another process.
+                # A job that seems unknown is looked up again at once, because the next poke may run in another process.
                 pause = min(self.poke_interval, CONFIRMING_SECONDS)
                 verdict = client.run(poll_until_stable(self._condition, self._progress, pause))
         except CkptClientError as error:
@@ -181,7 +181,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         return PokeReturnValue(is_done=True, xcom_value=verdict.result)
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> Any:
-        """Go on after the trigger's event."""
+        """Continue after the trigger's event."""
         event = event or {}
         self.publish_job(context, self.found_job)
         status = Status(event["status"])
@@ -196,7 +196,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     def _fail(self, event: dict[str, Any]) -> NoReturn:
         status, message = Status(event["status"]), str(event["message"])
         if status is Status.TIMEOUT:
-            # Airflow tries a sensor again after its execution_timeout, and never after its timeout.
+            # Airflow retries a sensor after its execution_timeout, but never after its timeout.
             kind = CkptWaitTimeout if self.longest_try() < self.timeout else AirflowSensorTimeout
             raise kind(advice.on_verdict(event, self.ckpt_conn_id))
         if status is Status.MISSING:
@@ -206,12 +206,12 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         raise CkptJobFailed(message)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Go on as every sensor; the job stays the one that was waited for."""
+        """Continue as every sensor does; the job stays the one that was waited for."""
         self.go_on_with(context, next_kwargs)
         return super().resume_execution(next_method, next_kwargs, context)
 
     def _find(self, context: Context, deadline: float | None) -> None:
-        """The job, with a patience that ends before the deadline; without one this is a short look of many."""
+        """Find the job, with a patience that ends before the deadline; without a deadline this is one short look."""
         away = Progress(self.log, "the session to answer").away
         patience = DEFAULT_PATIENCE_S if deadline is None else self.request_patience(deadline)
         pause = min(self.poke_interval, CONFIRMING_SECONDS)

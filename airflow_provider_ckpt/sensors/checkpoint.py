@@ -44,7 +44,7 @@ class CheckpointCompletedSensor(CkptSensor):
     :param after: only checkpoints triggered at or after this moment: a datetime or ISO text with a time zone, or
         milliseconds since the epoch. (templated)
     :param include_savepoints: savepoints count as well.
-    :raises CkptJobFailed: the job has ended, and not enough has completed
+    :raises CkptJobFailed: the job has ended before enough checkpoints completed
     """
 
     checkpoints: ClassVar[bool] = True
@@ -111,17 +111,17 @@ class CheckpointCompletedSensor(CkptSensor):
         return None if value in (None, "", "None") else arguments.integer(name, value, minimum=minimum)
 
     def _first_look(self, context: Context, deadline: float | None) -> int:
-        """The newest id when the first try looked for the first time."""
+        """Return the newest id at the time when the first try looked for the first time."""
         journal, job_id = Journal(context, _RECORD), self.found_job
         record = journal.read()
         if record.get("job_id") != job_id:
             away = Progress(self.log, "the session to answer").away
-            # Without a deadline this is one of many pokes, each of which is a short one.
+            # Without a deadline this is one of many pokes, each of which has to be short.
             patience = DEFAULT_PATIENCE_S if deadline is None else self.request_patience(deadline)
             with self.hook.get_conn(patience=patience, on_away=away) as client:
                 try:
                     since = newest_id(client.execute(requests.checkpoint_statistics(job_id)))
-                except NotFound:  # the condition finds out whether that is true
+                except NotFound:  # the condition finds out whether the job is really unknown
                     return 0
             record = journal.write(job_id=job_id, since_id=since)
         self.log.info("Waiting for checkpoints newer than %s", record["since_id"])
@@ -132,7 +132,7 @@ class CheckpointCompletedSensor(CkptSensor):
 
 
 class SavepointCompletedSensor(CheckpointCompletedSensor):
-    """As :class:`CheckpointCompletedSensor` for savepoints alone, whoever has taken them; that of a stop counts.
+    """As :class:`CheckpointCompletedSensor`, for savepoints only, from any client; the savepoint of a stop counts.
 
     Returns ``{"job_id", "checkpoint_id", "checkpoint_type", "external_path", "triggered_at_ms", "duration_ms",
     "state_size", "checkpointed_size", "checkpoint_ids"}`` of the newest one; ``external_path`` is where it lies, and

@@ -1,7 +1,7 @@
 """What all triggers share: a place at the hub, one condition, a deadline of their own, one event.
 
-The event carries the verdict and everything that the trigger was made of, so that the operator needs no memory of its
-own to go on. A trigger never raises for a job manager that is away: it keeps trying until its deadline. Nothing is
+The event carries the verdict and all arguments of the trigger, so that the operator needs no memory of its own to
+continue. A trigger never raises for a job manager that is away: it keeps trying until its deadline. Nothing is
 cancelled when a trigger is cleaned up, because that also happens whenever a triggerer restarts.
 """
 
@@ -101,7 +101,7 @@ class CkptTrigger(BaseTrigger):
                 return verdict
 
     async def _waited_for(self, condition: Condition, hook: CkptHook) -> Verdict:
-        """What nothing tells of is polled over a connection of its own."""
+        """A condition without events is polled over a connection of its own."""
         wait = Wait(condition, self.deadline, self.poll_interval, self.log)
         if condition.job is None:
             async with await hook.aget_conn() as client:
@@ -111,10 +111,10 @@ class CkptTrigger(BaseTrigger):
 
 
 def is_given_up(instance: Any, log: Log) -> bool:
-    """Whether whoever ended a waiting task wants no more of it: it was marked failed, or is gone with its DAG.
+    """Whether a waiting task was ended for good: it was marked failed, or was deleted together with its DAG.
 
-    Airflow ends the wait in the same way of a task that was marked successful, and has all it wants; and of one that
-    was cleared, whose next try goes on with what this one has started.
+    Airflow ends the wait in the same way for a task that was marked successful, which needs nothing undone, and for a
+    task that was cleared, whose next try continues with what this one has started.
     """
     if instance is None:
         return True
@@ -135,7 +135,7 @@ def is_given_up(instance: Any, log: Log) -> bool:
 
 
 def goes_on(hook: CkptHook, begun_with: Endpoint, now: Endpoint) -> bool:
-    """Whether a wait outlives the token that it began with, which was refused: if the connection has changed."""
+    """Whether a wait continues after its first token was refused: it does if the connection has changed."""
     if now == begun_with:
         return False
     hook.log.info("The token was refused; the connection %r has changed, and is read again", hook.ckpt_conn_id)
@@ -143,10 +143,10 @@ def goes_on(hook: CkptHook, begun_with: Endpoint, now: Endpoint) -> bool:
 
 
 def with_time_left(event: dict[str, Any]) -> dict[str, Any]:
-    """The event of a wait as its task gets it, with the deadline put off by the time that Airflow took to resume it.
+    """Return the event of a wait for its task, with the deadline extended by the time Airflow took to resume the task.
 
-    A DAG that is paused, or a pool without a free slot, keeps the task from going on: what is left of its time then has
-    to be enough for what it begins, such as a job that is started.
+    A paused DAG, or a pool without a free slot, delays the task: the rest of its time still has to be enough for its
+    next steps, such as starting a job.
     """
     deadline, at = event["trigger"]["deadline"], event.get("at")
     if deadline is None or at is None:

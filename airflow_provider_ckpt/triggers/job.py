@@ -45,7 +45,7 @@ class CkptJobTrigger(CkptTrigger):
         }
 
     async def on_kill(self) -> None:
-        """Cancel the job if asked to and nobody is to go on with it, and say in the log what became of it."""
+        """Cancel the job if asked to and no other try continues with it, and say in the log what became of it."""
         if not self.cancel_on_kill or not await self.is_given_up():
             self.log.warning("The task was killed; job %s was not cancelled and goes on.", self.job_id)
             return

@@ -15,7 +15,7 @@ class CkptSessionTrigger(CkptTrigger):
 
     :param wait_for: ``ready`` or ``gone``.
     :param process: the session's process, as of ``SessionProcess.to_json``; watched when it runs on this machine, so
-        that a session that dies while starting is told at once.
+        that a session that dies while starting is reported at once.
     :param terminate_on_kill: end that process when a person marks the waiting task failed.
     """
 
@@ -48,8 +48,8 @@ class CkptSessionTrigger(CkptTrigger):
         }
 
     async def on_kill(self) -> None:
-        """End the session that was being started if asked to and nobody is to go on with it, and say in the log what
-        became of it."""
+        """End the session that was being started if asked to and no other try continues with it, and say in the log
+        what became of it."""
         if self.process is None:
             return
         name = f"session {self.process.session_id} (pid {self.process.pid} on {self.process.hostname})"

@@ -20,18 +20,18 @@ from ckpt_runtime.client.errors import CkptClientError
 _RECORD = "ckpt_watch"
 _LONGEST_PAUSE_SECONDS = 60.0
 _GAP_SECONDS = 1.0
-"""Between two looks at least, however fast checkpoints come."""
+"""Minimum time between two looks, however fast checkpoints come."""
 HANDOVER_SECONDS = 10.0
-"""How long Airflow may take to write down an event: it does so once a second, and tells no trigger when it has."""
+"""How long Airflow may take to store an event: it does so once a second, and does not notify the trigger."""
 
 
 class CkptSnapshotsTrigger(BaseEventTrigger):
     """Gives an event for each snapshot that completes, at least once, for as long as a DAG wants them.
 
-    It never ends by itself and never raises: a session that is away, a name that no job has, one that several have, a
-    connection that cannot be used are said in the triggerer's log, and looked at again with growing pauses. Events of
-    the session, of which all that wait there share a stream, say when to look; without them it polls. How far it has
-    come lies in the asset's state store, so that another triggerer goes on from there.
+    It never ends by itself and never raises: a session that is away, a name that no job or several jobs have, and an
+    unusable connection are logged in the triggerer's log, and tried again with growing pauses. Events of the session,
+    whose stream all waits there share, say when to look; without them it polls. Its progress is in the asset's state
+    store, so that another triggerer continues from there.
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param job: the job, by name or id.
@@ -57,7 +57,7 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Give events without an end."""
+        """Give events without end."""
         watch, pause = SnapshotWatch(self.job, self.snapshots, await self._stored()), 0.0
         with closing(_Progress(self._store, watch.mark)) as progress:
             while True:
@@ -75,7 +75,7 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
                 await asyncio.sleep(pause)
 
     async def _look(self, watch: SnapshotWatch, member: Member, pause: float) -> tuple[list[Json], float]:
-        """What is new, and the pause until the next look; 0 when the hub is to say that."""
+        """Return what is new, and the pause until the next look; 0 when the hub decides that."""
         member.looking()
         try:
             return await member.run(watch.look()), 0.0
@@ -83,7 +83,7 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
             return [], self._tell(error, pause)
 
     def _tell(self, error: Exception, pause: float) -> float:
-        """What keeps it from looking; the pause for that, after the one before."""
+        """Log what prevents the look; return the pause for that, given the previous one."""
         self.log.warning("%s of job %r cannot be looked at: %s", self.snapshots, self.job, error)
         return min(max(pause, self.poll_interval, 1.0) * 2, _LONGEST_PAUSE_SECONDS) * random.uniform(0.8, 1.0)
 
@@ -99,10 +99,10 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
 
 
 class _Progress:
-    """Stores how far a watch has come, but not before Airflow has what it told.
+    """Stores how far a watch has come, but not before Airflow has stored its events.
 
-    A trigger's event waits in its process for a while. One that is on record here, and ends with the process, would
-    never be told.
+    A trigger's event waits in its process for a while. If the progress were stored and the process ended before that,
+    the event would be lost.
     """
 
     def __init__(self, store: Callable[[Json | None], Awaitable[None]], mark: Json | None) -> None:
@@ -111,7 +111,7 @@ class _Progress:
         self._following: asyncio.Task[None] | None = None
 
     async def has_come_to(self, mark: Json | None, *, told: bool) -> None:
-        """Take note of it; ``told`` when events were given since the last call."""
+        """Record the progress; ``told`` when events were given since the last call."""
         if mark == self._mark:
             return
         self._mark = mark
@@ -124,7 +124,7 @@ class _Progress:
             await self._write(mark)
 
     def close(self) -> None:
-        """Store nothing any more."""
+        """Stop storing progress."""
         if self._following is not None:
             self._following.cancel()
 

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Have the lineage of a job held for this upgrade, so that nobody else ends or starts a job of it.
+    """Have the job's lineage held for this upgrade, so that no other client ends or starts a job of it.
 
-    Before each step: it is prolonged then, and a step is taken only while it holds. ``own_jobs`` are the jobs that the
-    upgrade itself may have started. Answers: Accepted, Lost, JobMissing.
+    Performed before each step: it prolongs the claim, and a step is taken only while it holds. ``own_jobs`` are the
+    jobs that the upgrade itself may have started. Answers: Accepted, Lost, JobMissing.
     """
 
     job: str
@@ -113,7 +113,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Have no job started with this id any more, by a late request either.
+    """Make sure that no request, not even a late one, starts a job with this id.
 
     Answers: Accepted, Refused (a job of the id lives), JobMissing (the server cannot do that).
     """
@@ -138,7 +138,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Somebody else has the lineage, or has started another job of it."""
+    """Another client holds the lineage, or has started another job of it."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Going through the steps of an upgrade: perform, write down, go on. What performs and what writes is the caller's."""
+"""Runs the steps of an upgrade: perform, write down, continue. The caller provides what performs and what writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def drive(
     keep: Callable[[Upgrade], None],
     now_ms: Callable[[], int],
 ) -> Upgrade:
-    """Goes on until there is something to watch, to decide, or nothing left. Each record is kept before it is used.
+    """Runs until it has to watch or a person has to decide, or nothing is left. Each record is kept before it is used.
 
     Nothing is done, watched or waited for without the lineage.
     """

@@ -37,12 +37,12 @@ Requests = Generator[Call[Any], Any, T]
 
 _MOST_LINES = 40
 _HIGH_BACKPRESSURE = 0.5
-"""From so much on the job manager calls a job DEGRADED for it."""
+"""From this back-pressure on, the job manager calls a job DEGRADED."""
 _TROUBLED = ("FAILED", "RESTARTING", "FAILING")
 
 
 def perform(action: act.Action, pause: float, requester: str | None = None) -> Steps[act.Answer]:
-    """Carry an action out; ``pause`` seconds lie between two looks at what seems to be missing."""
+    """Carry an action out; ``pause`` is the number of seconds between two looks at something that seems missing."""
     for look in range(MissingPolicy.LIMIT):
         if look:
             yield Pause(pause)
@@ -87,7 +87,7 @@ def _performed(action: act.Action, requester: str | None) -> Requests[act.Answer
         case act.Retire(job):
             try:
                 yield requests.retire_job_id(job)
-            except BadRequest as error:  # it will not be done, ever
+            except BadRequest as error:  # a repeated request would fail in the same way
                 return act.JobMissing(str(error))
         case _:
             return (yield from watched(action))
@@ -122,7 +122,7 @@ def _preview(action: act.Preview) -> Requests[act.Answer]:
 
 
 def shown_diff(restore: RestorePreview) -> tuple[str, ...]:
-    """A line for each operator and state that is not simply taken over, and one for those that are."""
+    """Return a line for each operator and state that is not simply taken over, and one line for the rest."""
     verdicts = [each.verdict for each in restore.operators] + [each.verdict for each in restore.states]
     others = [each for each in restore.operators if _counts(each.verdict)]
     lines = [f"{each.verdict}: operator {each.name} ({each.uid})" for each in others]
@@ -148,7 +148,7 @@ def _fields(schema: Iterable[str]) -> str:
 
 
 def watched(action: act.Action) -> Requests[act.Answer]:
-    """One look. Raises NotFound; a stop that is unknown is told beside its job."""
+    """Look once. Raises NotFound; an unknown stop is reported together with its job."""
     match action:
         case act.LookAtStop(job, trigger):
             return (yield from _stop_seen(job, trigger))
@@ -162,7 +162,7 @@ def _stop_seen(job: str, trigger: str) -> Requests[act.Answer]:
         status = yield requests.operation_status("savepoint", trigger, job)
     except NotFound:
         return act.StopSeen((yield from _seen(job)), known=False)
-    seen = yield from _seen(job)  # after the stop: a job that is seen living then has not ended behind it
+    seen = yield from _seen(job)  # after the stop, so that a job seen living has not ended in between
     if not status.done:
         return act.StopSeen(seen)
     if status.failure is not None:
@@ -202,10 +202,10 @@ def _seen(job_id: str, *, closely: bool = False, judged: bool = False) -> Reques
 
 
 def _judged(job: JobDetails, statistics: CheckpointStatistics) -> Requests[tuple[int, str]]:
-    """How many checkpoints it has completed since it was last started, and why it is not well.
+    """Return how many checkpoints the job has completed since it was last started, and why it is not healthy.
 
-    Of a job that has restarted the history alone says which checkpoints came after that. A job that reads what has
-    piled up while it was away is back-pressured, and well.
+    For a restarted job, only the history shows which checkpoints came after the restart. A job that reads the backlog
+    from its downtime is back-pressured, but healthy.
     """
     since = job.timestamps_ms.get("RUNNING", 0)
     in_a_row = sum(item.triggered_at_ms >= since for item in statistics.completed)
@@ -227,7 +227,7 @@ def _statistics(job_id: str) -> Requests[CheckpointStatistics | None]:
 
 
 def _newest(statistics: CheckpointStatistics) -> act.Newest | None:
-    """Plain savepoints commit nothing: what was written since the checkpoint before would be written again."""
+    """Plain savepoints do not commit output: output since the checkpoint before would be written again."""
     completed = [item for item in statistics.completed if item.kind != "SAVEPOINT"]
     if not completed:
         return None

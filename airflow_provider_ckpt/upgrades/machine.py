@@ -1,21 +1,22 @@
-"""The steps of replacing a job by a new version of it, as a machine without clock, network and Airflow. Pure.
+"""The steps of replacing a job by a new version of it, as a state machine without clock, network and Airflow. Pure.
 
-:func:`action_of` says what is to be done at the record's step, and :func:`advance` what the record is after the answer.
-Whoever drives it performs the action, writes the new record down, and only then goes on. An action whose answer was
-never written down is performed again. Everything that keeps two versions from running is here:
+:func:`action_of` returns the action for the record's step, and :func:`advance` the record that follows the answer.
+The driver performs the action, writes the new record down, and only then takes the next step. An action whose answer
+was never written down is performed again. All rules that keep two versions from running at once are here:
 
-* The new version is started only after the old job was seen to have ended, and the old one again only after the new.
-* Nothing is done without the lineage of the job, which the job manager grants to one upgrade at a time. An upgrade
-  that loses it ends, and leaves alone what somebody else has begun.
-* Before another one is started in the place of a job that was asked for, or a person is told that nothing runs, that
-  job's id is retired: a request that was sent for it, and arrives late, is refused.
-* What the next version starts from is fixed before anything is started, and is the same for a rollback.
-* Nothing is stopped before the programs are held and the snapshot's fit was looked at.
+* The new version is started only after the old job was seen to have ended, and the old one is started again only after
+  the new one was seen to have ended.
+* Each step requires the lineage of the job, which the job manager grants to one upgrade at a time. An upgrade that
+  loses the lineage ends, and does not touch what another upgrade has begun.
+* Before another job replaces one that was requested, or the message says that nothing runs, the id of the requested
+  job is retired: a request for it that arrives late is refused.
+* What the next version starts from is fixed before anything is started, and a rollback starts from the same.
+* Nothing is stopped before the programs are held and the snapshot was checked against the new program.
 
-``PIN_NEW, INSPECT, PIN_OLD, PREVIEW``: nothing has changed, and what does not fit is refused. ``READY, STOP, STOPPING``
-or ``CANCEL, CANCELLING``: the old version ends. ``CHECK, PAUSED, START, GATE``: the new one has to become healthy.
+``PIN_NEW, INSPECT, PIN_OLD, PREVIEW``: nothing has changed, and a misfit is refused. ``READY, STOP, STOPPING`` or
+``CANCEL, CANCELLING``: the old version ends. ``CHECK, PAUSED, START, GATE``: the new one has to become healthy.
 ``CANCEL_NEW, CANCELLING_NEW, RETIRE_NEW, ROLL_BACK, GATE_OLD, RETIRE_RESTARTED``: it did not. ``RELEASE, ENDED``: the
-programs are let go.
+holds on the programs are released.
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ from airflow_provider_ckpt.upgrades.validation import misfit, objection
 _NAMESPACE = uuid.UUID("7a0f2f0e-6f3c-5c0e-9c55-27d94f1f1f0b")
 _CHECK = ". Check the id, and the connection"
 _CLAIM_MS, _PAUSED_CLAIM_MS = 24 * 3_600_000, 7 * 24 * 3_600_000
-"""For so long an upgrade keeps its lineage from others although nothing is heard of it."""
+"""How long an upgrade keeps its lineage from others without prolonging the claim."""
 MAX_STOPS = 3
-"""So often a stop is asked for, when the job manager has forgotten it and the job goes on."""
+"""Maximum number of stop requests, when the job manager has forgotten the stop and the job still runs."""
 WATCHES = frozenset({Step.READY, Step.STOPPING, Step.CANCELLING, Step.GATE, Step.CANCELLING_NEW, Step.GATE_OLD})
-"""Steps that only look, again and again until something has happened."""
+"""Steps that only watch, repeatedly, until something has happened."""
 
 
 def begin(desired: DesiredUpgrade, series: str) -> Upgrade:
-    """The record before the first step; ``series`` is no other upgrade's."""
+    """Return the record before the first step; no other upgrade has the same ``series``."""
     upgrades, new_job = desired.goal is Goal.UPGRADE, _id(series, "new")
-    # By the owner suspended-JOB the job manager knows which jobs are suspended, and protects their snapshots.
+    # From the owner name suspended-JOB the job manager learns which jobs are suspended, and protects their snapshots.
     return Upgrade(
         desired=desired,
         series=series,
@@ -84,13 +85,13 @@ def _id(series: str, purpose: str) -> str:
 
 
 def action_of(record: Upgrade) -> Action | None:
-    """What is to be done next; None when that is nothing, or a person's decision."""
+    """Return the next action; None when there is none, or when a person has to decide."""
     action = _ACTIONS.get(record.step)
     return None if action is None else action(record)
 
 
 def claim_of(record: Upgrade) -> Claim:
-    """What makes sure, before each step, that nobody else ends or starts a job of the lineage."""
+    """Return the claim that ensures, before each step, that no other client ends or starts a job of the lineage."""
     duration = _PAUSED_CLAIM_MS if record.step is Step.PAUSED else _CLAIM_MS
     own_jobs = (record.new_job, record.restarted_job)
     return Claim(record.old_job, record.claim, own_jobs, record.snapshot, duration)
@@ -119,9 +120,9 @@ def _trigger(record: Upgrade) -> str:
 
 
 def _held(record: Upgrade) -> tuple[str, ...]:
-    """A suspended job's program stays held, and so do the programs when a person has to go on.
+    """A suspended job's program stays held, and so do the programs when a person has to take over.
 
-    The hold of a suspended job is whose the suspension is: who has lost the lineage leaves it alone.
+    The hold of a suspended job belongs to its suspension: an upgrade that has lost the lineage leaves it alone.
     """
     suspended = record.outcome is Outcome.REFUSED and record.desired.goal is Goal.RESUME
     if suspended or (record.lost and record.desired.goal is not Goal.UPGRADE):
@@ -162,7 +163,7 @@ _ACTIONS: Mapping[Step, Callable[[Upgrade], Action]] = {
 
 
 def advance(record: Upgrade, answer: Answer, now_ms: int) -> Upgrade:
-    """The record after the answer; the same one when a step that watches has to go on watching."""
+    """Return the record after the answer; the same record when a watching step has to keep watching."""
     if isinstance(answer, Lost):
         changed = _refuse(replace(record, lost=True), answer.reason)
     else:
@@ -188,7 +189,7 @@ def _strand(record: Upgrade, why: str, what: str = "Nothing runs") -> Upgrade:
 
 
 def _with_snapshot(record: Upgrade, snapshot: str | None) -> Upgrade:
-    """The old version has ended, and this is what it left."""
+    """The old version has ended and left this snapshot."""
     record = replace(record, snapshot=snapshot)
     if record.desired.goal is Goal.SUSPEND:
         return _end(record, Outcome.SUSPENDED)
@@ -205,7 +206,7 @@ def _refusal(answer: Refused | JobMissing) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One answer at one moment; a method for each step."""
+    """Handles one answer at one moment; it has a method for each step."""
 
     record: Upgrade
     answer: Answer
@@ -283,7 +284,7 @@ class _Turn:
         return self.record
 
     def _fall_back(self, job: Seen, why: str) -> Upgrade | None:
-        """Towards the latest checkpoint, if that was allowed and it is young enough."""
+        """Fall back to the latest checkpoint, if that is allowed and the checkpoint is recent enough."""
         newest = job.newest
         if newest is None or newest.path is None or self._is_too_old(newest) or not self.record.retainable:
             return None
@@ -294,7 +295,7 @@ class _Turn:
         return age is None or newest is None or self.now_ms - newest.taken_at_ms > age
 
     def stop(self) -> Upgrade:
-        """Whether it was accepted shows when it is looked at; one that is refused was perhaps carried out before."""
+        """A later look shows whether the stop was accepted; a refused one may have been carried out before."""
         desired = self.record.desired
         why = self.answer.reason if isinstance(self.answer, Refused) else self.record.why
         if desired.fallback_age is None:
@@ -323,7 +324,7 @@ class _Turn:
         return self.record
 
     def _ended_by_itself(self, job: Seen) -> Upgrade:
-        """The old job has ended, and of a savepoint that it took for us nothing is known."""
+        """The old job has ended, and no savepoint that it took for this upgrade is known."""
         newest, record = job.newest, self.record
         stopped = newest is not None and newest.is_stop
         if job.state == "CANCELED" or (stopped and record.step is Step.READY and not record.stops):
@@ -419,7 +420,7 @@ class _Turn:
         return _to(self.record, Step.RETIRE_NEW)
 
     def retire_new(self) -> Upgrade:
-        """Refused: the request for it, which was sent and had no answer, has arrived after all."""
+        """Refused means that the start request, which had no answer, has arrived after all."""
         lives, resumes = isinstance(self.answer, Refused), self.record.desired.goal is Goal.RESUME
         if resumes:
             within = self.record.desired.healthy_within

@@ -1,4 +1,4 @@
-"""What a task says of an upgrade: where it stands, how it ended, and how a person goes on. Pure."""
+"""The messages of an upgrade: where it stands, how it ended, and how a person continues. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What is written down of an upgrade: what was asked for, every id that it uses, and where it stands. Plain data.
 
-All ids are chosen before the first request is sent. So whatever crashes, the next try asks for the same things.
+All ids are chosen before the first request is sent, so after any crash the next try requests the same things.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Step(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How it ended. REFUSED: the old job was left alone, or goes on. STRANDED: a person has to act."""
+    """How it ended. REFUSED: the old job was left alone, or keeps running. STRANDED: a person has to act."""
 
     UPGRADED = "UPGRADED"
     ROLLED_BACK = "ROLLED_BACK"
@@ -91,9 +91,9 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     """The record. ``revision`` counts its changes.
 
     ``series`` is what ids are made of, and ``new_job`` and ``restarted_job`` are those of the jobs that it may start.
-    ``owner`` holds the programs. ``origin`` is what the old job began with, ``snapshot`` what is gone on from.
+    ``owner`` holds the programs. ``origin`` is what the old job began with, ``snapshot`` what the next resumes from.
     ``retainable``: its checkpoints can outlive it. ``stops`` counts forgotten stops. ``why`` says why it went this way.
-    ``lost``: somebody else has the lineage.
+    ``lost``: another client holds the lineage.
     """
 
     desired: DesiredUpgrade
