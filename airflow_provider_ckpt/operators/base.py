@@ -78,7 +78,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
         request_patience``
     :raises CkptNotFound: the job manager has said several times that it does not know the job
     :raises CkptOperationFailed: what was asked for came to nothing
-    :raises CkptOperationFailed: the requested operation failed
+    :raises CkptWaitTimeout: ``wait_timeout`` has passed; the message says what became of the remote operation
     """
 
     template_fields: Collection[str] = ("ckpt_conn_id", "defer_after", "wait_timeout", "poll_interval")

@@ -50,7 +50,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
 
     :param pipeline: a ``.py``, a ``.zip`` or a directory on the worker. (templated)
     :param pipeline_id: instead of ``pipeline``: one that was uploaded already. (templated)
-    :param latest_of: instead of that: a job, by id or name, whose latest good savepoint is restored. (templated)
+    :param savepoint_path: what to restore, or a task's result that has it. (templated)
     :param latest_of: instead of that: a job, by id or name, of which to take the latest good savepoint. (templated)
     :param directory: where to look for it; default: the directory that is configured for that job. (templated)
     :param entry: ``module:function``, when the pipeline has more than one entry point. (templated)
