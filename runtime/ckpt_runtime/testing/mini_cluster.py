@@ -26,7 +26,7 @@ from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.network.tls import rest_context
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
-from ckpt_runtime.rest.audit import AuditedGateway, audit_log
+from ckpt_runtime.rest.audit import audit_log
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.structured_log import LogSettings
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
@@ -94,8 +94,8 @@ class MiniCluster:
         await self.cluster.start()
         self._server = None
         if self._rest:
-            gateway = AuditedGateway.over(self.dispatcher, audit_log(self._settings.configuration))
-            app, tls = create_app(gateway, token=self._token), rest_context(self._settings.configuration)
+            audit, tls = audit_log(self._settings.configuration), rest_context(self._settings.configuration)
+            app = create_app(self.dispatcher, token=self._token, audit=audit)
             self._server, port = await rest_server.start(app, "127.0.0.1", 0, tls=tls)
             self.rest_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
         await self.cluster.lead(self.rest_url, APPLICATION_ID, self._token)
