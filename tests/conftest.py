@@ -59,6 +59,12 @@ def _collect_and_keep() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests that are coroutines run on asyncio, each module's on a loop of its own."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left_open() -> Iterator[None]:
     """Sockets and files that nobody has closed are found here, and not while some later module runs.
