@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal as OneOf, TypeAlias
+from typing import Any, TypeAlias
+from typing import Literal as OneOf
 
 import msgspec
 

@@ -47,7 +47,9 @@ def compile_java(pattern: str) -> re.Pattern[str]:
 
 
 def _refused(pattern: str, what: str) -> UnsupportedExpressionError:
-    return UnsupportedExpressionError(f"the regular expression {pattern!r}", f"the engine does not read it as Java: {what}")
+    return UnsupportedExpressionError(
+        f"the regular expression {pattern!r}", f"the engine does not read it as Java: {what}"
+    )
 
 
 def _translated(body: str, pattern: str, dot_all: bool, multi_line: bool) -> str:

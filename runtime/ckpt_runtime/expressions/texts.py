@@ -180,7 +180,10 @@ def parse_decimal(text: str) -> decimal.Decimal | None:
     return decimal.Decimal(text)
 
 
-_BOOLEANS = {**dict.fromkeys(("t", "true", "y", "yes", "1"), True), **dict.fromkeys(("f", "false", "n", "no", "0"), False)}
+_BOOLEANS = {
+    **dict.fromkeys(("t", "true", "y", "yes", "1"), True),
+    **dict.fromkeys(("f", "false", "n", "no", "0"), False),
+}
 
 
 def parse_boolean(text: str) -> bool | None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
+
+import msgspec
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression
@@ -27,24 +30,50 @@ from ckpt_runtime.frontend.typed_plan import (
     Union,
     Watermark,
 )
+from ckpt_runtime.graph.schema import DocumentError
 
 _SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "Repartition", "RepartitionByExpression"})
 _PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
 class Analyzer:
-    """Answers analysis requests with one Spark session. ``spark`` returns it, and starts it at the first call."""
+    """Answers analysis requests with one Spark session, which the first call of a process starts if there is none."""
 
-    def __init__(self, spark: Callable[[], Any]) -> None:
-        self._spark = spark
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._serial = 0
+
+    def answer(self, question: str) -> dict[str, str]:
+        """Returns the JSON text of the answer to a request in JSON, by the digest of the request. Blocks.
+
+        Raises DocumentError for a text that is no request: a program could have written it.
+        """
+        try:
+            request = msgspec.json.decode(question, type=AnalysisRequest)
+        except msgspec.MsgspecError as error:
+            raise DocumentError(f"the question to Spark is malformed: {error}") from error
+        return {sha256(question.encode()).hexdigest(): msgspec.json.encode(self.analyze(request)).decode()}
 
     def analyze(self, request: AnalysisRequest) -> Analysis:
         """Returns Spark's answer, errors of the author included. Blocks; calls from several threads take turns."""
         with self._lock:
             self._serial += 1
-            return _analyze(self._spark(), request, self._serial)
+            return _analyze(_spark_session(), request, self._serial)
+
+
+ANALYZER = Analyzer()
+"""That of this process: Spark has one session in it."""
+
+
+def _spark_session() -> Any:
+    """Returns the driver's session. Outside of Spark it starts one, which runs nothing."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.config("spark.ui.enabled", "false").config(
+        "spark.log.structuredLogging.enabled", "false"
+    )
+    active = SparkSession.getActiveSession()
+    return active if active is not None else builder.master("local[1]").getOrCreate()
 
 
 def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
@@ -131,9 +160,7 @@ class _PlanReader:
         match name:
             case "Project":
                 expressions = self._expressions(_items(plan.projectList()), inputs[0])
-                return self._add(
-                    Project(columns=columns, inputs=inputs, plan_id=plan_id, expressions=expressions), ids
-                )
+                return self._add(Project(columns=columns, inputs=inputs, plan_id=plan_id, expressions=expressions), ids)
             case "Filter":
                 condition = self._expressions([plan.condition()], inputs[0])[0]
                 return self._add(Filter(columns=columns, inputs=inputs, plan_id=plan_id, condition=condition), ids)
@@ -143,9 +170,7 @@ class _PlanReader:
                 event_times = _companion(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "EventTimeWatermark")
                 delay_ms = event_times.getDelayMs(plan.delay())
                 return self._add(
-                    Watermark(
-                        columns=columns, inputs=inputs, plan_id=plan_id, column=column.index, delay_ms=delay_ms
-                    ),
+                    Watermark(columns=columns, inputs=inputs, plan_id=plan_id, column=column.index, delay_ms=delay_ms),
                     ids,
                 )
             case "Union":

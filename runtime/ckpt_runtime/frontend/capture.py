@@ -18,20 +18,12 @@ from typing import Any
 
 import msgspec
 
-from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisRequest
-
+from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded, AnalysisRequest
 from ckpt_runtime.graph.errors import PlanError
 
-_REMOTE_MODE = "SPARK_CONNECT_MODE_ENABLED"
+_REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
+"""PySpark's switches for programs whose Spark is elsewhere: ``SparkSession.builder.getOrCreate()`` gives our session."""
 _CONFIGURED = ("spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive")
-
-
-class AnalysisNeeded(BaseException):
-    """Spark has to answer a request before the program can go further. Not an ``Exception``: programs do not catch it."""
-
-    def __init__(self, request: AnalysisRequest) -> None:
-        super().__init__("Spark has not analyzed this plan yet")
-        self.request = request
 
 
 @dataclass(slots=True)
@@ -67,10 +59,11 @@ class Capture:
 
     def analysis_of(self, request: AnalysisRequest) -> Analysis:
         """Returns Spark's answer. Raises AnalysisNeeded without one, and PlanError for one that is an error."""
-        digest = sha256(msgspec.json.encode(request)).hexdigest()
+        question = msgspec.json.encode(request)
+        digest = sha256(question).hexdigest()
         text = self.analyses.get(digest)
         if text is None:
-            raise AnalysisNeeded(request)
+            raise AnalysisNeeded(question.decode())
         self.used[digest] = text
         analysis = msgspec.json.decode(text, type=Analysis)
         if analysis.error:
@@ -216,9 +209,7 @@ class _Service:
             for pair in pairs:
                 self._set(pair.key, pair.value)
         elif kind in ("get_with_default", "get_option", "get"):
-            keys = [(pair.key, pair.value) for pair in pairs] or [
-                (key, None) for key in getattr(operation, kind).keys
-            ]
+            keys = [(pair.key, pair.value) for pair in pairs] or [(key, None) for key in getattr(operation, kind).keys]
             for key, default in keys:
                 value = self._capture.configuration.get(key, _DEFAULTS.get(key, default))
                 response.pairs.add(key=key, value=value)
@@ -259,6 +250,8 @@ class _Service:
             self._start(request.plan.command.write_stream_operation_start, response)
         elif kind == "sql_command":
             response.sql_command_result.relation.CopyFrom(request.plan.command.sql_command.input)
+        elif kind == "streaming_query_command":
+            self._query_command(request.plan.command.streaming_query_command, response)
         elif kind == "create_dataframe_view":
             view = request.plan.command.create_dataframe_view
             self._capture.views[view.name] = self._capture.request_of(view.input).relation
@@ -268,6 +261,19 @@ class _Service:
         last = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
         last.result_complete.SetInParent()
         return iter([response, last])
+
+    def _query_command(self, command: Any, response: Any) -> None:
+        """Answers what scripts ask of the queries that they started. Waiting for their end does not wait."""
+        result = response.streaming_query_command_result
+        result.query_id.CopyFrom(command.query_id)
+        kind = command.WhichOneof("command")
+        if kind == "await_termination":
+            result.await_termination.terminated = True
+        elif kind == "status":
+            result.status.status_message = "planned"
+            result.status.is_active = True
+        elif kind != "stop":
+            raise PlanError("query", f"{kind} has no answer while a pipeline is planned")
 
     def _start(self, start: Any, response: Any) -> None:
         analysis = self._capture.analysis_of(self._capture.request_of(start.input))
@@ -297,10 +303,13 @@ def _proto_schema(analysis: Analysis) -> Any:
 
 
 @contextmanager
-def captured_session(capture: Capture) -> Iterator[Any]:
-    """Gives the ``SparkSession`` whose programs are captured. ``pyspark.sql.functions`` builds plans meanwhile."""
-    before = os.environ.get(_REMOTE_MODE)
-    os.environ[_REMOTE_MODE] = "1"
+def captured_session(capture: Capture, register: Callable[[type], None]) -> Iterator[Any]:
+    """Gives the ``SparkSession`` whose programs are captured. ``pyspark.sql.functions`` builds plans meanwhile.
+
+    ``register`` takes the classes that the program gives to ``spark.dataSource.register``.
+    """
+    before = {name: os.environ.get(name) for name in _REMOTE_MODE}
+    os.environ.update(_REMOTE_MODE)
     try:
         from pyspark.sql.connect.client.core import ChannelBuilder
         from pyspark.sql.connect.plan import LogicalPlan
@@ -318,14 +327,29 @@ def captured_session(capture: Capture) -> Iterator[Any]:
 
         # Ids of relations count from 0 for each program: they are part of what is asked of Spark.
         LogicalPlan._nextPlanId = 0
-        session = SparkSession.builder.channelBuilder(Builder()).create()
+
+        class DataSources:
+            def register(self, dataSource: type) -> None:  # noqa: N803 PySpark's name
+                register(dataSource)
+
+        class Session(SparkSession):  # type: ignore[misc]
+            @property
+            def dataSource(self) -> DataSources:  # noqa: N802 PySpark's name
+                return DataSources()
+
+            def stop(self) -> None:
+                """Does nothing: the program ends, and its queries run on."""
+
+        session = Session(connection=Builder())
+        SparkSession._set_default_and_active_session(session)
         try:
             yield session
         finally:
             SparkSession._active_session.session = None
             SparkSession._default_session = None
     finally:
-        if before is None:
-            del os.environ[_REMOTE_MODE]
-        else:
-            os.environ[_REMOTE_MODE] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -17,10 +17,19 @@ from ckpt_runtime.expressions.types import SparkType
 
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_CONTEXT = frozenset({"Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
-_TRANSPARENT = frozenset({"Alias", "KnownNullable", "KnownNotNull", "KnownFloatingPointNormalized", "TaggingExpression"})
+_TRANSPARENT = frozenset(
+    {"Alias", "KnownNullable", "KnownNotNull", "KnownFloatingPointNormalized", "TaggingExpression"}
+)
 _SETTINGS = frozenset(
     {
-        *("ordinal", "escapeChar", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "withinYearMonthFormat"),
+        *(
+            "ordinal",
+            "escapeChar",
+            "legacySizeOfNull",
+            "followThreeValuedLogic",
+            "failOnError",
+            "withinYearMonthFormat",
+        ),
         *("unit", "patternToRegex", "legacyCharsets", "numElements", "emptyToNull", "allowNaNInput", "seed"),
     }
 )

@@ -92,3 +92,11 @@ class Analysis(msgspec.Struct, frozen=True):
     nodes: tuple[PlanNode, ...] = ()
     error: str = ""
     unsupported: str = ""
+
+
+class AnalysisNeeded(BaseException):
+    """Spark has to answer a request, ``text``, before a program can go on. Not an ``Exception``: no program catches it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("Spark has not analyzed this plan yet")
+        self.text = text

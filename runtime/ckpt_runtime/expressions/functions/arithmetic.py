@@ -32,7 +32,9 @@ _is_valid = kernel_of("is_valid")
 
 def overflow(type_: object) -> EvaluationError:
     """Returns the error of a result that its type cannot hold."""
-    return EvaluationError("ARITHMETIC_OVERFLOW", f"the result is out of the range of {type_}; try_* gives null instead")
+    return EvaluationError(
+        "ARITHMETIC_OVERFLOW", f"the result is out of the range of {type_}; try_* gives null instead"
+    )
 
 
 def division_by_zero() -> EvaluationError:
@@ -107,6 +109,11 @@ def _decimal_operation(call: Call, name: str) -> Callable[..., Value]:
     return run
 
 
+def _can_exceed(kind: pa.DataType, digits: int) -> bool:
+    """Whether a decimal type has values of more digits before the point, and holds ten to that power."""
+    return bool(kind.precision - kind.scale > digits)
+
+
 def _wide_decimal(type_: object) -> pa.DataType:
     found = decimal_of(type_)  # type: ignore[arg-type]
     assert found is not None
@@ -116,13 +123,16 @@ def _wide_decimal(type_: object) -> pa.DataType:
 def to_decimal(exact: Value, precision: int, scale: int, result: pa.DataType, mode: str) -> Value:
     """Rounds decimals half up to a scale; what needs more digits than ``precision`` is an error or null, as the mode says."""
     rounded = pc.round(exact, ndigits=scale, round_mode="half_towards_infinity") if exact.type.scale > scale else exact
-    limit = pa.scalar(decimal.Decimal(10) ** (precision - scale), pa.decimal256(76, 0))
-    fits = pc.less(pc.abs(rounded), limit)
+    limit = pa.scalar(decimal.Decimal(10) ** (precision - scale), pa.decimal256(precision - scale + 1, 0))
+    fits = pc.less(pc.abs(rounded), limit.cast(rounded.type)) if _can_exceed(rounded.type, precision - scale) else (
+        pa.scalar(True)
+    )
     if pc.all(fits, min_count=0).as_py() if not isinstance(fits, pa.Scalar) else fits.as_py() in (True, None):
         return rounded.cast(pa.decimal256(min(76, precision + 1), scale)).cast(result)
     if mode == "ansi":
         raise EvaluationError(
-            "NUMERIC_VALUE_OUT_OF_RANGE", f"a result needs more than the {precision} digits of decimal({precision},{scale})"
+            "NUMERIC_VALUE_OUT_OF_RANGE",
+            f"a result needs more than the {precision} digits of decimal({precision},{scale})",
         )
     kept = _if_else(fits, rounded, pa.scalar(None, rounded.type))
     return kept.cast(pa.decimal256(min(76, precision + 1), scale)).cast(result)
@@ -153,9 +163,11 @@ def _guarded(call: Call, divide: Callable[..., Value]) -> Callable[..., Value]:
 
 
 def _zero_like(value: Value) -> pa.Scalar:
-    return pa.scalar(0, pa.int64()).cast(value.type) if not pa.types.is_decimal(value.type) else pa.scalar(
-        decimal.Decimal(0), pa.decimal128(1, 0)
-    ).cast(value.type)
+    return (
+        pa.scalar(0, pa.int64()).cast(value.type)
+        if not pa.types.is_decimal(value.type)
+        else pa.scalar(decimal.Decimal(0), pa.decimal128(1, 0)).cast(value.type)
+    )
 
 
 @strict("Divide")
@@ -267,7 +279,9 @@ def _positive(call: Call) -> Callable[..., Value]:
 
 @strict("BitwiseAnd", "BitwiseOr", "BitwiseXor")
 def _bitwise(call: Call) -> Callable[..., Value]:
-    return kernel_of({"BitwiseAnd": "bit_wise_and", "BitwiseOr": "bit_wise_or", "BitwiseXor": "bit_wise_xor"}[call.function])
+    return kernel_of(
+        {"BitwiseAnd": "bit_wise_and", "BitwiseOr": "bit_wise_or", "BitwiseXor": "bit_wise_xor"}[call.function]
+    )
 
 
 @strict("BitwiseNot")

@@ -76,7 +76,9 @@ def _zero(kind: pa.DataType) -> pa.Scalar:
 def bad_cast(value: object, source: SparkType, target: SparkType) -> EvaluationError:
     """Returns the error of a value that a type cannot hold."""
     condition = "CAST_INVALID_INPUT" if source == "string" else "CAST_OVERFLOW"
-    return EvaluationError(condition, f"{value!r} of type {source} cannot be cast to {target}; try_cast gives null instead")
+    return EvaluationError(
+        condition, f"{value!r} of type {source} cannot be cast to {target}; try_cast gives null instead"
+    )
 
 
 def _to_integer(source: SparkType, target: SparkType, mode: str) -> Callable[[Value], Value]:
@@ -183,7 +185,9 @@ def _decoded(value: Value) -> Value:
     try:
         return value.cast(pa.string())
     except pa.ArrowInvalid:
-        raise EvaluationError("INVALID_UTF8_STRING", "the bytes are not UTF-8; the engine keeps valid text only") from None
+        raise EvaluationError(
+            "INVALID_UTF8_STRING", "the bytes are not UTF-8; the engine keeps valid text only"
+        ) from None
 
 
 def _from_string(target: SparkType, mode: str, zone: datetime.tzinfo) -> Callable[[Value], Value]:
@@ -248,7 +252,7 @@ def _timestamp(text: str, zone: datetime.tzinfo | None) -> int | None:
     return texts.micros_of_local(local, named or zone)
 
 
-def in_zone(micros: pa.DataType, zone: datetime.tzinfo) -> Callable[[Value], Value]:
+def in_zone(zone: datetime.tzinfo) -> Callable[[Value], Value]:
     """Returns the conversion of timestamps to local times of a zone, as timestamps without one."""
     if zone is datetime.UTC:
         return lambda value: value.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).cast(pa.timestamp("us"))
@@ -266,7 +270,7 @@ def _between_times(
 ) -> Callable[[Value], Value] | None:
     plain = pa.timestamp("us")
     zoned = pa.timestamp("us", tz="UTC")
-    to_local = in_zone(zoned, zone)
+    to_local = in_zone(zone)
     from_local = per_row(lambda local: texts.micros_of_local(local, zone), zoned)
     match source, target:
         case "date", "timestamp_ntz":

@@ -15,7 +15,7 @@ from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
 from ckpt_runtime.expressions.functions.arithmetic import overflow, to_decimal
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import per_row
-from ckpt_runtime.expressions.types import arrow_type, decimal_of, is_fractional, is_integral
+from ckpt_runtime.expressions.types import arrow_type, decimal_of, is_integral
 
 _DOUBLE = pa.float64()
 
@@ -133,14 +133,18 @@ def _whole(call: Call) -> Callable[..., Value]:
     compute = kernel_of(name)
     if found := decimal_of(call.type):
         return lambda value: to_decimal(
-            compute(value.cast(pa.decimal256(min(76, value.type.precision + 1), value.type.scale))), *found,
-            arrow_type(call.type), call.mode,
+            compute(value.cast(pa.decimal256(min(76, value.type.precision + 1), value.type.scale))),
+            *found,
+            arrow_type(call.type),
+            call.mode,
         )
 
     def java_long(number: float) -> int:
         if number != number:
             return 0
-        return max(-(1 << 63), min((1 << 63) - 1, int(number) if abs(number) < 1e30 else (1 if number > 0 else -1) << 70))
+        return max(
+            -(1 << 63), min((1 << 63) - 1, int(number) if abs(number) < 1e30 else (1 if number > 0 else -1) << 70)
+        )
 
     slow = per_row(java_long, pa.int64())
 

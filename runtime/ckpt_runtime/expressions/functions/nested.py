@@ -191,7 +191,6 @@ def _position(call: Call) -> Callable[..., Value]:
     return per_row(position, pa.int64())
 
 
-
 def _distinct(elements: Sequence[Any]) -> list[Any]:
     seen: set[Any] = set()
     return [x for x in elements if (key := sort_key(x)) not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
@@ -315,9 +314,7 @@ def _elements(value: Value, frame: Frame) -> tuple[pa.Array, pa.Array, Frame]:
         array = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
     rows = pc.list_parent_indices(array)
     columns = [column.take(rows) for column in frame.columns]
-    variables = {
-        id_: held if isinstance(held, pa.Scalar) else held.take(rows) for id_, held in frame.variables.items()
-    }
+    variables = {id_: held if isinstance(held, pa.Scalar) else held.take(rows) for id_, held in frame.variables.items()}
     return array, rows, Frame(columns, len(rows), variables)
 
 
@@ -387,7 +384,9 @@ def _aggregate(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         rows = lists.to_pylist()
         for step in range(max((len(row) for row in rows if row is not None), default=0)):
             active = pa.array([row is not None and step < len(row) for row in rows])
-            element = pa.array([row[step] for row in rows if row is not None and step < len(row)], lists.type.value_type)
+            element = pa.array(
+                [row[step] for row in rows if row is not None and step < len(row)], lists.type.value_type
+            )
             part = frame.part(active)
             values = {merge.parameters[0].id: state.filter(active), merge.parameters[1].id: element}
             merged = broadcast(merge_step(part.with_variables(values)), part.length).cast(held)

@@ -96,7 +96,9 @@ def _substring(text: Any, position: int, length: int = (1 << 31) - 1) -> Any:
 @strict("Substring")
 def _substring_kernel(call: Call) -> Callable[..., Value]:
     exact = per_row(_substring, arrow_type(call.type))
-    bounds = [argument for argument in call.arguments[1:] if isinstance(argument, Literal) and argument.value is not None]
+    bounds = [
+        argument for argument in call.arguments[1:] if isinstance(argument, Literal) and argument.value is not None
+    ]
     if call.type != "string" or len(bounds) != len(call.arguments) - 1 or int(str(bounds[0].value)) < 0:
         return exact
     start = max(int(str(bounds[0].value)) - 1, 0)
@@ -244,7 +246,7 @@ def _base64(call: Call) -> Callable[..., Value]:
 
     def decode(text: str) -> bytes:
         # As Java's MIME decoder: characters outside of the alphabet are passed over, padding may be missing.
-        digits = re.sub(r"[^A-Za-z0-9+/]", "", text.split("=")[0])
+        digits = re.sub(r"[^A-Za-z0-9+/]", "", text.split("=", maxsplit=1)[0])
         try:
             return base64.b64decode(digits + "=" * (-len(digits) % 4))
         except binascii.Error:
@@ -253,7 +255,13 @@ def _base64(call: Call) -> Callable[..., Value]:
     return per_row(decode, pa.binary())
 
 
-_CHARSETS = {"US-ASCII": "ascii", "ISO-8859-1": "latin-1", "UTF-8": "utf-8", "UTF-16BE": "utf-16-be", "UTF-16LE": "utf-16-le"}
+_CHARSETS = {
+    "US-ASCII": "ascii",
+    "ISO-8859-1": "latin-1",
+    "UTF-8": "utf-8",
+    "UTF-16BE": "utf-16-be",
+    "UTF-16LE": "utf-16-le",
+}
 
 
 def _charset(name: str) -> str:
@@ -367,7 +375,9 @@ def _format_number(call: Call) -> Callable[..., Value]:
                 return "NaN"
             if abs(value) == float("inf"):
                 return "∞" if value > 0 else "-∞"
-        number = decimal.Decimal(value).quantize(decimal.Decimal(1).scaleb(-places), decimal.ROUND_HALF_EVEN, decimal.Context(prec=400))
+        number = decimal.Decimal(value).quantize(
+            decimal.Decimal(1).scaleb(-places), decimal.ROUND_HALF_EVEN, decimal.Context(prec=400)
+        )
         return f"{number:,f}"
 
     return per_row(write, _STRING)
@@ -393,8 +403,12 @@ def _mask(call: Call) -> Callable[..., Value]:
             return None
 
         def masked(character: str) -> str:
-            kind = upper if character.isupper() else lower if character.islower() else (
-                digit if character.isdecimal() else other
+            kind = (
+                upper
+                if character.isupper()
+                else lower
+                if character.islower()
+                else (digit if character.isdecimal() else other)
             )
             return character if kind is None else kind
 
