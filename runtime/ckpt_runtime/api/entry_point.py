@@ -25,6 +25,7 @@ from ckpt_runtime.api.session import StreamSession
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.frontend.capture import Capture, captured_session
 from ckpt_runtime.frontend.mapping import add_queries, spark_columns
+from ckpt_runtime.frontend.scripts import builds_session
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.plan_classes import ISOLATED_PREFIX
@@ -50,8 +51,8 @@ def load_plan(
     """Imports ``entry`` (``"module:function"``, ``"module"`` or ``"file.py:function"``) and compiles its job.
 
     Equal arguments give an equal ``job_graph.fingerprint``. What the pipeline sets wins over ``defaults``, and
-    ``configuration`` over both. A function whose first parameter is called ``spark``, and a file without the function, are
-    programs of PySpark's; ``analyses`` holds Spark's answers to them.
+    ``configuration`` over both. A function whose first parameter is called ``spark``, and a file without the
+    function, are programs of PySpark's; ``analyses`` holds Spark's answers to them.
 
     :raises AnalysisNeeded: Spark has to answer a question of a PySpark program first
     :raises PlanError: no such module or function, or a pipeline that cannot be planned
@@ -106,10 +107,9 @@ def _kind_of(directory: Path, module_name: str, function_name: str) -> _Kind:
         tree = ast.parse(file.read_bytes(), file.name)
     except (SyntaxError, ValueError):
         return _Kind.OWN  # the import tells the author where the error is
-    names = {name.id for name in ast.walk(tree) if isinstance(name, ast.Name)}
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function_name]
     if not functions:
-        return _Kind.SCRIPT if "SparkSession" in names else _Kind.OWN
+        return _Kind.SCRIPT if builds_session(tree) else _Kind.OWN
     parameters = functions[0].args.posonlyargs + functions[0].args.args
     return _Kind.FUNCTION if parameters and parameters[0].arg == "spark" else _Kind.OWN
 

@@ -12,7 +12,7 @@ from ckpt_runtime.graph.schema import DocumentError, decoded
 class PlanRequest:
     """What to plan: see :func:`ckpt_runtime.api.entry_point.load_plan`.
 
-    If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first. ``analyses`` holds Spark's answers so far.
+    If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first. ``analyses`` has Spark's answers.
     """
 
     archive_dir: str

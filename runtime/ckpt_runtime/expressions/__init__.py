@@ -1,1 +1,1 @@
-"""Typed expressions, as Spark's analyzer has typed them, and their evaluation over Arrow batches. Pure: no clock, thread or file."""
+"""Expressions as Spark's analyzer has typed them, and their evaluation over Arrow batches. No clock, thread or file."""

@@ -1,8 +1,9 @@
 """Compiles a typed expression to calls of Arrow kernels, once per operator, and evaluates it once per batch.
 
-``compile_expression(tree)`` returns a function from a :class:`Frame` to a column. A function's builder gets its node and
-the compiled arguments; most builders are made by :func:`strict`, which evaluates all arguments and calls one kernel. Those
-that must not evaluate an argument for every row (``CASE``, ``AND``, ``coalesce``) evaluate it over a part of the frame.
+``compile_expression(tree)`` returns a function from a :class:`Frame` to a column. A function's builder gets its node
+and the compiled arguments; most builders are made by :func:`strict`, which evaluates all arguments and calls one
+kernel. Those that must not evaluate an argument for every row (``CASE``, ``AND``, ``coalesce``) evaluate it over a
+part of the frame.
 
 A value is an Arrow array of the frame's length, or an Arrow scalar where it is the same for each row.
 """

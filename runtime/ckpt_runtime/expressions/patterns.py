@@ -60,7 +60,7 @@ def write(local: datetime.datetime, tokens: tuple[Token, ...]) -> str:
     return "".join(_written(local, token) for token in tokens)
 
 
-def _written(local: datetime.datetime, token: Token) -> str:  # noqa: PLR0911 one line for each letter
+def _written(local: datetime.datetime, token: Token) -> str:
     width = token.count
     match token.letter:
         case "":
@@ -90,7 +90,7 @@ def _written(local: datetime.datetime, token: Token) -> str:  # noqa: PLR0911 on
 
 
 def read(text: str, tokens: tuple[Token, ...]) -> datetime.datetime | None:
-    """Returns the local time of a text; None for a text that does not fit the pattern. What is not given is 1970-01-01 0:00."""
+    """Returns the local time of a text, or None if it does not fit. What is not given is that of 1970-01-01 0:00."""
     expression, letters = _expression(tokens)
     found = expression.fullmatch(text)
     if not found:

@@ -27,8 +27,8 @@ _PLAIN_ESCAPES = frozenset("dDwWsStnrfabBA0123456789\\.[]{}()*+?^$|/-\"'#&~@!%,:
 def compile_java(pattern: str) -> re.Pattern[str]:
     """Returns the Python pattern with the matches of a Java pattern.
 
-    Raises UnsupportedExpressionError for constructs that Python lacks or reads in another way: Unicode properties, unions
-    and intersections of character classes, inline flags beyond ``i``, ``s``, ``m`` and ``x`` at the start.
+    Raises UnsupportedExpressionError for constructs that Python lacks or reads in another way: Unicode properties,
+    unions and intersections of character classes, inline flags beyond ``i``, ``s``, ``m`` and ``x`` at the start.
     """
     flags = re.ASCII
     body = pattern

@@ -1,4 +1,4 @@
-"""Functions of Python's, run once for each distinct value: for what Arrow has no kernel of, or one that differs from Spark's."""
+"""Python functions run once for each distinct value: for what Arrow has no kernel of, or one unlike Spark's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def per_row(compute: Callable[..., Any], result: pa.DataType, *, nulls: bool = F
                     row[at] = value
                     results.append(call(*row))
                 return pa.array(results, result).take(indices)
-        length = len(values[varying[0]])  # type: ignore[arg-type]
+        length = len(values[varying[0]])
         columns = [
             [constant] * length if isinstance(value, pa.Scalar) else value.to_pylist()
             for value, constant in zip(values, constants, strict=True)

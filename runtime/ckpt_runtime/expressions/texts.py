@@ -1,4 +1,4 @@
-"""How Spark writes values as text and reads them from text: numbers as Java does, dates and timestamps in its own forms."""
+"""How Spark writes values as text and reads them: numbers as Java does, dates and timestamps in forms of its own."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def local_text(value: datetime.datetime) -> str:
 
 
 def value_text(value: Any, type_: SparkType, zone: datetime.tzinfo) -> str:
-    """Returns what a cast to a string gives for a Python value of a type. Inside arrays, maps and structs null is ``null``."""
+    """Returns what a cast to a string gives for a Python value. Inside arrays, maps and structs null is ``null``."""
     if value is None:
         return "null"
     if isinstance(type_, dict):

@@ -1,7 +1,7 @@
 """Spark's data types, in the JSON form that Spark publishes for schemas, and the Arrow types that hold their values.
 
-A type is ``"integer"`` or ``{"type": "array", "elementType": …}``: what ``DataType.jsonValue()`` returns. Plans are stored
-with it because it outlives releases of Spark and of Arrow.
+A type is ``"integer"`` or ``{"type": "array", "elementType": …}``: what ``DataType.jsonValue()`` returns. Plans are
+stored with it because it outlives releases of Spark and of Arrow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Asks Spark's analyzer for the types of a captured plan, in the JVM of the session's driver.
 
-``SparkConnectPlanner`` turns the relation into a plan of Catalyst's, the analyzer resolves it; nothing is optimized or run.
-A streaming source stands in the plan as typed nulls over Spark's ``rate``, so that no connector has to be there.
+``SparkConnectPlanner`` turns the relation into a plan of Catalyst's, the analyzer resolves it; nothing is optimized
+or run. A streaming source stands in the plan as typed nulls over Spark's ``rate``, so that no connector has to be
+there.
 """
 
 from __future__ import annotations

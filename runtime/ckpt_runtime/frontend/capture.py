@@ -1,15 +1,17 @@
-"""Runs a PySpark program without Spark: PySpark's own classes build its plan, and what they would send to Spark is kept.
+"""Runs a PySpark program without Spark: PySpark's own classes build its plan, and their requests to Spark are kept.
 
 PySpark's Connect client sends requests through a gRPC channel; here that channel is an object of this process. What a
-program asks of Spark before it starts its queries (a frame's schema, the types of a text) is looked up in the analyses
-that are given. An answer that is missing ends the program with :class:`AnalysisNeeded`; its caller has Spark answer, and
-runs the program again with one more answer. A worker has all answers of the planning process, and needs no Spark.
+program asks of Spark before it starts its queries (a frame's schema, the types of a text) is looked up in the
+analyses that are given. An answer that is missing ends the program with :class:`AnalysisNeeded`; its caller has Spark
+answer, and runs the program again with one more answer. A worker has all answers of the planning process, and needs
+no Spark.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded, AnalysisR
 from ckpt_runtime.graph.errors import PlanError
 
 _REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
-"""PySpark's switches for programs whose Spark is elsewhere: ``SparkSession.builder.getOrCreate()`` gives our session."""
+"""PySpark's switches for a Spark elsewhere; ``SparkSession.builder.getOrCreate()`` returns our session then."""
 _CONFIGURED = ("spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive")
 
 
@@ -165,7 +167,7 @@ def _channel(service: Mapping[str, Callable[[Any], Any]]) -> Any:
     """Returns a gRPC channel that calls functions of this process, by the names of the service's methods."""
     import grpc
 
-    class Channel(grpc.Channel):  # type: ignore[misc]
+    class Channel(grpc.Channel):
         def _method(self, path: str, *_: Any, **__: Any) -> _Call:
             name = path.rsplit("/", 1)[-1]
             return _Call(name, service.get(name))
@@ -311,13 +313,14 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
     before = {name: os.environ.get(name) for name in _REMOTE_MODE}
     os.environ.update(_REMOTE_MODE)
     try:
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         from pyspark.sql.connect.client.core import ChannelBuilder
         from pyspark.sql.connect.plan import LogicalPlan
         from pyspark.sql.connect.session import SparkSession
 
         service = _Service(capture)
 
-        class Builder(ChannelBuilder):  # type: ignore[misc]
+        class Builder(ChannelBuilder):
             def toChannel(self) -> Any:  # noqa: N802 PySpark's name
                 return _channel(service.methods)
 
@@ -332,15 +335,16 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
             def register(self, dataSource: type) -> None:  # noqa: N803 PySpark's name
                 register(dataSource)
 
-        class Session(SparkSession):  # type: ignore[misc]
+        class Session(SparkSession):
             @property
-            def dataSource(self) -> DataSources:  # noqa: N802 PySpark's name
+            def dataSource(self) -> Any:  # noqa: N802 PySpark's name
                 return DataSources()
 
             def stop(self) -> None:
                 """Does nothing: the program ends, and its queries run on."""
 
-        session = Session(connection=Builder())
+        connection: Any = Builder()
+        session = Session(connection)
         SparkSession._set_default_and_active_session(session)
         try:
             yield session

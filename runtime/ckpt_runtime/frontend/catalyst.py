@@ -1,14 +1,15 @@
 """Reads expressions of Spark's analyzed plans: Catalyst's trees in the driver's JVM become our typed trees.
 
-The structure comes from ``TreeNode.toJSON``, one text for a whole expression; types, constants and evaluation modes, which
-that text lacks, are asked for node by node (``TreeNode.apply(n)`` numbers the same nodes in the same order). Analyzed plans
-are read, not optimized ones: their nodes are Spark's functions, where the optimizer's are calls of Spark's internal classes.
+The structure comes from ``TreeNode.toJSON``, one text for a whole expression; types, constants and evaluation modes,
+which that text lacks, are asked for node by node (``TreeNode.apply(n)`` numbers the same nodes in the same order).
+Analyzed plans are read, not optimized ones: their nodes are Spark's functions, where the optimizer's are calls of
+Spark's internal classes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
@@ -16,7 +17,7 @@ from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Lit
 from ckpt_runtime.expressions.types import SparkType
 
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
-_HAS_EVAL_CONTEXT = frozenset({"Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
+_HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
 _TRANSPARENT = frozenset(
     {"Alias", "KnownNullable", "KnownNotNull", "KnownFloatingPointNormalized", "TaggingExpression"}
 )
@@ -33,6 +34,14 @@ _SETTINGS = frozenset(
         *("unit", "patternToRegex", "legacyCharsets", "numElements", "emptyToNull", "allowNaNInput", "seed"),
     }
 )
+
+
+_ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
+    "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
+    "ParseToDate": {"failOnError": lambda jvm: bool(jvm.ansiEnabled())},
+}
+"""Settings that the text of a tree lacks, by function."""
 
 
 class ExpressionReader:
@@ -83,8 +92,9 @@ class ExpressionReader:
         if name == "NamedLambdaVariable":
             return Variable(node["exprId"]["id"], type_), end
         if name == "Literal":
-            return _literal(jvm, node, type_), end
-        return Call(name, tuple(children), type_, self._mode_of(name, jvm), _settings(name, node)), end
+            return _literal(jvm.value(), type_), end
+        settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
+        return Call(name, tuple(children), type_, self._mode_of(name, jvm), settings), end
 
     def _aggregate(self, jvm: Any, function: Expression) -> Call:
         if not self._aggregates:
@@ -101,18 +111,11 @@ class ExpressionReader:
         return Column(position, type_)
 
     def _mode_of(self, name: str, jvm: Any) -> Mode:
-        if name == "Cast":
+        if name in _HAS_EVAL_MODE:
             return _MODES[jvm.evalMode().toString()]
-        if name in _HAS_EVAL_CONTEXT:
-            return _MODES[jvm.evalMode().toString()]
-        if hasattr_jvm(jvm, "failOnError"):
+        if "failOnError" in dir(jvm):
             return "ansi" if jvm.failOnError() else "legacy"
         return self._mode
-
-
-def hasattr_jvm(jvm: Any, method: str) -> bool:
-    """Returns whether an object in the JVM has a method of that name."""
-    return method in dir(jvm)
 
 
 def jvm_name(jvm: Any) -> str:
@@ -124,23 +127,20 @@ def _name(node: Mapping[str, Any]) -> str:
     return str(node["class"]).rsplit(".", 1)[-1].rstrip("$")
 
 
-def _settings(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(node: Mapping[str, Any]) -> dict[str, Any]:
     settings = {key: value for key, value in node.items() if key in _SETTINGS and value is not None}
     if node.get("timeZoneId"):
         settings["zone"] = node["timeZoneId"]
     return settings
 
 
-def _literal(jvm: Any, node: Mapping[str, Any], type_: SparkType) -> Literal:
-    value = jvm.value()
-    if value is None:
-        return Literal(None, type_)
-    if isinstance(value, bool):
+def _literal(value: Any, type_: SparkType) -> Literal:
+    if value is None or isinstance(value, bool):
         return Literal(value, type_)
-    if isinstance(value, (bytes, bytearray)):
+    if isinstance(value, bytes | bytearray):
         return Literal(bytes(value).hex(), type_)
-    if isinstance(value, (int, float, str)):
-        return Literal(repr(value) if isinstance(value, float) else str(value), type_)
     if isinstance(type_, dict):
         raise UnsupportedExpressionError(f"a constant of type {type_['type']}")
-    return Literal(str(value.toString()) if hasattr_jvm(value, "toString") else str(value), type_)
+    if isinstance(value, int | str):
+        return Literal(str(value), type_)
+    return Literal(repr(value) if isinstance(value, float) else str(value.toString()), type_)

@@ -1,7 +1,7 @@
 """The typed plan of a query: what Spark's analyzer made of a captured program, in a form that is stored and sent.
 
-Nodes are listed so that inputs come before what reads them, and name their inputs by position. ``plan_id`` is the id of the
-captured relation that a node stands for; where one relation becomes several nodes, the last of them has it.
+Nodes are listed so that inputs come before what reads them, and name their inputs by position. ``plan_id`` is the id
+of the captured relation that a node stands for; where one relation becomes several nodes, the last of them has it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ PlanNode: TypeAlias = Source | Project | Filter | Watermark | Union | Aggregate
 
 
 class AnalysisRequest(msgspec.Struct, frozen=True):
-    """What is asked of Spark: the types of a relation (protobuf), with the views that it may name; or a schema in DDL."""
+    """What is asked of Spark: the types of a relation (protobuf) and the views that it may name, or of a DDL text."""
 
     relation: bytes = b""
     views: dict[str, bytes] = {}
@@ -95,7 +95,7 @@ class Analysis(msgspec.Struct, frozen=True):
 
 
 class AnalysisNeeded(BaseException):
-    """Spark has to answer a request, ``text``, before a program can go on. Not an ``Exception``: no program catches it."""
+    """Spark has to answer the request ``text`` first. Not an ``Exception``, so that no program catches it."""
 
     def __init__(self, text: str) -> None:
         super().__init__("Spark has not analyzed this plan yet")

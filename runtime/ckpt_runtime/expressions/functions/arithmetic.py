@@ -17,7 +17,7 @@ from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import per_row
-from ckpt_runtime.expressions.types import arrow_type, decimal_of, is_fractional, is_integral
+from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
 
 _WRAPPING = {"Add": "add", "Subtract": "subtract", "Multiply": "multiply"}
 _OPERATOR = {"Add": "+", "Subtract": "-", "Multiply": "*"}
@@ -114,18 +114,20 @@ def _can_exceed(kind: pa.DataType, digits: int) -> bool:
     return bool(kind.precision - kind.scale > digits)
 
 
-def _wide_decimal(type_: object) -> pa.DataType:
-    found = decimal_of(type_)  # type: ignore[arg-type]
+def _wide_decimal(type_: SparkType) -> pa.DataType:
+    found = decimal_of(type_)
     assert found is not None
     return pa.decimal256(found[0], found[1])
 
 
 def to_decimal(exact: Value, precision: int, scale: int, result: pa.DataType, mode: str) -> Value:
-    """Rounds decimals half up to a scale; what needs more digits than ``precision`` is an error or null, as the mode says."""
+    """Rounds decimals half up to a scale. More digits than ``precision`` are an error or null, by the mode."""
     rounded = pc.round(exact, ndigits=scale, round_mode="half_towards_infinity") if exact.type.scale > scale else exact
     limit = pa.scalar(decimal.Decimal(10) ** (precision - scale), pa.decimal256(precision - scale + 1, 0))
-    fits = pc.less(pc.abs(rounded), limit.cast(rounded.type)) if _can_exceed(rounded.type, precision - scale) else (
-        pa.scalar(True)
+    fits = (
+        pc.less(pc.abs(rounded), limit.cast(rounded.type))
+        if _can_exceed(rounded.type, precision - scale)
+        else (pa.scalar(True))
     )
     if pc.all(fits, min_count=0).as_py() if not isinstance(fits, pa.Scalar) else fits.as_py() in (True, None):
         return rounded.cast(pa.decimal256(min(76, precision + 1), scale)).cast(result)
@@ -244,7 +246,8 @@ def _remainder(call: Call) -> Callable[..., Value]:
 
 def _numpy_pmod(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     rest = np.fmod(left, right)
-    return np.where(rest < 0, np.fmod(rest + right, right), rest)
+    positive: np.ndarray = np.where(rest < 0, np.fmod(rest + right, right), rest)
+    return positive
 
 
 def _vectorised(compute: Callable[..., np.ndarray], left: Value, right: Value) -> Value:
@@ -254,7 +257,7 @@ def _vectorised(compute: Callable[..., np.ndarray], left: Value, right: Value) -
             return pa.scalar(None, left.type)
         kind = left.type.to_pandas_dtype()
         return pa.scalar(compute(kind(left.as_py()), kind(right.as_py())), left.type)
-    length = len(left) if not isinstance(left, pa.Scalar) else len(right)  # type: ignore[arg-type]
+    length = len(left) if not isinstance(left, pa.Scalar) else len(right)
     sides, valid = [], np.ones(length, bool)
     for value in (left, right):
         array = pa.repeat(value, length) if isinstance(value, pa.Scalar) else value

@@ -1,4 +1,4 @@
-"""``CAST`` and ``TRY_CAST`` between all types. What a text or a number cannot become is an error, null, or what Java gives."""
+"""``CAST`` and ``TRY_CAST`` between all types. What does not fit is an error, null, or what Java gives."""
 
 from __future__ import annotations
 
@@ -53,16 +53,18 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
     number = is_integral(source) or is_fractional(source) or decimal_of(source) is not None
     if source == "boolean" and (is_integral(target) or is_fractional(target)):
         return lambda value: value.cast(pa.int8()).cast(result)
-    if source == "boolean" and (found := decimal_of(target)):
-        return lambda value: to_decimal(value.cast(pa.int32()).cast(pa.decimal256(11, 0)), *found, result, mode)
+    decimals = decimal_of(target)
+    if source == "boolean" and decimals is not None:
+        exact = _to_decimal("integer", decimals, result, mode)
+        return lambda value: exact(value.cast(pa.int32()))
     if number and target == "boolean":
         return lambda value: pc.not_equal(value, _zero(value.type))
     if number and is_integral(target):
         return _to_integer(source, target, mode)
     if number and is_fractional(target):
         return _to_fractional(source, result)
-    if number and (found := decimal_of(target)):
-        return _to_decimal(source, found, result, mode)
+    if number and decimals is not None:
+        return _to_decimal(source, decimals, result, mode)
     conversion = _between_times(source, target, mode, texts.zone_of(zone))
     if conversion is None:
         raise UnsupportedExpressionError(f"a cast from {source} to {target}")
@@ -147,20 +149,18 @@ def _to_decimal(source: SparkType, found: tuple[int, int], result: pa.DataType, 
 
     def exact(number: float) -> decimal.Decimal | None:
         if number != number or abs(number) == float("inf"):
-            return None if mode != "ansi" else _fail(number, source, found)
-        return _fitting(decimal.Decimal(texts.double_text(number, single=single)), found, mode, source)
+            if mode == "ansi":
+                raise bad_cast(number, source, f"decimal({found[0]},{found[1]})")
+            return None
+        return _fitting(decimal.Decimal(texts.double_text(number, single=single)), found, mode)
 
     return per_row(exact, result)
-
-
-def _fail(value: object, source: SparkType, found: tuple[int, int]) -> None:
-    raise bad_cast(value, source, f"decimal({found[0]},{found[1]})")
 
 
 _WIDE = decimal.Context(prec=1000)
 
 
-def _fitting(value: decimal.Decimal, found: tuple[int, int], mode: str, source: SparkType) -> decimal.Decimal | None:
+def _fitting(value: decimal.Decimal, found: tuple[int, int], mode: str) -> decimal.Decimal | None:
     rounded = value.quantize(decimal.Decimal(1).scaleb(-found[1]), decimal.ROUND_HALF_UP, _WIDE)
     if abs(rounded) < decimal.Decimal(10) ** (found[0] - found[1]):
         return rounded
@@ -173,7 +173,7 @@ def _to_string(source: SparkType, zone: datetime.tzinfo) -> Callable[[Value], Va
     if is_integral(source) or source == "boolean":
         return lambda value: value.cast(pa.string())
     if source == "binary":
-        return lambda value: _decoded(value)
+        return _decoded
     if source == "date":
         return lambda value: pc.strftime(value, format="%Y-%m-%d")
     if isinstance(source, str) and source.startswith("interval"):
@@ -230,7 +230,7 @@ def _parser(target: SparkType, mode: str, zone: datetime.tzinfo) -> Callable[[st
 
         def decimals(text: str) -> decimal.Decimal | None:
             value = texts.parse_decimal(text)
-            return None if value is None else _fitting(value, found, mode, "string")
+            return None if value is None else _fitting(value, found, mode)
 
         return decimals
     if target == "boolean":

@@ -1,4 +1,4 @@
-"""Dates and timestamps: their parts, arithmetic, truncation, patterns and zones. The session's time zone is in the node."""
+"""Dates and timestamps: their parts, arithmetic, truncation, patterns, zones. The node has the session's time zone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _day_of_week(call: Call) -> Callable[..., Value]:
 @strict("SecondWithFraction")
 def _second_with_fraction(call: Call) -> Callable[..., Value]:
     kind, local = arrow_type(call.type), _local(call)
-    micros = per_row(lambda moment: _decimal_seconds(moment), kind)
+    micros = per_row(_decimal_seconds, kind)
     return lambda value: micros(local(value))
 
 
@@ -212,9 +212,7 @@ def _date_format(call: Call) -> Callable[..., Value]:
 @strict("FromUnixTime")
 def _from_unix_time(call: Call) -> Callable[..., Value]:
     tokens, zone = _tokens(call.arguments[1]), _zone(call)
-    compute = per_row(
-        lambda seconds: patterns.write(texts.local_of_micros(seconds * 1_000_000, zone), tokens), _STRING
-    )
+    compute = per_row(lambda seconds: patterns.write(texts.local_of_micros(seconds * 1_000_000, zone), tokens), _STRING)
     return lambda value, _: compute(value)
 
 
@@ -240,7 +238,9 @@ def _reader(
         local = patterns.read(text, tokens)
         if local is None:
             if fails:
-                raise EvaluationError("CANNOT_PARSE_TIMESTAMP", f"{text!r} does not fit the pattern; try_to_timestamp gives null")
+                raise EvaluationError(
+                    "CANNOT_PARSE_TIMESTAMP", f"{text!r} does not fit the pattern; try_to_timestamp gives null"
+                )
             return None
         return convert(local)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.errors import EvaluationError
+from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
 from ckpt_runtime.expressions.functions.arithmetic import overflow, to_decimal
 from ckpt_runtime.expressions.nodes import Call
@@ -266,6 +266,9 @@ def _in_base(value: int, base: int) -> str:
 
 @strict("WidthBucket")
 def _width_bucket(call: Call) -> Callable[..., Value]:
+    if call.arguments[0].type != "double":
+        raise UnsupportedExpressionError(f"width_bucket of {call.arguments[0].type}")
+
     def bucket(value: float, low: float, high: float, count: int) -> int | None:
         numbers = (value, low, high)
         if count <= 0 or count == (1 << 63) - 1 or low == high or any(x != x for x in numbers):

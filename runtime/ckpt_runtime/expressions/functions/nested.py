@@ -111,7 +111,7 @@ def _map_from_entries(call: Call) -> Callable[..., Value]:
     def build(entries: list[dict[str, Any] | None]) -> list[tuple[Any, Any]] | None:
         if None in entries:
             return None
-        return checked_map([tuple(entry.values()) for entry in entries if entry is not None])  # type: ignore[misc]
+        return checked_map([tuple(entry.values()) for entry in entries if entry is not None])
 
     return per_row(build, arrow_type(call.type))
 
@@ -408,7 +408,7 @@ def _over_entries(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         values = {body.parameters[0].id: flat.field(0), body.parameters[1].id: flat.field(1)}
         results = broadcast(evaluator(inner.with_variables(values)), inner.length)
         entries = _rebuilt(array, results, pa.list_(results.type)).to_pylist()
-        rows = []
+        rows: list[list[tuple[Any, Any]] | None] = []
         for row, made in zip(array.to_pylist(), entries, strict=True):
             if row is None:
                 rows.append(None)
@@ -432,7 +432,7 @@ def _zip_with(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
 
     def run(frame: Frame) -> Value:
         left, right = (broadcast(argument(frame), frame.length) for argument in arguments)
-        pairs = []
+        pairs: list[list[tuple[Any, Any]] | None] = []
         for a, b in zip(left.to_pylist(), right.to_pylist(), strict=True):
             if a is None or b is None:
                 pairs.append(None)

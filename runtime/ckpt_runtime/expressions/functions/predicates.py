@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,6 +42,8 @@ def comparison(name: str, type_: SparkType) -> Callable[[Value, Value], Value]:
     """Returns ``equal``, ``less``, … over two values of a type; null where either is null."""
     if isinstance(type_, dict):
         return _nested_comparison(name, type_)
+    if type_ == "void":
+        return lambda _left, _right: pa.scalar(None, pa.bool_())
     compare = kernel_of(name)
     if not is_fractional(type_):
         return compare
@@ -54,7 +57,7 @@ def comparison(name: str, type_: SparkType) -> Callable[[Value, Value], Value]:
     return lambda left, right: mirrored(right, left)
 
 
-def sort_key(value: object) -> object:
+def sort_key(value: object) -> Any:
     """Returns what orders Python values as Spark orders them: null first, NaN last, structs and arrays by elements."""
     if value is None:
         return (0,)

@@ -1,4 +1,4 @@
-"""Text and bytes: cutting, padding, searching, regular expressions, encodings and hashes. Positions count characters from 1."""
+"""Text and bytes: cutting, padding, searching, regular expressions, encodings and hashes. Positions count from 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
-from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, broadcast, function, kernel_of, strict
+from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, function, kernel_of, strict
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.regex import compile_java, like_pattern
 from ckpt_runtime.expressions.rows import per_row
@@ -318,7 +318,7 @@ def _soundex(call: Call) -> Callable[..., Value]:
             if upper in "HW":
                 continue
             digit = codes[ord(upper) - 65]
-            if digit != "0" and digit != last:
+            if digit not in ("0", last):
                 code += digit
                 if len(code) == 4:
                     break
@@ -565,11 +565,3 @@ def _digest(call: Call) -> Callable[..., Value]:
         return hashlib.new(f"sha{bits or 256}", data).hexdigest()
 
     return per_row(sha2, _STRING)
-
-
-@strict("IsValidUTF8", "MakeValidUTF8", "ValidateUTF8", "TryValidateUTF8")
-def _valid_text(call: Call) -> Callable[..., Value]:
-    """The engine keeps valid text only."""
-    if call.function == "IsValidUTF8":
-        return lambda value: pc.if_else(pc.is_valid(value), True, pa.scalar(None, pa.bool_()))
-    return lambda value: broadcast(value, 1)[0] if isinstance(value, pa.Scalar) else value
