@@ -65,7 +65,7 @@ def compare_examples(spark: SparkSession) -> list[Example]:
 
 
 def _examples(spark: SparkSession) -> Iterator[Example]:
-    registry = spark._jsparkSession.sessionState().functionRegistry()  # type: ignore[attr-defined]
+    registry = spark._jsparkSession.sessionState().functionRegistry()
     names = registry.listFunction()
     for at in range(names.size()):
         found = registry.lookupFunction(names.apply(at))
@@ -77,11 +77,12 @@ def _examples(spark: SparkSession) -> Iterator[Example]:
 
 def _expressions(spark: SparkSession, query: str) -> list[Any] | None:
     """Returns the expressions that a query without a table selects; None for other queries."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
         plan = spark.sql(query)._jdf.queryExecution().analyzed()
-    except PySparkException:
+    except (PySparkException, Py4JJavaError):
         return None  # an example of an error, or of something that is not installed
     if plan.nodeName() != "Project" or plan.child().nodeName() != "OneRowRelation":
         return None
@@ -219,8 +220,8 @@ _HEAD = """\
 # Functions of Spark in PySpark programs
 
 This page is generated: every example of Spark's own catalogue of functions is computed by Spark and by the engine.
-*Equal* functions have Spark's results for all of their examples. *Partly* available ones have them for some, and the plan
-is refused for the others. *Refused* functions are refused when the plan is made; nothing is computed in another way.
+*Equal* functions have Spark's results for all of their examples. *Partly* available ones have them for some; for the
+others the plan is refused. *Refused* functions are refused when the plan is made; nothing is computed in another way.
 Aggregates, generators and functions of variants, XML, sketches and geometry are not on this page.
 """
 

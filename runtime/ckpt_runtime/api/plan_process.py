@@ -89,11 +89,11 @@ def run(request: PlanRequest) -> PlanResult:
 
 
 def _user_traceback(error: BaseException) -> str:
-    """The traceback without the frames of this package and of the import machinery, and without local directories."""
+    """The traceback without frames of this package, PySpark and the import machinery, and without local directories."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_OWN_PACKAGE, "<frozen"))
+        if not frame.filename.startswith((_OWN_PACKAGE, "<frozen")) and "/pyspark/" not in frame.filename
     ]
     return "\n".join(
         f'File "{Path(frame.filename).name}", line {frame.lineno}, in {frame.name}\n  {frame.line}' for frame in frames

@@ -89,10 +89,10 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
         for key, value in request.configuration.items():
             session.conf().set(key, value)
         planner = _Planner(spark._jvm, session, serial)
-        for name, relation in request.views.items():
-            planner.register(name, relation)
-        plan = planner.analyzed(request.relation)
         ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
+        for name, relation in request.views.items():
+            planner.register(name, relation, _PlanReader(spark._jvm, ansi))
+        plan = planner.analyzed(request.relation)
         return _PlanReader(spark._jvm, ansi).read(plan)
     except UnsupportedExpressionError as error:
         return Analysis(unsupported=str(error))
@@ -102,25 +102,82 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
         return Analysis(error=str(error.getMessage() or error))
 
 
+_RELATIONS = frozenset(
+    {
+        *(
+            "project",
+            "filter",
+            "join",
+            "set_op",
+            "sort",
+            "limit",
+            "aggregate",
+            "sql",
+            "local_relation",
+            "range",
+            "offset",
+        ),
+        *("subquery_alias", "repartition", "to_df", "with_columns_renamed", "drop", "deduplicate", "hint", "unpivot"),
+        *("to_schema", "repartition_by_expression", "with_columns", "with_watermark", "fill_na", "drop_na", "replace"),
+        *("with_relations", "map_partitions", "group_map", "apply_in_pandas_with_state", "as_of_join", "lateral_join"),
+    }
+)
+"""Kinds of relations whose analysis reads no file, asks no other system and runs no code."""
+_RUN_CODE = ("reflect", "java_method", "try_reflect")
+"""Functions that call Java methods. Spark's analyzer evaluates some constants, and no program may run in the driver."""
+
+
+def _checked_relation(relation: bytes) -> bytes:
+    """Returns the relation. Raises UnsupportedExpressionError for one that Spark would read files or connect for."""
+    from google.protobuf.message import DecodeError
+    from pyspark.sql.connect.proto import Relation
+
+    try:
+        todo: list[Any] = [Relation.FromString(relation)]
+    except DecodeError as error:
+        raise UnsupportedExpressionError("the plan", f"it is not a relation of Spark Connect: {error}") from None
+    while todo:
+        message = todo.pop()
+        if message.DESCRIPTOR.name == "Relation":
+            kind = message.WhichOneof("rel_type")
+            placeholder = kind == "read" and message.read.is_streaming and message.read.data_source.format == "rate"
+            if kind not in _RELATIONS and not placeholder:
+                raise UnsupportedExpressionError(f"the relation {kind}", "a planned program may not have it")
+        for descriptor, value in message.ListFields():
+            if descriptor.message_type is not None:
+                several = value.values() if hasattr(value, "values") else value if descriptor.is_repeated else (value,)
+                todo += [element for element in several if hasattr(element, "ListFields")]
+    return relation
+
+
 class _Planner:
     """Relations become analyzed plans of one Spark session."""
 
     def __init__(self, jvm: Any, session: Any, serial: int) -> None:
         connect = jvm.org.apache.spark.sql.connect
+        registry = session.sessionState().functionRegistry()
+        option = jvm.scala.Option
+        for name in _RUN_CODE:
+            place = (option.apply("builtin"), option.apply("system"))
+            registry.dropFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *place))
+        session.conf().set("spark.sql.runSQLOnFiles", "false")
         holder = connect.service.SessionHolder("engine", f"00000000-0000-0000-0000-{serial:012}", session)
         self._planner = connect.planner.SparkConnectPlanner(holder, jvm.scala.Option.empty())
         self._jvm = jvm
         self._session = session
 
     def analyzed(self, relation: bytes) -> Any:
-        parsed = self._jvm.org.apache.spark.connect.proto.Relation.parseFrom(relation)
+        parsed = self._jvm.org.apache.spark.connect.proto.Relation.parseFrom(_checked_relation(relation))
         analyzer = self._session.sessionState().analyzer()
         plan = analyzer.execute(self._planner.transformRelation(parsed))
         analyzer.checkAnalysis(plan)
         return plan
 
-    def register(self, name: str, relation: bytes) -> None:
-        rows = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._session, self.analyzed(relation))
+    def register(self, name: str, relation: bytes, reader: _PlanReader) -> None:
+        """Registers a view. Its plan is read first, because Spark runs a command as soon as a frame is made of it."""
+        plan = self.analyzed(relation)
+        reader.read(plan)
+        rows = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._session, plan)
         rows.createOrReplaceTempView(name)
 
 

@@ -54,6 +54,7 @@ class ExpressionReader:
     def __init__(self, columns: Mapping[int, int], *, ansi: bool, aggregates: bool = False) -> None:
         self._columns = columns
         self._aggregates = aggregates
+        self._definitions: list[tuple[int, Expression]] = []
         self._mode: Mode = "ansi" if ansi else "legacy"
 
     def read(self, expression: Any) -> Expression:
@@ -78,23 +79,36 @@ class ExpressionReader:
         if name in _TRANSPARENT or "replacement" in node:
             # What Spark itself replaces by other functions is read as these: the replacement is its only child.
             return children[0], end
+        if name == "With":
+            definitions = dict(self._definitions[1 - len(children) :])
+            del self._definitions[1 - len(children) :]
+            return _substituted(children[0], definitions), end
         jvm = root.apply(at)
         if jvm_name(jvm) != name:
             raise UnsupportedExpressionError(name, "Spark numbers the nodes of its tree in an unknown order")
+        return self._of_node(name, node, jvm, children), end
+
+    def _of_node(self, name: str, node: Mapping[str, Any], jvm: Any, children: list[Expression]) -> Expression:
+        """Returns the tree of a node whose children are read."""
         if name == "AggregateExpression":
-            return self._aggregate(jvm, children[0]), end
+            return self._aggregate(jvm, children[0])
+        if name == "CommonExpressionDef":
+            self._definitions.append((_common_id(jvm), children[0]))
+            return children[0]
         if name == "LambdaFunction":
             body, *parameters = children
-            return Lambda(body, tuple(p for p in parameters if isinstance(p, Variable))), end
+            return Lambda(body, tuple(p for p in parameters if isinstance(p, Variable)))
         type_: SparkType = json.loads(jvm.dataType().json())
         if name == "AttributeReference":
-            return self._column(node, type_), end
+            return self._column(node, type_)
         if name == "NamedLambdaVariable":
-            return Variable(node["exprId"]["id"], type_), end
+            return Variable(node["exprId"]["id"], type_)
+        if name == "CommonExpressionRef":
+            return Variable(_common_id(jvm), type_)
         if name == "Literal":
-            return _literal(jvm.value(), type_), end
+            return _literal(jvm.value(), type_)
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
-        return Call(name, tuple(children), type_, self._mode_of(name, jvm), settings), end
+        return Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
 
     def _aggregate(self, jvm: Any, function: Expression) -> Call:
         if not self._aggregates:
@@ -116,6 +130,22 @@ class ExpressionReader:
         if "failOnError" in dir(jvm):
             return "ansi" if jvm.failOnError() else "legacy"
         return self._mode
+
+
+def _common_id(jvm: Any) -> int:
+    """Returns the id of an expression that is used several times; negative, unlike those of lambda variables."""
+    return -1 - int(jvm.id().id())
+
+
+def _substituted(tree: Expression, definitions: Mapping[int, Expression]) -> Expression:
+    if isinstance(tree, Variable):
+        return definitions.get(tree.id, tree)
+    if isinstance(tree, Lambda):
+        return Lambda(_substituted(tree.body, definitions), tree.parameters)
+    if isinstance(tree, Call):
+        arguments = tuple(_substituted(argument, definitions) for argument in tree.arguments)
+        return Call(tree.function, arguments, tree.type, tree.mode, tree.settings)
+    return tree
 
 
 def jvm_name(jvm: Any) -> str:

@@ -28,7 +28,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink, source_schema
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
-from ckpt_runtime.graph.schemas import aggregate_output_schema
+from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
 
 Resolve = Callable[[str], str | type]
 
@@ -178,7 +178,10 @@ class _QueryMapper:
             )
             aggregates.append(specs.Aggregate(function, column, f"result{at}"))
         spec = specs.AggregateSpec(tuple(keys), tuple(aggregates))
-        output = aggregate_output_schema(schema, spec)
+        try:
+            output = aggregate_output_schema(schema, spec)
+        except SchemaDerivationError as error:
+            raise PlanError("agg", str(error)) from None
         by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, tuple(keys)) for edge in prepared)
         grouped = self._apply(spec, by_key, output, node.plan_id)
         rebuilt, used = [], 0

@@ -101,6 +101,13 @@ def _decimal_operation(call: Call, name: str) -> Callable[..., Value]:
     compute = kernel_of(name)
     wide = [_wide_decimal(argument.type) for argument in call.arguments]
     result = arrow_type(call.type)
+    if _digits(name, wide) > _MOST_DIGITS:
+        operation = {"add": _WIDE.add, "subtract": _WIDE.subtract, "multiply": _WIDE.multiply}[name]
+        quantum = decimal.Decimal(1).scaleb(-scale)
+        rounded = per_row(
+            lambda a, b: operation(a, b).quantize(quantum, decimal.ROUND_HALF_UP, _WIDE), pa.decimal256(76, scale)
+        )
+        return _fitting(call, found, rounded, result)
 
     def run(left: Value, right: Value) -> Value:
         exact = compute(left.cast(wide[0]), right.cast(wide[1]))
@@ -112,6 +119,19 @@ def _decimal_operation(call: Call, name: str) -> Callable[..., Value]:
 def _can_exceed(kind: pa.DataType, digits: int) -> bool:
     """Whether a decimal type has values of more digits before the point, and holds ten to that power."""
     return bool(kind.precision - kind.scale > digits)
+
+
+_MOST_DIGITS = 76
+"""Arrow's decimals have no more."""
+
+
+def _digits(name: str, kinds: list[pa.DataType]) -> int:
+    """Returns the number of digits that Arrow gives the exact result of an operation."""
+    left, right = kinds
+    if name == "multiply":
+        return int(left.precision + right.precision + 1)
+    scale = max(left.scale, right.scale)
+    return int(max(left.precision - left.scale, right.precision - right.scale) + scale + 1)
 
 
 def _wide_decimal(type_: SparkType) -> pa.DataType:
@@ -140,6 +160,8 @@ def to_decimal(exact: Value, precision: int, scale: int, result: pa.DataType, mo
     return kept.cast(pa.decimal256(min(76, precision + 1), scale)).cast(result)
 
 
+_WIDE = decimal.Context(prec=200)
+"""Exact for every operation on two decimals of 38 digits but division."""
 _QUOTIENT = decimal.Context(prec=39, rounding=decimal.ROUND_DOWN)
 """Spark divides decimals to 39 digits and cuts the rest off before it rounds to the scale of the result."""
 
@@ -183,9 +205,6 @@ def _divide(call: Call) -> Callable[..., Value]:
         return _QUOTIENT.divide(a, b).quantize(decimal.Decimal(1).scaleb(-found[1]), decimal.ROUND_HALF_UP, _WIDE)
 
     return _guarded(call, _fitting(call, found, per_row(quotient, pa.decimal256(76, found[1])), result))
-
-
-_WIDE = decimal.Context(prec=100)
 
 
 def _fitting(
