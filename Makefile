@@ -30,6 +30,13 @@ test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options
 test-long: setup ## runs the tests that the suite has no time for
 	$(VENV)/bin/python -m pytest -m long $(PYTEST)
 
+.PHONY: coverage
+coverage: setup ## branches of the code that the unit and property tests run; fails below the floor in pyproject.toml
+	rm -rf .coverage && mkdir .coverage
+	$(VENV)/bin/python -m coverage run -m pytest tests/unit tests/property -q -p no:schemathesis --timeout=900 $(PYTEST)
+	$(VENV)/bin/python -m coverage combine --quiet
+	$(VENV)/bin/python -m coverage report
+
 .PHONY: attack
 attack: setup ## runs the attacks against real sessions, those that take minutes too
 	$(VENV)/bin/python -m pytest tests/attack -m attack $(PYTEST)
@@ -87,7 +94,7 @@ lock: ## writes requirements/lock.txt from what is installed now
 
 .PHONY: clean
 clean: ## deletes what was built, caches included; keeps .venv
-	rm -rf build runtime/build dist .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build runtime/build dist .coverage .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -rf spark-warehouse metastore_db derby.log ./*.egg-info runtime/*.egg-info
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf
 
