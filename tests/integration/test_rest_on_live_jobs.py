@@ -22,12 +22,6 @@ UNKNOWN_JOB = "0" * 32
 
 
 @pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
-
-
-@pytest.fixture(scope="module")
 def live(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SequenceJob]:
     """One job for all tests of this module that leave it running; checkpoints once an hour."""
     job = SequenceJob(cluster, tmp_path_factory.mktemp("live"))
