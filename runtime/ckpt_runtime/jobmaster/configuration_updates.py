@@ -67,7 +67,7 @@ class ConfigurationUpdates:
     async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigurationAnswer:
         """Changes a job's configuration, even if the client disconnects; an identical request meanwhile joins it.
 
-        Raises as ``DispatcherGateway.change_job_config``.
+        Raises as ``Dispatcher.change_job_config``.
         """
         known = self._in_progress.get(job.job_id)
         if known is not None and replace(known[0], by=request.by) == request:

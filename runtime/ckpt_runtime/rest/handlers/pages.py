@@ -19,6 +19,7 @@ from ckpt_runtime.rest.web_sessions import LIFETIME_S, WebSessions, cookie_name,
 from ckpt_runtime.web.files import INDEX, page_files
 
 router = flink_router(include_in_schema=False)
+routers = (router,)
 
 PREFIX = "/web"
 LOGIN = f"{PREFIX}/login"

@@ -46,7 +46,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from ckpt_runtime.rest.shapes import checkpoints as shapes
+from ckpt_runtime.rest import checkpoint_answers as answers
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
@@ -929,8 +929,9 @@ class TestResults:
             assert result is not None
             latest = EndedJob(result).checkpoint_statistics().latest_completed
             assert latest == replace(before, vertices={}, discarded=not retained)
-            shown = shapes.statistics(EndedJob(result).checkpoint_statistics())
-            assert shown["latest"]["completed"]["external_path"] == before.external_path
+            shown = answers.statistics(EndedJob(result).checkpoint_statistics()).latest_completed
+            assert shown is not None
+            assert shown.external_path == before.external_path
 
         run(tmp_path, test)
 
