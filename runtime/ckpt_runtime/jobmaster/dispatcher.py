@@ -74,6 +74,7 @@ from ckpt_runtime.jobmaster.request_checks import (
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.jobmaster.savepoint_catalogue import SavepointCatalogue
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.snapshot_disposal import dispose_of_snapshot
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
@@ -231,6 +232,10 @@ class Dispatcher:
     async def recent_log(self, slot_id: str | None) -> str:
         """Returns the last log lines of a slot's worker; of the driver for None. Raises as :meth:`thread_dump`."""
         return recent_lines() if slot_id is None else (await self._slots.ask(slot_id, ReadLog, RecentLog)).text
+
+    async def ended_worker_logs(self) -> tuple[EndedWorkerLog, ...]:
+        """The last log lines of workers whose processes ended unexpectedly, the latest first; a bounded number."""
+        return tuple(reversed(self._slots.ended_logs))
 
     async def event_log(self) -> EventLog:
         """The events of this session since it became the leader."""

@@ -199,18 +199,24 @@ def _threads(threads: tuple[ThreadInfo, ...]) -> contract.ThreadDump:
 
 @diagnosis.get("/jobmanager/logs", responses=errors())
 async def logs_of_driver(dispatcher: TheDispatcher) -> contract.LogFiles:
-    """The log of the driver, with its size."""
-    return _logs(_OF_DRIVER, await dispatcher.recent_log(None))
+    """The log of the driver, and the last logs of workers that ended unexpectedly, with their sizes."""
+    own = contract.LogFile(_OF_DRIVER, len((await dispatcher.recent_log(None)).encode()), now_ms())
+    ended = (
+        contract.LogFile(_name_of(log.worker_id), len(log.text.encode()), log.ended_at_ms)
+        for log in await dispatcher.ended_worker_logs()
+    )
+    return contract.LogFiles((own, *ended))
+
+
+def _name_of(worker_id: str) -> str:
+    return f"worker-{worker_id}.log"
 
 
 @diagnosis.get("/taskmanagers/{taskmanagerid}/logs", responses=_ONE)
 async def logs_of_worker(agent_id: SlotAgentId, dispatcher: TheDispatcher) -> contract.LogFiles:
     """The log of a worker, with its size."""
-    return _logs(_OF_WORKER, await dispatcher.recent_log(agent_id))
-
-
-def _logs(name: str, text: str) -> contract.LogFiles:
-    return contract.LogFiles((contract.LogFile(name, len(text.encode()), now_ms()),))
+    size = len((await dispatcher.recent_log(agent_id)).encode())
+    return contract.LogFiles((contract.LogFile(_OF_WORKER, size, now_ms()),))
 
 
 @diagnosis.get("/jobmanager/log", responses=errors(), response_class=PlainTextResponse)
@@ -221,9 +227,13 @@ async def log_of_driver(dispatcher: TheDispatcher) -> PlainTextResponse:
 
 @diagnosis.get("/jobmanager/logs/{filename}", responses=_ONE, response_class=PlainTextResponse)
 async def named_log_of_driver(name: LogName, dispatcher: TheDispatcher) -> PlainTextResponse:
-    """The same by the name that `/jobmanager/logs` lists."""
-    _check(name, _OF_DRIVER)
-    return await log_of_driver(dispatcher)
+    """A log by the name that `/jobmanager/logs` lists. That of an ended worker begins with the cause of its end."""
+    if name == _OF_DRIVER:
+        return await log_of_driver(dispatcher)
+    for log in await dispatcher.ended_worker_logs():
+        if name == _name_of(log.worker_id):
+            return PlainTextResponse(f"worker {log.worker_id} of slot {log.slot_id}: {log.reason}\n\n{log.text}")
+    raise NotFound(f"There is no log file {name}; GET /jobmanager/logs lists those that exist")
 
 
 @diagnosis.get("/taskmanagers/{taskmanagerid}/log", responses=_ONE, response_class=PlainTextResponse)
@@ -235,13 +245,9 @@ async def log_of_worker(agent_id: SlotAgentId, dispatcher: TheDispatcher) -> Pla
 @diagnosis.get("/taskmanagers/{taskmanagerid}/logs/{filename}", responses=_ONE, response_class=PlainTextResponse)
 async def named_log_of_worker(agent_id: SlotAgentId, name: LogName, dispatcher: TheDispatcher) -> PlainTextResponse:
     """The same by the name that `/taskmanagers/:taskmanagerid/logs` lists."""
-    _check(name, _OF_WORKER)
+    if name != _OF_WORKER:
+        raise NotFound(f"There is no log file {name}, only {_OF_WORKER}")
     return await log_of_worker(agent_id, dispatcher)
-
-
-def _check(name: str, only: str) -> None:
-    if name != only:
-        raise NotFound(f"There is no log file {name}, only {only}")
 
 
 # --- pipelines

@@ -59,8 +59,8 @@ async def without_slash() -> Response:
 
 @router.get(SESSION)
 async def session(request: Request) -> dict[str, bool]:
-    """Tells a page whether there is a login to end."""
-    return {"login": _sessions(request).is_valid(_cookie(request))}
+    """Tells a page whether there is a login to end, and that this server shows its processes, unlike others."""
+    return {"login": _sessions(request).is_valid(_cookie(request)), "processes": True}
 
 
 @router.get(f"{PREFIX}/")

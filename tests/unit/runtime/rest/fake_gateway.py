@@ -42,6 +42,7 @@ from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState, SavepointList
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
+from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.submissions import JobStillRunning
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -132,6 +133,7 @@ class FakeGateway:
         self.retired: dict[str, int] = {}
         self.catalogue: list[CataloguedSavepoint] = []
         self.shut_down = False
+        self.ended_logs: list[EndedWorkerLog] = []
         self.savepoint_failure: FailureCause | None = None
         self.slots_for_rescale = 100
         self.rescale_failure: str | None = None
@@ -209,6 +211,9 @@ class FakeGateway:
 
     async def dashboard_config(self) -> g.DashboardConfig:
         return g.DashboardConfig(3000, "Coordinated Universal Time", 0, "2.3.0", "c0f8d1a")
+
+    async def ended_worker_logs(self) -> tuple[EndedWorkerLog, ...]:
+        return tuple(self.ended_logs)
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         return {"rest.port": "0"}

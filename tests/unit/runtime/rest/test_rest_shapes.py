@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, SubtaskDetails
+from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.rest import job_answers as answers
 from ckpt_runtime.rest import metrics
@@ -215,6 +216,17 @@ def test_slot_agents_are_task_managers_with_one_slot(send: Send) -> None:
     assert [(agent["id"], agent["slotsNumber"], agent["freeSlots"]) for agent in found] == [
         ("0-0", 1, 0), ("0-1", 1, 0), ("0-2", 1, 1), ("0-3", 1, 1),
     ]  # fmt: skip
+
+
+def test_log_of_an_ended_worker_is_listed_and_begins_with_the_cause(send: Send, gateway: FakeGateway) -> None:
+    reason = "its process ended with exit code -9"
+    gateway.ended_logs = [EndedWorkerLog("0-w3", "0", gateway.now, reason, "the last line\n")]
+    own, ended = send("GET", "/jobmanager/logs").json()["logs"]
+    assert own["name"] == "driver.log"
+    assert ended == {"name": "worker-0-w3.log", "size": len("the last line\n"), "mtime": gateway.now}
+    text = send("GET", "/jobmanager/logs/worker-0-w3.log").text
+    assert text == f"worker 0-w3 of slot 0: {reason}\n\nthe last line\n"
+    assert send("GET", "/jobmanager/logs/worker-0-w4.log").status_code == 404
 
 
 def test_the_dashboard_gets_no_button_that_would_cancel_by_a_read(send: Send) -> None:
