@@ -18,8 +18,11 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.rest_options import RestOptions
+from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
+from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
+from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.graph.job_graph import JobVertex
-from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
+from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
@@ -38,12 +41,10 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ANY_JOB,
     CheckpointKind,
     ClusterOverview,
-    DashboardConfig,
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
     HoldRequest,
-    JobConfigInfo,
     JobDetails,
     JobOverview,
     KnownSavepoints,
@@ -52,9 +53,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     Precondition,
     RunRequest,
     SavepointList,
-    SlotOverview,
     StoredPipeline,
-    VertexPressure,
 )
 from ckpt_runtime.jobmaster.job_announcer import operation_ended
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -89,6 +88,7 @@ from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.structured_log import recent_lines
 from ckpt_runtime.thread_dump import ThreadInfo, dump_threads
+from ckpt_runtime.version import FLINK_VERSION, REVISION, VERSION
 
 NO_SAVEPOINT = "no savepoint is taken of it, since it has not what the real sinks have; cancel it"
 
@@ -198,25 +198,34 @@ class Dispatcher:
         statuses = Counter(job.status for job in self._known)
         return ClusterOverview(self._slots.total, self._slots.available, len(self._slots.all()), statuses)
 
-    async def slot_agents(self) -> tuple[SlotOverview, ...]:
+    async def slot_agents(self) -> tuple[TaskManager, ...]:
         """Lists the slot agents that have been started, oldest first."""
         epoch_ms = wall_clock_ms() - time.monotonic() * 1000
         return tuple(
-            SlotOverview(
-                slot_id=slot.slot_id,
-                endpoint=slot.endpoint,
+            TaskManager(
+                id=slot.slot_id,
+                path=slot.endpoint,
                 data_port=-1 if slot.worker is None else slot.worker.data_address[1],
-                cpus=len(slot.cpus),
-                is_free=slot.owner is None,
-                last_heartbeat_ms=round(epoch_ms + slot.agent.last_heard * 1000),
+                time_since_last_heartbeat=round(epoch_ms + slot.agent.last_heard * 1000),
+                free_slots=int(slot.owner is None),
+                assigned_tasks=int(slot.owner is not None),
+                free_resource=Resource(cpu_cores=float(slot.owner is None)),
+                hardware=Hardware(cpu_cores=len(slot.cpus)),
             )
             for slot in self._slots.all()
         )
 
     async def dashboard_config(self) -> DashboardConfig:
-        from ckpt_runtime.version import FLINK_VERSION, REVISION
-
-        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, FLINK_VERSION, REVISION)
+        """Versions and features; tools compare ``flink_version``, that of the Flink whose REST API is served."""
+        return DashboardConfig(
+            refresh_interval_ms=3_000,
+            timezone_name=time.tzname[0],
+            timezone_offset_ms=-time.timezone * 1000,
+            flink_version=FLINK_VERSION,
+            flink_revision=REVISION,
+            ckpt_version=VERSION,
+            features=Features(cancel_and_retain=True),
+        )
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         """Gives the cluster's options, secrets already masked."""
@@ -393,10 +402,10 @@ class Dispatcher:
         """End the upgrade of an owner, or of any owner if None. Does nothing when none is in progress."""
         await self._lineages.release(self._job(job_id).overview(), owner)
 
-    async def job_config(self, job_id: str) -> JobConfigInfo:
+    async def job_config(self, job_id: str) -> JobConfig:
         return self._job(job_id).config_info()
 
-    async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigurationAnswer:
+    async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigChange:
         """FLIP-530: check, persist, apply, then return; a needed restart has begun by then.
 
         A request equivalent to the present configuration changes nothing, at any version. Raises
@@ -424,7 +433,7 @@ class Dispatcher:
         vertex = _vertex(job, vertex_id)
         return await self._flame_graphs.of(job_id, job.executions.vertex_details(vertex))
 
-    async def vertex_backpressure(self, job_id: str, vertex_id: str) -> VertexPressure:
+    async def vertex_backpressure(self, job_id: str, vertex_id: str) -> Backpressure:
         """Raises :class:`VertexNotFound`."""
         job = self._job(job_id)
         return job.executions.pressure(_vertex(job, vertex_id))

@@ -22,6 +22,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX
+from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options, submitted_settings
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, VersionConflict
@@ -42,7 +43,6 @@ from ckpt_runtime.jobmaster.gateway_values import (
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
-    JobConfigInfo,
     JobDetails,
     JobOverview,
     OperationStatus,
@@ -415,7 +415,7 @@ class JobMaster:
     def details(self) -> JobDetails:
         return self.view.details()
 
-    def config_info(self) -> JobConfigInfo:
+    def config_info(self) -> JobConfig:
         core = self._shell.core
         return self.view.config_info(core.accepted_plan, core.plan.own.version, overridden_options(core.overrides))
 

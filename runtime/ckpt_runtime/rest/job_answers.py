@@ -22,7 +22,6 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobOverview,
     SubtaskDetails,
     VertexDetails,
-    VertexPressure,
 )
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview, RestorePreview
 from ckpt_runtime.network.control_messages import SubtaskMeasures
@@ -39,7 +38,6 @@ _APPLICATION_STATE = {
     JobStatus.RECONCILING: "RUNNING",
 }
 _UP_TO_RUNNING = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING")
-_HIGH_PRESSURE, _LOW_PRESSURE = 0.5, 0.1
 FLAME_GRAPH_KINDS = ("full", "on_cpu", "off_cpu")
 
 
@@ -306,36 +304,6 @@ def distribution(values: Sequence[int]) -> contract.Distribution:
     return contract.Distribution(
         ordered[0], ordered[-1], total // len(ordered), total, rank(50), rank(25), rank(75), rank(95)
     )
-
-
-def backpressure(pressure: VertexPressure) -> contract.Backpressure:
-    """The pressure of a vertex is the highest of its subtasks."""
-    if not pressure.subtasks:
-        return contract.Backpressure(status="deprecated")
-    level = _level(max(item.backpressured for item in pressure.subtasks))
-    subtasks = (
-        contract.SubtaskPressure(
-            index=item.index,
-            attempt=item.attempt,
-            level=_level(item.backpressured),
-            level_in_kebab=_level(item.backpressured),
-            backpressured=item.backpressured,
-            idle=item.idle,
-            busy=item.busy,
-        )
-        for item in pressure.subtasks
-    )
-    return contract.Backpressure(
-        status="ok",
-        level=level,
-        level_in_kebab=level,
-        measured_at_ms=pressure.measured_at_ms,
-        subtasks=tuple(subtasks),
-    )
-
-
-def _level(ratio: float) -> str:
-    return "high" if ratio > _HIGH_PRESSURE else "low" if ratio > _LOW_PRESSURE else "ok"
 
 
 class _Node:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from msgspec import structs
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 from starlette.responses import PlainTextResponse
@@ -20,7 +21,7 @@ from ckpt_runtime.contract import cluster as contract
 from ckpt_runtime.contract.cluster import Nothing
 from ckpt_runtime.contract.jobs import ApplicationDetails, Applications, PlanPreview, StartedJob
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotFound
-from ckpt_runtime.jobmaster.gateway_values import ClusterOverview, RunRequest, SlotOverview, StoredPipeline
+from ckpt_runtime.jobmaster.gateway_values import ClusterOverview, RunRequest, StoredPipeline
 from ckpt_runtime.jobmaster.health import job_warnings
 from ckpt_runtime.rest import job_answers, metrics
 from ckpt_runtime.rest.bodies import (
@@ -55,7 +56,6 @@ from ckpt_runtime.rest.responses import flink_router, now_ms
 from ckpt_runtime.rest.uploads import PART_NAME, receive_pipeline
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.thread_dump import ThreadInfo
-from ckpt_runtime.version import VERSION
 
 cluster = flink_router(tags=["cluster"])
 dashboard = flink_router(tags=["dashboard"])
@@ -81,9 +81,9 @@ async def overview(dispatcher: TheDispatcher) -> contract.ClusterOverview:
         jobs_finished=found.jobs_by_status.get(JobStatus.FINISHED, 0),
         jobs_cancelled=found.jobs_by_status.get(JobStatus.CANCELED, 0),
         jobs_failed=found.jobs_by_status.get(JobStatus.FAILED, 0),
-        flink_version=dashboard.version,
-        flink_commit=dashboard.revision,
-        ckpt_version=VERSION,
+        flink_version=dashboard.flink_version,
+        flink_commit=dashboard.flink_revision,
+        ckpt_version=dashboard.ckpt_version,
     )
 
 
@@ -94,16 +94,7 @@ def _running(cluster: ClusterOverview) -> int:
 @cluster.get("/config", responses=errors())
 async def config(dispatcher: TheDispatcher) -> contract.DashboardConfig:
     """Versions and features of this server, and how often pages should refresh."""
-    found = await dispatcher.dashboard_config()
-    return contract.DashboardConfig(
-        refresh_interval_ms=found.refresh_interval_ms,
-        timezone_name=found.timezone_name,
-        timezone_offset_ms=found.timezone_offset_ms,
-        flink_version=found.version,
-        flink_revision=found.revision,
-        ckpt_version=VERSION,
-        features=contract.Features(cancel_and_retain=True),
-    )
+    return await dispatcher.dashboard_config()
 
 
 @cluster.get("/jobmanager/config", responses=errors())
@@ -148,34 +139,19 @@ async def application(application_id: ApplicationId, dispatcher: TheDispatcher) 
     return job_answers.application_details(await dispatcher.job_details(application_id), now_ms())
 
 
-def _described(agent: SlotOverview) -> dict[str, Any]:
-    free = int(agent.is_free)
-    return {
-        "id": agent.slot_id,
-        "path": agent.endpoint,
-        "data_port": agent.data_port,
-        "time_since_last_heartbeat": agent.last_heartbeat_ms,
-        "free_slots": free,
-        "assigned_tasks": 1 - free,
-        "free_resource": contract.Resource(cpu_cores=float(free)),
-        "hardware": contract.Hardware(cpu_cores=agent.cpus),
-    }
-
-
 @dashboard.get("/taskmanagers", responses=errors())
 async def task_managers(dispatcher: TheDispatcher) -> contract.TaskManagers:
     """The slot agents, each with its one slot."""
-    found = await dispatcher.slot_agents()
-    return contract.TaskManagers(tuple(contract.TaskManager(**_described(agent)) for agent in found))
+    return contract.TaskManagers(await dispatcher.slot_agents())
 
 
 @dashboard.get("/taskmanagers/{taskmanagerid}", responses=_ONE)
 async def task_manager(agent_id: SlotAgentId, dispatcher: TheDispatcher) -> contract.TaskManagerDetails:
     """One slot agent."""
-    found = next((known for known in await dispatcher.slot_agents() if known.slot_id == agent_id), None)
+    found = next((known for known in await dispatcher.slot_agents() if known.id == agent_id), None)
     if found is None:
         raise NotFound(f"Task manager {agent_id} not found")
-    return contract.TaskManagerDetails(**_described(found))
+    return contract.TaskManagerDetails(**structs.asdict(found))
 
 
 # --- thread dumps and logs

@@ -22,7 +22,6 @@ from ckpt_runtime.contract.configuration import (
     VertexRequirements,
 )
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
-from ckpt_runtime.rest import configuration_answers as answers
 from ckpt_runtime.rest.bodies import (
     Body,
     ClosedBody,
@@ -34,6 +33,7 @@ from ckpt_runtime.rest.bodies import (
     body_of,
     spelled,
 )
+from ckpt_runtime.rest.checkpoint_answers import config as checkpoint_config
 from ckpt_runtime.rest.errors import BadRequest, echo
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
@@ -75,7 +75,7 @@ def overrides_of(body: ClosedBody) -> CheckpointOverrides:
 @checkpoint_configuration.get("/config", responses=_READ)
 async def effective(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfig:
     """The checkpoint settings in effect."""
-    return answers.checkpoint_config(await dispatcher.checkpoint_config(job_id))
+    return checkpoint_config(await dispatcher.checkpoint_config(job_id))
 
 
 @checkpoint_configuration.get("/configuration", responses=_READ)
@@ -89,13 +89,13 @@ async def patch(
     job_id: JobId, dispatcher: TheDispatcher, body: Annotated[ClosedBody, body_of(PatchBody)]
 ) -> CheckpointConfig:
     """Change checkpoint settings while the job runs."""
-    return answers.checkpoint_config(await dispatcher.patch_checkpoint_config(job_id, overrides_of(body)))
+    return checkpoint_config(await dispatcher.patch_checkpoint_config(job_id, overrides_of(body)))
 
 
 @checkpoint_configuration.delete("/configuration", responses=_CHANGE, dependencies=[Depends(whole_request)])
 async def reset(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfig:
     """Return to the submitted checkpoint settings."""
-    return answers.checkpoint_config(await dispatcher.delete_checkpoint_config_overrides(job_id))
+    return checkpoint_config(await dispatcher.delete_checkpoint_config_overrides(job_id))
 
 
 # --- the configuration of the job
@@ -148,7 +148,7 @@ IfMatch = Annotated[str | None, Header(alias="If-Match", description="the versio
 @job_configuration.get("", responses=_READ)
 async def config(job_id: JobId, dispatcher: TheDispatcher, response: Response) -> JobConfig:
     """Configuration of a job and its version (FLIP-530)."""
-    found = answers.job_config(await dispatcher.job_config(job_id))
+    found = await dispatcher.job_config(job_id)
     response.headers["ETag"] = f'"{found.version}"'
     return found
 
@@ -164,7 +164,7 @@ async def replace(
 ) -> ConfigChange | Nothing:
     """Replace the configuration while the job runs."""
     change = ConfigurationRequest(body.configuration, body.version, dry_run=dry_run, by=_sender(request))
-    answer = answers.config_change(await dispatcher.change_job_config(job_id, change))
+    answer = await dispatcher.change_job_config(job_id, change)
     return answer if changes or dry_run else Nothing()
 
 
@@ -179,7 +179,7 @@ async def change(
 ) -> ConfigChange:
     """Change options of the configuration while the job runs."""
     wanted = ConfigurationRequest(body.configuration, _version(if_match), True, dry_run, _sender(request))
-    return answers.config_change(await dispatcher.change_job_config(job_id, wanted))
+    return await dispatcher.change_job_config(job_id, wanted)
 
 
 def _version(if_match: str | None) -> int | None:

@@ -411,7 +411,7 @@ async def vertex_accumulators(job_id: JobId, vertex_id: VertexId, dispatcher: Th
 @vertices.get("/backpressure", responses=_READ)
 async def backpressure(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> Backpressure:
     """Backpressured, idle and busy shares of time."""
-    return job_answers.backpressure(await dispatcher.vertex_backpressure(job_id, vertex_id))
+    return await dispatcher.vertex_backpressure(job_id, vertex_id)
 
 
 @vertices.get("/flamegraph", responses=_READ, tags=["diagnosis"])

@@ -31,7 +31,7 @@ from ckpt_runtime.jobmaster.restart_strategy_factory import (
     with_implicit_strategy,
 )
 from ckpt_runtime.network.control_messages import SubtaskMeasures
-from ckpt_runtime.rest.configuration_answers import checkpoint_config as config
+from ckpt_runtime.rest.checkpoint_answers import config
 from ckpt_runtime.scheduler.restart_strategies import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 
