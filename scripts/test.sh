@@ -25,9 +25,9 @@ GROUPS_OF_TESTS=(
     "tests/docs tests/fuzz"
     tests/chaos
 )
-# These only compute, and none of them depends on how long something takes. They run with the lowest priority beside the
-# groups above, and each needs about a hundred seconds of a processor. The first one needs compiled kernels in its second
-# half only.
+# These only compute, and none of them depends on how long something takes. They run with a low priority beside the groups
+# above; with the lowest one they would stand still beside other programs. Each needs about a hundred seconds of a
+# processor. The first one needs compiled kernels in its second half only.
 FILLERS=(
     "tests/simulation --ignore=tests/simulation/jobs ${ROOMS[*]/#/tests/unit/runtime/}"
     tests/simulation/jobs
@@ -58,7 +58,7 @@ run() { # <nice> <group> <options of pytest>
 
 fillers=" "
 fill() { # <group> <options of pytest>
-    run 19 "$1" --timeout=900 "${@:2}" &
+    run 10 "$1" --timeout=900 "${@:2}" &
     fillers+="$! "
 }
 
