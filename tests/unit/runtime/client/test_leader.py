@@ -217,10 +217,10 @@ def test_a_client_that_has_seen_a_leader_goes_back_to_no_earlier_one(
         old = directory.file.read_bytes()
         directory.lead(two[0], good_for_s=0.2)
         source = directory.source()
-        first = source.find(5)
+        first = asyncio.run(source.find(5))
         directory.file.write_bytes(old)
         with pytest.raises(LeaderUnknown, match="of epoch 1, and one of epoch 2"):
-            source.find(5, other_than=first)
+            asyncio.run(source.find(5, other_than=first))
     assert heard == []
 
 

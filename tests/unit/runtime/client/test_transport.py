@@ -39,7 +39,7 @@ class Script:
 
 
 def client_over(script: Callable[[httpx.Request], httpx.Response], **options: object) -> CkptClient:
-    return CkptClient("host:1", transport=httpx.MockTransport(script), **options)  # type: ignore[arg-type]
+    return CkptClient("host:1", transport=httpx.MockTransport(script), **options)
 
 
 def test_a_lost_answer_is_asked_for_again_with_the_same_trigger_id() -> None:
