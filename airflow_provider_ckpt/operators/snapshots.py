@@ -11,7 +11,7 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.exceptions import CkptNotFound, CkptSnapshotDamaged, CkptTargetExists
 from airflow_provider_ckpt.lineage import TellsLineage, Written
-from airflow_provider_ckpt.snapshot_process import SnapshotProcess
+from airflow_provider_ckpt.processes import SnapshotProcess
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -56,7 +56,7 @@ class CkptSnapshotOperator(TellsLineage, BaseOperator):
 
     def left_over(self) -> str:
         """Say what an ended process leaves behind."""
-        return "It only reads: nothing has changed"
+        return "The task only reads: nothing has changed"
 
 
 class VerifySavepointOperator(CkptSnapshotOperator):
@@ -75,7 +75,7 @@ class VerifySavepointOperator(CkptSnapshotOperator):
         found = self.process.run("verify", path, accepted=(0, 1))
         if not found["intact"]:
             reasons = "; ".join(f"{item['state']}: {item['reason']}" for item in found["problems"])
-            raise CkptSnapshotDamaged(f"{path} is damaged, do not count on it: {reasons}")
+            raise CkptSnapshotDamaged(f"{path} is damaged and cannot be relied on: {reasons}")
         self.log.info("%s is complete and intact", path)
         return {"savepoint_path": path, "intact": True}
 
@@ -119,14 +119,14 @@ class CopySavepointOperator(CkptSnapshotOperator):
         try:
             there = self.process.run("show", "--no-count", target)
         except (CkptNotFound, CkptSnapshotDamaged) as absent:
-            advice = "Delete what a copy that was cut off may have left there, or give another target"
+            advice = "Delete what an interrupted copy may have left there, or give another target"
             raise CkptTargetExists(f"{error}; it holds no snapshot. {advice}") from absent
         given = self.process.run("show", "--no-count", source)
         if any(there[name] != given[name] for name in _SAME):
             raise CkptTargetExists(f"{error}; it holds another snapshot than {source}. Give another target") from error
         if not self.process.run("verify", target, accepted=(0, 1))["intact"]:
             raise CkptTargetExists(f"{error}; it holds a damaged copy. Delete it, or give another target") from error
-        self.log.info("%s holds a whole copy of it already", target)
+        self.log.info("%s already holds a complete copy of it", target)
         return there
 
     def left_over(self) -> str:

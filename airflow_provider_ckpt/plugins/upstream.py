@@ -23,8 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from airflow_provider_ckpt import advice
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook, unusable_certificates
-from airflow_provider_ckpt.hooks.connection import Endpoint
-from airflow_provider_ckpt.leader import leader_of
+from airflow_provider_ckpt.hooks.connection import Endpoint, leader_of
 from ckpt_runtime.client.errors import CkptClientError
 
 MAX_ANSWER_BYTES = 16 << 20
@@ -131,7 +130,7 @@ async def _address(conn_id: str, endpoint: Endpoint) -> str:
         return endpoint.base_url
     try:
         source = await run_in_threadpool(leader_of, conn_id, endpoint.ha_dir, endpoint.cluster_id, endpoint.token)
-        return (await source.afind(min(endpoint.timeout, MAX_TIMEOUT_S))).url
+        return (await source.find(min(endpoint.timeout, MAX_TIMEOUT_S))).url
     except (CkptClientError, CkptConnectionInvalid) as error:
         raise UpstreamRefused(502, str(error)) from None
 

@@ -162,12 +162,8 @@ def _outputs(cls: Any) -> list[str]:
 
 
 def _triggers(modules: list[str]) -> list[str]:
-    from airflow_provider_ckpt.triggers.base import CkptTrigger
-
     intro = "Operators, sensors and assets make them; no DAG has to name one. All of their arguments are JSON values."
     lines = _page("Triggers", _GUIDE, intro)
-    lines += ["## All triggers", "", docstring_of(CkptTrigger).text, ""]
-    lines += _table(all_parameters(CkptTrigger).values(), lambda name: meaning_of(CkptTrigger, name), None)
     for cls in classes_of(modules, "Trigger"):
         lines += [*_heading(cls), docstring_of(cls).text, ""]
         own = _own_parameters(cls)

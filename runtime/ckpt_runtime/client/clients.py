@@ -329,7 +329,7 @@ class AsyncCkptClient(AsyncCalls):
 
 
 class CkptClient(_Methods):
-    """The client whose methods block: it runs the coroutines of an :class:`AsyncCkptClient`, which describes the options.
+    """The client whose methods block: it runs the coroutines of an :class:`AsyncCkptClient`, and takes its options.
 
     Works in any thread, also where an event loop runs, and in signal handlers: the coroutines run in the event loop of
     one thread that all blocking clients of the process share.

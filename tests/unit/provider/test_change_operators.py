@@ -147,7 +147,7 @@ def test_a_rescale_whose_answer_is_lost_is_joined(job_manager: JobManager, task:
 
 def test_a_refused_rescale_says_why(job_manager: JobManager, task: Task, finish: Finish) -> None:
     job_manager.gateway.rescale_failure = "no slots in time"
-    with pytest.raises(CkptOperationFailed, match="goes on as it was: no slots in time"):
+    with pytest.raises(CkptOperationFailed, match="keeps running as it was: no slots in time"):
         finish(RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), task.context())
     with pytest.raises(CkptArgumentInvalid, match="'nope' is not acceptable, it must be one of .*'count'"):
         RescaleJobOperator(task_id="t", job=JOB, parallelism={"nope": 1}, **FAST).execute(task.context())
@@ -190,7 +190,7 @@ def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task, f
     [
         (update(configuration={RESTARTS: "true"}), "takes effect"),
         (RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), "not taken back"),
-        (DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", **FAST), "goes on"),
+        (DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", **FAST), "continues"),
     ],
 )
 def test_a_killed_task_says_what_becomes_of_it(

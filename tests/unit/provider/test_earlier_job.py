@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ckpt.earlier_job import EarlierJob, NextStep, Plan, plan
 from airflow_provider_ckpt.exceptions import CkptJobNotResumable
+from airflow_provider_ckpt.jobs.earlier_job import EarlierJob, NextStep, Plan, plan
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointCounts, CheckpointStatistics
 
 JOB = "ab" * 16
@@ -94,7 +94,7 @@ def test_a_job_without_a_checkpoint_is_started_as_it_was() -> None:
 
 def test_a_job_that_the_job_manager_has_forgotten_is_not_started_again() -> None:
     for record in (STARTED, REPORTED):
-        with pytest.raises(CkptJobNotResumable, match=f"not known.*below {JOB}.*savepoint_path"):
+        with pytest.raises(CkptJobNotResumable, match=f"no longer known.*below {JOB}.*savepoint_path"):
             planned(record, None)
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import certifi
 import pytest
 
+from airflow_provider_ckpt.conditions.job import JobStatusCondition
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
+from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.leadership import LeaseSeal
 from ckpt_runtime.network.tls import rest_context
@@ -206,12 +207,11 @@ def test_a_wait_in_the_triggerer_follows_the_leader(
     lead(tmp_path, "http://127.0.0.1:1")
 
     async def wait() -> TriggerEvent:
-        trigger = CkptJobTrigger(
+        trigger = CkptTrigger(
             ckpt_conn_id="ckpt_default",
+            condition=JobStatusCondition(JOB, ["RUNNING"]),
             deadline=time.time() + 60,
             poll_interval=0.05,
-            job_id=JOB,
-            expected=["RUNNING"],
         )
         run = trigger.run()
         event = asyncio.ensure_future(anext(run))

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt import event_hub as hub
-from airflow_provider_ckpt.conditions import progress
-from airflow_provider_ckpt.conditions.base import POLL
-from airflow_provider_ckpt.shared_answers import SharedAnswers
-from airflow_provider_ckpt.triggers.base import CkptTrigger
-from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
-from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
+from airflow_provider_ckpt.conditions import waiting as progress
+from airflow_provider_ckpt.conditions.base import POLL, Condition
+from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
+from airflow_provider_ckpt.conditions.job import JobStatusCondition, ReadyForSnapshotCondition
+from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
+from airflow_provider_ckpt.event_hub import SharedAnswers
+from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import CkptApiError
 from ckpt_runtime.client.event_stream import StreamedEvent
@@ -31,12 +31,16 @@ WAIT: dict[str, Any] = {"ckpt_conn_id": "ckpt_default", "poll_interval": 0.05}
 pytestmark = pytest.mark.row("air.11")
 
 
-def finished(job_id: str = JOB) -> CkptJobTrigger:
-    return CkptJobTrigger(**WAIT, deadline=time.time() + TIMEOUT_S, job_id=job_id, expected=["FINISHED"])
+def waiting(condition: Condition) -> CkptTrigger:
+    return CkptTrigger(**WAIT, deadline=time.time() + TIMEOUT_S, condition=condition)
 
 
-def checkpoints(count: int = 1) -> CkptCheckpointTrigger:
-    return CkptCheckpointTrigger(**WAIT, deadline=time.time() + TIMEOUT_S, job_id=JOB, goal={"count": count})
+def finished(job_id: str = JOB) -> CkptTrigger:
+    return waiting(JobStatusCondition(job_id, ["FINISHED"]))
+
+
+def checkpoints(count: int = 1) -> CkptTrigger:
+    return waiting(CheckpointCondition(JOB, CheckpointGoal(count=count)))
 
 
 async def status(trigger: CkptTrigger) -> str:
@@ -260,10 +264,8 @@ def test_cancelled_waits_leave_nothing_behind(job_manager: JobManager) -> None:
         kinds: list[Callable[[], CkptTrigger]] = [
             finished,
             checkpoints,
-            lambda: CkptReadyTrigger(**WAIT, deadline=None, job_id="0" * 32),
-            lambda: CkptOperationTrigger(
-                **WAIT, deadline=None, operation="savepoint", job_id="0" * 32, trigger_id="1" * 32
-            ),
+            lambda: waiting(ReadyForSnapshotCondition("0" * 32)),
+            lambda: waiting(OperationCondition("0" * 32, Operation.SAVEPOINT, "1" * 32)),
         ]
         for steps in range(12):
             tasks = waits([kind() for kind in kinds])
@@ -322,23 +324,23 @@ def test_many_waits_say_the_same_again_less_often(
 
 
 def test_which_events_are_a_reason_to_look() -> None:
-    def concerned(trigger: CkptTrigger) -> set[str]:
+    def concerned(condition: Condition) -> set[str]:
         types = [*EventType, POLL]
-        return {kind for kind in types if trigger.condition().concerns(StreamedEvent("", kind, {"request-id": "x"}))}
+        return {kind for kind in types if condition.concerns(StreamedEvent("", kind, {"request-id": "x"}))}
 
     states = {"job-status", "deployment", "tasks-running"}
-    assert concerned(finished()) == states
-    assert concerned(CkptReadyTrigger(**WAIT, deadline=None, job_id=JOB)) == states | {
+    assert concerned(finished().condition) == states
+    assert concerned(ReadyForSnapshotCondition(JOB)) == states | {
         "savepoint-triggered",
         "savepoint-failed",
         POLL,
     }
     ended = {f"{what}-{how}" for what in ("checkpoint", "savepoint") for how in ("completed", "failed")}
-    assert concerned(checkpoints()) == ended | {"job-status", POLL}
-    operation = CkptOperationTrigger(**WAIT, deadline=None, operation="stop", job_id=JOB, trigger_id="1" * 32)
+    assert concerned(checkpoints().condition) == ended | {"job-status", POLL}
+    operation = OperationCondition(JOB, Operation.STOP, "1" * 32)
     assert concerned(operation) == {POLL}
     mine = StreamedEvent("", "operation", {"request-id": "1" * 32})
-    assert operation.condition().concerns(mine)
+    assert operation.concerns(mine)
 
 
 def test_answers_are_shared_until_something_happens() -> None:

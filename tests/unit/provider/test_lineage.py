@@ -98,7 +98,7 @@ def test_a_program_and_its_savepoint_are_the_inputs_of_a_submission(
 def test_a_task_that_fails_tells_nothing(job_manager: JobManager, task: Task, finish: Finish) -> None:
     job_manager.gateway.move(JOB, JobStatus.FAILED)
     operator = TakeSavepointOperator(task_id="t", job=JOB, target_directory="/sp", **FAST)
-    with pytest.raises(CkptJobFailed, match="takes no savepoint any more"):
+    with pytest.raises(CkptJobFailed, match="can no longer take a savepoint"):
         finish(operator, task.context())
     found = extracted(operator, "failed")
     assert (found.inputs, found.outputs, found.run_facets) == ([], [], {})

@@ -126,9 +126,9 @@ def test_a_job_that_ends_after_it_was_found_skips_the_task_that_may_be_skipped_u
         return operator.resume_execution("execute_complete", {"event": event}, context)
 
     for ends in (JobStatus.FINISHED, JobStatus.CANCELED):
-        with pytest.raises(AirflowSkipException, match=f"{JOB} is {ends}; it takes no savepoint any more"):
+        with pytest.raises(AirflowSkipException, match=f"{JOB} is {ends}; it can no longer take a savepoint"):
             savepoint("skip", ends)
-        with pytest.raises(CkptJobFailed, match=f"{JOB} is {ends}; it takes no savepoint any more"):
+        with pytest.raises(CkptJobFailed, match=f"{JOB} is {ends}; it can no longer take a savepoint"):
             savepoint("fail", ends)
     with pytest.raises(CkptJobFailed, match=f"{JOB} is FAILED"):
         savepoint("skip", JobStatus.FAILED)
@@ -185,7 +185,7 @@ def test_a_name_is_given_to_the_job_and_has_to_be_free(
     finish(submit(pipeline, job_name="orders"), task.context())
     (job,) = started(job_manager)
     assert job.request.configuration == {"pipeline.name": "orders", "pipeline.unique-name": "true"}
-    with pytest.raises(CkptJobRunning, match=f"{NAME!r} is the name of job {JOB} .RUNNING. already; end it first"):
+    with pytest.raises(CkptJobRunning, match=f"{NAME!r} is already the name of job {JOB} .RUNNING.; end it first"):
         submit(pipeline, job_name=NAME).execute(Task().context())
     assert started(job_manager) == [job]
 
@@ -220,7 +220,7 @@ def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
     elif if_running == "reuse":
         assert finish(operator, context)["job_id"] == OTHER
     else:
-        assert deferral(operator, context).trigger.serialize()[1]["name"] == "orders"
+        assert deferral(operator, context).trigger.condition.name == "orders"
     assert [job.job_id for job in started(job_manager)] == [OTHER]
     monkeypatch.setattr(gateway, during, done)
     gateway.move(OTHER, JobStatus.CANCELED)
@@ -271,7 +271,7 @@ def test_the_other_job_is_reused_and_never_cancelled(
     operator = submit(pipeline, job_name=NAME, if_running="reuse", deferrable=deferrable, wait_for_completion=True)
     operator.wait_timeout = 0.05
     operator.cancel_on_timeout = True
-    with pytest.raises(Exception, match=f"Job {JOB} was not cancelled and goes on"):
+    with pytest.raises(Exception, match=f"Job {JOB} was not cancelled and keeps running"):
         finish(operator, task.context())
     operator.on_kill()
     assert job_manager.gateway.jobs[JOB].status is JobStatus.RUNNING

@@ -81,7 +81,7 @@ def test_a_retry_attaches_to_the_operation_of_the_try_before(
 ) -> None:
     first = deferral(savepoint(), task.context())
     second = deferral(savepoint(), task.context())
-    assert second.trigger.operation_id == first.trigger.operation_id
+    assert second.trigger.condition.trigger_id == first.trigger.condition.trigger_id
     finish(savepoint(), task.context(), start=None)
     assert job_manager.gateway.triggered["savepoint"] == 1
 

@@ -266,7 +266,7 @@ def test_a_job_that_has_ended_takes_none(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.CANCELED)
-    with pytest.raises(CkptJobFailed, match=r"is CANCELED; it takes no .* any more"):
+    with pytest.raises(CkptJobFailed, match=r"is CANCELED; it can no longer take a .*"):
         finish(operators(pipeline)[name], task.context())
     assert sum(job_manager.gateway.triggered.values()) == 0
 

@@ -12,11 +12,17 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ckpt.conditions import progress
-from airflow_provider_ckpt.conditions.job import JobStatusCondition
-from airflow_provider_ckpt.conditions.job_log import MAX_TRACE_CHARS, moment, shortened
-from airflow_provider_ckpt.conditions.progress import Progress
-from airflow_provider_ckpt.conditions.waiting import Wait
+from airflow_provider_ckpt.conditions import waiting as progress
+from airflow_provider_ckpt.conditions.base import Condition, moment
+from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
+from airflow_provider_ckpt.conditions.job import (
+    MAX_TRACE_CHARS,
+    JobStatusCondition,
+    ReadyForSnapshotCondition,
+    shortened,
+)
+from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
+from airflow_provider_ckpt.conditions.waiting import Progress, Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
@@ -24,10 +30,7 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
-from airflow_provider_ckpt.triggers.base import CkptTrigger
-from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
-from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
+from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -64,13 +67,13 @@ class Clock:
 
 def wait_in_a_worker(condition: JobStatusCondition, seconds: float, log: Lines) -> None:
     with CkptHook().get_conn() as client:
-        Wait(condition, time.time() + seconds, 0.01, log).in_a_worker(client)
+        client.run(Wait(condition, time.time() + seconds, 0.01, log).until_verdict(client.calls))
 
 
 def wait_in_the_triggerer(condition: JobStatusCondition, seconds: float, log: Lines) -> None:
     async def run() -> None:
         async with await CkptHook().aget_conn() as client:
-            await Wait(condition, time.time() + seconds, 0.01, log).in_the_triggerer(client)
+            await Wait(condition, time.time() + seconds, 0.01, log).until_verdict(client)
 
     asyncio.run(run())
 
@@ -155,37 +158,37 @@ def test_half_a_minute_lies_between_two_lines_at_most() -> None:
     assert waiting.is_due("it is RUNNING")
 
 
-TRIGGERS: list[tuple[Callable[..., CkptTrigger], str]] = [
-    (lambda **base: CkptJobTrigger(job_id=JOB, expected=["FINISHED"], **base), "it is RUNNING; last checkpoint 1 of"),
+CONDITIONS = [
+    (JobStatusCondition(JOB, ["FINISHED"]), "it is RUNNING; last checkpoint 1 of"),
     (
-        lambda **base: CkptCheckpointTrigger(job_id=JOB, goal={"since_id": 1, "count": 3}, **base),
+        CheckpointCondition(JOB, CheckpointGoal(since_id=1, count=3)),
         "0 of 3 came, the job is RUNNING; last checkpoint 1 of",
     ),
 ]
 
 
-@pytest.mark.parametrize(("make", "words"), TRIGGERS)
+@pytest.mark.parametrize(("condition", "words"), CONDITIONS)
 def test_the_triggerer_says_where_every_kind_of_wait_stands(
-    job_manager: JobManager, make: Any, words: str, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, condition: Condition, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
-    assert words in triggerer_log(make, monkeypatch)
+    assert words in triggerer_log(condition, monkeypatch)
 
 
 def test_the_triggerer_says_where_an_operation_stands(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
     job_manager.gateway.polls_until_done = 10_000
     with CkptHook().get_conn() as client:
         client.trigger_savepoint(JOB, "/data", trigger_id="ab" * 16)
-    operation = {"operation": "savepoint", "job_id": JOB, "trigger_id": "ab" * 16}
-    said = triggerer_log(lambda **base: CkptOperationTrigger(**operation, **base), monkeypatch)
+    said = triggerer_log(OperationCondition(JOB, Operation.SAVEPOINT, "ab" * 16), monkeypatch)
     assert "it is in progress; the job is RUNNING; no checkpoint yet" in said
     fail(job_manager, JobStatus.RESTARTING)
-    said = triggerer_log(lambda **base: CkptReadyTrigger(job_id=JOB, **base), monkeypatch)
+    said = triggerer_log(ReadyForSnapshotCondition(JOB), monkeypatch)
     assert "it is RESTARTING; last failure: ValueError: no such airport" in said
 
 
-def triggerer_log(make: Callable[..., CkptTrigger], monkeypatch: pytest.MonkeyPatch) -> str:
-    trigger, log = make(ckpt_conn_id="ckpt_default", deadline=time.time() + 0.1, poll_interval=0.01), Lines()
+def triggerer_log(condition: Condition, monkeypatch: pytest.MonkeyPatch) -> str:
+    wait = {"ckpt_conn_id": "ckpt_default", "deadline": time.time() + 0.1, "poll_interval": 0.01}
+    trigger, log = CkptTrigger(condition=condition, **wait), Lines()
     monkeypatch.setattr(type(trigger), "log", log)
 
     async def first() -> Any:
@@ -273,7 +276,7 @@ def test_a_job_that_fails_after_its_submission_is_told_with_its_trace(
     context = task.context()
     log = Lines(lambda: fail(job_manager, job_id=started(job_manager)) if "RUNNING" in log.said[-1] else None)
     monkeypatch.setattr(type(operator), "log", log)
-    monkeypatch.setattr(CkptJobTrigger, "log", log)
+    monkeypatch.setattr(CkptTrigger, "log", log)
     with pytest.raises(Exception, match=r"is FAILED, not FINISHED: ValueError: no such airport"):
         finish(operator, context)
     assert TRACE in "\n".join(log.said)

@@ -12,8 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptNotFound
-from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
-from airflow_provider_ckpt.retention import StoredSavepoint, decide, savepoints_of, spared
+from airflow_provider_ckpt.operators.retention import (
+    CleanUpSavepointsOperator,
+    StoredSavepoint,
+    decide,
+    savepoints_of,
+    spared,
+)
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from tests.support.golden import DIRECTORY
 from tests.support.rest_examples import RUNNING, SNAPSHOT, catalogue

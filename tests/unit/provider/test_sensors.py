@@ -180,7 +180,7 @@ def test_a_checkpoint_that_has_left_the_history_is_not_waited_for(
     known = [item.id for item in job.tracker.snapshot().history]
     assert (pending in known, pending + 1 in known) == (True, False)
     sensor = CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=pending + 1, **FAST)
-    with pytest.raises(CkptJobFailed, match=r"checkpoint 2 .* not in its history any more, .* since_checkpoint_id"):
+    with pytest.raises(CkptJobFailed, match=r"checkpoint 2 .* no longer in its history, .* since_checkpoint_id"):
         finish(sensor, task.context())
     deferral(CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=pending, **FAST), task.context())
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ckpt import session_process
+from airflow_provider_ckpt import processes
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed, CkptWaitTimeout
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSessionOperator
-from airflow_provider_ckpt.session_process import SessionProcess
-from airflow_provider_ckpt.spark_connection import submission
+from airflow_provider_ckpt.processes import SessionProcess, submission
 from ckpt_runtime.client.session_command import SessionFiles
 from tests.support.certificates import Authority, internal_options, rest_options
 from tests.unit.provider.conftest import Finish, JobManager, Task, deferral, fire
@@ -71,13 +70,13 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     document = {"conn_type": "ckpt", "host": "127.0.0.1", "port": port, "password": "geheim"}
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
     started: list[SessionProcess] = []
-    launch = session_process.launch
+    launch = processes.launch
 
     def recording(*args: Any) -> SessionProcess:
         started.append(launch(*args))
         return started[-1]
 
-    monkeypatch.setattr(session_process, "launch", recording)
+    monkeypatch.setattr(processes, "launch", recording)
     command = [sys.executable, "-c", SERVER, str(port)]
     yield {"task_id": "t", "command": command, "log_directory": str(tmp_path), **FAST}
     for process in started:
@@ -106,7 +105,7 @@ def test_a_retry_finds_the_process_that_an_earlier_try_started(
 ) -> None:
     first = deferral(StartSessionOperator(**session), task.context())
     started = finish(StartSessionOperator(**session), task.context())
-    assert started["pid"] == first.trigger.process.pid
+    assert started["pid"] == first.trigger.condition.process.pid
 
 
 @pytest.mark.row("air.3")
@@ -118,14 +117,14 @@ def test_a_crash_between_starting_and_writing_down_the_pid_is_survived(
     record = task.store["ckpt_session"]
     task.store["ckpt_session"] = {key: record[key] for key in ("session_id", "log_file")}
     started = finish(StartSessionOperator(**session), task.context())
-    assert started["pid"] == first.trigger.process.pid
+    assert started["pid"] == first.trigger.condition.process.pid
 
 
 def test_a_running_session_is_used_or_refused(job_manager: JobManager, task: Task) -> None:
     found = StartSessionOperator(task_id="t", **FAST).execute(task.context())
     assert found["reused"] is True
     assert found["pid"] is None
-    with pytest.raises(CkptSessionFailed, match="answers at .* already"):
+    with pytest.raises(CkptSessionFailed, match="already answers at .*"):
         StartSessionOperator(task_id="t", reuse_running=False, **FAST).execute(task.context())
 
 
@@ -134,7 +133,7 @@ def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, f
     session["env"] = {"LOOKS_BEFORE_IT_LEADS": "4"}
     if reused:
         first = deferral(StartSessionOperator(**session), task.context())
-        wait_for_line(Path(first.trigger.process.log_file), "serving")
+        wait_for_line(Path(first.trigger.condition.process.log_file), "serving")
         task = Task()
     operator = StartSessionOperator(**session)
     deferred = deferral(operator, task.context())
@@ -149,10 +148,10 @@ def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, f
 def test_a_session_that_never_leads_is_no_success(session: dict[str, Any], task: Task, finish: Finish) -> None:
     session["command"].append("standby")
     first = deferral(StartSessionOperator(**session), task.context())
-    wait_for_line(Path(first.trigger.process.log_file), "serving")
+    wait_for_line(Path(first.trigger.condition.process.log_file), "serving")
     with pytest.raises(CkptWaitTimeout, match="to answer and to lead.*503"):
         finish(StartSessionOperator(**session | {"wait_timeout": 0.3}), Task().context())
-    assert first.trigger.process.is_alive, "it belongs to another task"
+    assert first.trigger.condition.process.is_alive, "it belongs to another task"
 
 
 def wait_for_line(file: Path, line: str) -> None:
@@ -189,10 +188,10 @@ def test_a_task_that_is_marked_failed_ends_the_session_that_was_being_started(
     airflow_says("restarting")  # cleared: the next try attaches to it
     operator.on_kill()
     asyncio.run(trigger.on_kill())
-    assert trigger.process.is_alive
+    assert trigger.condition.process.is_alive
     airflow_says("failed")
     operator.on_kill()
-    assert not trigger.process.is_alive
+    assert not trigger.condition.process.is_alive
 
 
 @pytest.mark.parametrize("deferrable", [True, False])

@@ -15,8 +15,9 @@ from msgspec import structs
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptOperationFailed, CkptUpgradeRefused
 from airflow_provider_ckpt.operators.suspend import ResumeJobOperator, SuspendJobOperator
 from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, UpgradeJobOperator
-from airflow_provider_ckpt.triggers.upgrade import CkptUpgradeTrigger
+from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from airflow_provider_ckpt.upgrades.actions import Accepted, Fits, Look, Lost, Newest, Release, Seen, StopSeen
+from airflow_provider_ckpt.upgrades.condition import UpgradeCondition
 from airflow_provider_ckpt.upgrades.executor import perform
 from airflow_provider_ckpt.upgrades.machine import action_of, advance, begin
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
@@ -44,7 +45,7 @@ def upgrade(**arguments: Any) -> UpgradeJobOperator:
         ({"last_state_max_age": "0 s"}, "last_state_max_age: '0 s'"),
         ({"savepoint_format": "XML"}, "savepoint_format: 'XML'"),
         ({"args": "a b"}, "args: 'a b'"),
-        ({"configuration": {"s3.secret-key": "x"}}, "configuration: 's3.secret-key' .* not written down"),
+        ({"configuration": {"s3.secret-key": "x"}}, "configuration: 's3.secret-key' .* not recorded"),
         ({"pause_before_start": "perhaps"}, "pause_before_start: 'perhaps'"),
     ],
 )
@@ -128,7 +129,7 @@ def test_checkpoints_of_the_gate_count_since_the_last_restart_and_a_degraded_job
     job = gateway.jobs[JOB]
 
     def look() -> Seen:
-        answer = client.run(perform(Look(JOB, judged=True), 0), patience_s=1)
+        answer = client.run(perform(client.calls, Look(JOB, judged=True), 0))
         assert isinstance(answer, Seen)
         return answer
 
@@ -178,8 +179,7 @@ def test_a_paused_upgrade_is_needed_to_finish_one(job_manager: JobManager) -> No
 
 
 def test_a_killed_task_says_where_it_stood(capsys: pytest.CaptureFixture[str]) -> None:
-    trigger = CkptUpgradeTrigger(ckpt_conn_id="c", deadline=None, poll_interval=1, record=paused().to_json())
-    assert CkptUpgradeTrigger(**trigger.serialize()[1]).serialize() == trigger.serialize()
+    trigger = CkptTrigger(ckpt_conn_id="c", condition=UpgradeCondition(paused()), deadline=None, poll_interval=1)
     asyncio.run(trigger.on_kill())
     assert f"PAUSED: job {JOB} has ended, and nothing runs; /s is what to go on from" in capsys.readouterr().out
 
