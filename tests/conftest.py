@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from pytest_timeout import Settings
+from pytest_timeout import pytest_timeout_set_timer as set_timer
 
+from tests.support.patience import patient, slowness
 from tests.support.run_directory import ENGINES, RUN
 
 # A machine that is busy with other tests pauses any of them; what is too slow is for the time limits to tell.
@@ -20,8 +24,18 @@ gc.disable()
 _LEFT = pytest.StashKey[list[str]]()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> bool:
+    """The time limit of a test is one of a quiet machine, too."""
+    scaled: bool = set_timer(item, settings._replace(timeout=patient(settings.timeout)))
+    return scaled
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What importing has made stays; without it a collection takes milliseconds."""
+    mini_cluster = sys.modules.get("ckpt_runtime.testing.mini_cluster")  # not imported for tests that have none
+    if mini_cluster is not None:
+        mini_cluster.MiniCluster.slowness = staticmethod(slowness)
     _collect_and_keep()
     gc.enable()
 
@@ -57,6 +71,12 @@ def _collect_and_keep() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests that are coroutines run on asyncio, each module's on a loop of its own."""
+    return "asyncio"
 
 
 @pytest.fixture(scope="module", autouse=True)

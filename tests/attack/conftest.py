@@ -27,6 +27,7 @@ from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from tests.support.jobs import FAST, PIPELINES
 from tests.support.other_user import as_nobody
+from tests.support.patience import patient
 from tests.support.processes import command_line
 from tests.support.spark_sessions import wait_until
 
@@ -100,7 +101,7 @@ def attacked() -> Iterator[AttackedSession]:
             options = RunOptions(arguments=(str(directory),), parallelism=2, configuration=FAST)
             pipeline = client.upload_pipeline(*pack_pipeline(PIPELINES / "counted.py"))
             session = AttackedSession(info, directory, client, client.run_pipeline(pipeline, options))
-            client.wait_for_state(session.job_id, ["RUNNING"], timeout_s=180)
+            client.wait_for_state(session.job_id, ["RUNNING"], timeout_s=patient(180))
             wait_until(lambda: session.completed() > 0, "a checkpoint")
             yield session
     finally:
@@ -142,4 +143,4 @@ def open_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSpark]:
         kills = [bytes.fromhex(kill) for kill in said["kills"]]
         yield OpenSpark(said["rpc_port"], said["block_port"], begun, bytes.fromhex(said["check"]), kills)
         process.stdin.close()
-        process.wait(30)
+        process.wait(patient(30))

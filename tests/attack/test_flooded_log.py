@@ -13,6 +13,7 @@ from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from tests.support.jobs import PIPELINES
+from tests.support.patience import patient
 from tests.support.processes import command_line, members
 from tests.support.spark_sessions import wait_until
 
@@ -67,6 +68,6 @@ def test_what_user_code_prints_does_not_fill_the_disk(session: SessionInfo) -> N
         for _ in range(KEPT + 1):
             known = newest()
             job_id = client.run_pipeline(pipeline, RunOptions(arguments=("200000", "10"), parallelism=1))
-            client.wait_for_state(job_id, ["FINISHED"], timeout_s=180)
+            client.wait_for_state(job_id, ["FINISHED"], timeout_s=patient(180))
             wait_until(lambda known=known: newest() > known, "a rotation")
     wait_until(bounded, "the last rotation")

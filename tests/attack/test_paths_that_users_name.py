@@ -17,10 +17,11 @@ from fsspec import AbstractFileSystem
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.patience import patient
 
 pytestmark = pytest.mark.attack
 
-TIMEOUT_S = 60
+TIMEOUT_S = patient(60)
 STORAGE_TIMEOUT_S = 4
 
 

@@ -24,11 +24,12 @@ from ckpt_runtime.storage import metadata
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.patience import patient
 
 pytestmark = pytest.mark.attack
 
-TIMEOUT_S = 60
-PATIENCE_S = 40.0
+TIMEOUT_S = patient(60)
+PATIENCE_S = patient(40.0)
 """How long an answer of the driver may take while it is attacked, on a machine that is busy with other tests."""
 SPARE_MEMORY = 400 << 20
 NOISE = """

@@ -10,11 +10,12 @@ from pathlib import Path
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.errors import StorageError
 from tests.chaos.session import Session
+from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 
 MAX_DESCRIPTORS = 400
 MAX_MEMORY_MB = 1500
-_CLEAN_UP_S = 120.0
+_CLEAN_UP_S = patient(120.0)
 """Deletions that failed are tried again every 30 s at the latest."""
 
 

@@ -23,6 +23,7 @@ from tests.chaos.oracle import Input, check_content
 from tests.chaos.remains import check_checkpoints, check_hidden_files, check_resources
 from tests.chaos.session import STORAGE_TIMEOUT_S, Session, freeze, kill, thaw
 from tests.chaos.spark_session import SparkSession
+from tests.support.patience import patient
 from tests.support.processes import cut_connections, silence_connections
 from tests.support.spark_sessions import wait_until
 
@@ -57,7 +58,7 @@ EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
 LEASE_S = 4.0
 """Of drivers without Spark; of others it is the default."""
-PROGRESS_S = 600.0
+PROGRESS_S = patient(600.0)
 """How long a job may take after a fault is over until it has completed two more checkpoints."""
 
 
@@ -222,7 +223,7 @@ class Run:
         def stopped() -> bool:
             try:
                 trigger = self.client.stop_with_savepoint(self.job_id, str(self.directory / "savepoints"))
-                done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=180)
+                done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=patient(180))
             except OperationFailed as error:
                 self.log(f"  the stop failed, again: {str(error)[:200]}")
                 return False
@@ -246,7 +247,7 @@ class Run:
             # One vertex has a parallelism that its output shows.
             vertices = self.client.job_details(self.job_id).vertices
             wanted = {v.id: v.parallelism if EVERYWHERE in v.name else self.parallelism for v in vertices}
-            self.client.rescale(self.job_id, wanted, timeout_s=180)
+            self.client.rescale(self.job_id, wanted, timeout_s=patient(180))
             self.log(f"  rescaled to {self.parallelism}")
         except CkptClientError as error:
             self.log(f"  not rescaled: {str(error)[:200]}")

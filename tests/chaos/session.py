@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
+from tests.support.patience import patient
 from tests.support.processes import command_name, living
 from tests.support.spark_sessions import wait_until
 
 MARK = "CKPT_CHAOS_RUN"
-START_S = 600.0
+START_S = patient(600.0)
 """How long a driver may take to start on a busy machine: Spark's takes a minute of one."""
 STORAGE_TIMEOUT_S = 6
 """How long a call to storage is waited for."""

@@ -12,6 +12,7 @@ import pytest
 
 from tests.chaos.disk import Disk
 from tests.support.jobs import skip_unless_root
+from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 
 _TOUCH = "import sys; open(sys.argv[1], 'w').close()"
@@ -41,7 +42,7 @@ def test_an_open_waits_until_the_disk_is_healed(disk: Disk) -> None:
     (disk.root / "own").touch()  # this process heals it, and never waits
     assert waits.poll() is None
     assert disk.heal() == 1
-    assert waits.wait(60) == 0
+    assert waits.wait(patient(60)) == 0
     assert open_elsewhere(disk.root / "again").wait(60) == 0
     assert disk.heal() == 0
 
@@ -62,5 +63,5 @@ def test_a_process_that_is_killed_while_it_waits_is_gone(disk: Disk) -> None:
     assert slow is not None
     wait_until(lambda: slow.delayed == 1, "the open to begin", 60)
     waits.kill()
-    assert waits.wait(60) == -9
+    assert waits.wait(patient(60)) == -9
     assert disk.heal() == 1

@@ -16,6 +16,7 @@ import pytest
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES
 from tests.support.object_store import ObjectStore, object_store
+from tests.support.patience import patient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,7 @@ def _stop(session: SparkSession) -> None:
     gateway.shutdown()
     process = gateway.proc
     process.stdin.close()
-    process.wait(30)
+    process.wait(patient(30))
     SparkContext._gateway = SparkContext._jvm = None
 
 

@@ -24,6 +24,7 @@ from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata
 from tests.support.driver_processes import Sessions
 from tests.support.jobs import PIPELINES, fast
 from tests.support.outputs import assert_sequence
+from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 
 START_INTERVAL_MS = 200
@@ -61,7 +62,7 @@ class Job:
         self.next_checkpoints(3)
 
     def running(self) -> None:
-        self.client.wait_for_state(self.id, ["RUNNING"], timeout_s=180, poll_interval_s=0.05)
+        self.client.wait_for_state(self.id, ["RUNNING"], timeout_s=patient(180), poll_interval_s=0.05)
 
     def next_checkpoints(self, number: int = 1) -> None:
         known = self.client.checkpoint_statistics(self.id).counts.completed
@@ -129,7 +130,7 @@ class Job:
 
     def stop(self) -> None:
         trigger = self.client.stop_with_savepoint(self.id, str(self.directory / "savepoints"))
-        self.client.wait_for_operation("savepoint", trigger, self.id, timeout_s=180, poll_interval_s=0.05)
+        self.client.wait_for_operation("savepoint", trigger, self.id, timeout_s=patient(180), poll_interval_s=0.05)
 
     def stop_unheard(self) -> None:
         """Never hears of its success. Raises Unreachable when the driver is gone."""
@@ -144,7 +145,7 @@ class Job:
         self.finished()
 
     def finished(self) -> None:
-        self.client.wait_for_state(self.id, ["FINISHED"], timeout_s=180, poll_interval_s=0.05)
+        self.client.wait_for_state(self.id, ["FINISHED"], timeout_s=patient(180), poll_interval_s=0.05)
         wait_until(lambda: not self.snapshots.exists(), "the clean-up")
         wait_until(lambda: self.id not in self.sessions.store.jobs.list_ids(), "the job to be forgotten")
         assert_sequence(self.out)

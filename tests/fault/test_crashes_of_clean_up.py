@@ -16,9 +16,10 @@ from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.crash_states import CrashStates
 from tests.support.jobs import SequenceJob, fast
+from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 
-TIMEOUT_S = 120
+TIMEOUT_S = patient(120)
 
 
 class Stores:

@@ -22,6 +22,7 @@ from tests.support.driver_processes import Sessions, high_availability
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.jobs import PIPELINES, fast
 from tests.support.outputs import assert_sequence, hidden, visible
+from tests.support.patience import patient
 from tests.support.processes import children, command_line, living
 from tests.support.spark_sessions import FlightsJob, wait_until
 
@@ -44,7 +45,7 @@ def submit(client: CkptClient, directory: Path) -> str:
         configuration=fast(execution__checkpointing__num_retained="2"),
     )
     job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
-    client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
     return job_id
 
 
@@ -58,8 +59,8 @@ def stop(client: CkptClient, job_id: str, directory: Path) -> None:
     """With a savepoint, and after rows that came since the last restart; what has come out is exact then."""
     wait_for_checkpoints(client, job_id)
     trigger = client.stop_with_savepoint(job_id, str(directory / "end"))
-    client.wait_for_operation("savepoint", trigger, job_id, timeout_s=180)
-    client.wait_for_state(job_id, ["FINISHED"], timeout_s=180)
+    client.wait_for_operation("savepoint", trigger, job_id, timeout_s=patient(180))
+    client.wait_for_state(job_id, ["FINISHED"], timeout_s=patient(180))
     wait_until(lambda: hidden(directory / "out") == [], "the clean-up of the sinks")
     assert assert_sequence(directory / "out") > 0
 
@@ -75,7 +76,7 @@ def test_killed_drivers_lose_no_job_no_patch_and_no_row(sessions: Sessions, tmp_
         wait_for_checkpoints(client, job_id)
         sessions.kill()
         client = sessions.start()
-        client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
+        client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
         shown = client.checkpoint_config(job_id)
         assert (shown.interval_ms, shown.timeout_ms) == (300, 77_000)
         assert client.checkpoint_statistics(job_id).counts.restored == 1
@@ -94,7 +95,7 @@ def test_a_cancelled_job_stays_cancelled(sessions: Sessions, tmp_path: Path) -> 
     client = sessions.start()
     job_id = submit(client, tmp_path)
     client.cancel_job(job_id)
-    client.wait_for_state(job_id, ["CANCELED"], timeout_s=180)
+    client.wait_for_state(job_id, ["CANCELED"], timeout_s=patient(180))
     sessions.kill()
     client = sessions.start()
     assert client.job_status(job_id) == "CANCELED"
@@ -122,7 +123,7 @@ def test_a_driver_killed_between_a_stop_s_savepoint_and_the_end_commits_nothing_
     sessions.kill()
     held.unlink()
     client = sessions.start()
-    client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
     restored = client.checkpoint_statistics(job_id).latest_restored
     assert restored is not None
     assert restored.is_savepoint
@@ -150,7 +151,7 @@ def test_a_driver_that_is_frozen_beyond_its_lease_changes_nothing_when_it_wakes(
     try:
         wait_until(ready.exists, "the standby to lead")
         with CkptClient(ready.read_text()) as successor:
-            successor.wait_for_state(job_id, ["RUNNING"], timeout_s=120)
+            successor.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(120))
             wait_for_checkpoints(successor, job_id)
             frozen.send_signal(signal.SIGCONT)
             wait_until(lambda: "this driver has lost its leadership" in frozen_log.read_text(), "the end of its time")
@@ -201,7 +202,7 @@ def test_a_killed_driver_in_spark(tmp_path: Path) -> None:
     second = start_session("local", 2, log_file=tmp_path / "second.log", conf=configuration)
     try:
         with CkptClient(second.rest_url, token=second.token) as client:
-            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=180)
+            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=patient(180))
             assert client.checkpoint_config(job.job_id).timeout_ms == 77_000
             job = FlightsJob(second, client, source, tmp_path, job.job_id)
             job.wait_for_checkpoint()

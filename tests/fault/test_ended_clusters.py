@@ -13,6 +13,7 @@ from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from tests.support.driver_processes import Sessions
 from tests.support.jobs import PIPELINES, fast
+from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 from tests.unit.provider.conftest import Task
 
@@ -37,7 +38,7 @@ def test_a_standby_ends_with_the_session_that_it_waits_for(
     arguments = ("--output", str(tmp_path / "out"), "--rows", "0", "--rate", "500", "--faults", str(tmp_path))
     options = RunOptions(entry_point="sequence:pipeline", arguments=arguments, parallelism=1, configuration=fast())
     job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
-    client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
     ready, log = sessions.launch(), tmp_path / f"session-{sessions.number}.log"
     wait_until(lambda: "waiting to lead" in log.read_text(errors="replace"), "the standby to wait", 120)
     address, _, port = client.url.removeprefix("http://").partition(":")
@@ -51,4 +52,4 @@ def test_a_standby_ends_with_the_session_that_it_waits_for(
     assert not ready.exists(), "it has led"
     assert StopSessionOperator(task_id="again", deferrable=False).execute(Task().context())["was_running"] is False
     client = sessions.start()
-    client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))

@@ -19,6 +19,7 @@ from ckpt_runtime.client.packaging import pack_pipeline
 from tests.support.driver_processes import Sessions
 from tests.support.jobs import PIPELINES, fast
 from tests.support.outputs import assert_sequence
+from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 
 PAUSE_S = 0.05
@@ -73,7 +74,7 @@ def submitted(client: CkptClient, directory: Path) -> tuple[str, str]:
     arguments = ("--output", str(directory / "out"), "--rows", "0", "--rate", "500", "--faults", str(directory))
     options = RunOptions(entry_point="sequence:pipeline", arguments=arguments, parallelism=2, configuration=fast())
     job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
-    client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
     wait_until(lambda: client.checkpoint_statistics(job_id).counts.completed > 0, "a checkpoint")
     return job_id, client.upload_pipeline(*pack_pipeline(new))
 

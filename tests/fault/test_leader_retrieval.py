@@ -20,6 +20,7 @@ from ckpt_runtime.leader_retrieval import LeaderDirectory
 from tests.support.driver_processes import Sessions
 from tests.support.jobs import PIPELINES, fast
 from tests.support.outputs import assert_sequence
+from tests.support.patience import patient
 from tests.support.processes import children, living
 from tests.support.spark_sessions import wait_until
 
@@ -61,7 +62,7 @@ class Commands:
 
     def run(self, *arguments: str) -> str:
         process = self.start(*arguments)
-        output, errors = process.communicate(timeout=90)
+        output, errors = process.communicate(timeout=patient(90))
         assert process.returncode == 0, errors
         return output
 
@@ -95,7 +96,7 @@ def test_waits_go_on_at_the_leader_that_took_over(sessions: Sessions, commands: 
     attached = commands.start(*run_job(tmp_path))
     with CkptClient(LeaderDirectory(str(tmp_path / "ha"), token=TOKEN), token=TOKEN, patience_s=60) as client:
         wait_until(lambda: any(job.job_id == JOB for job in client.list_jobs()), "the job")
-        client.wait_for_state(JOB, ["RUNNING"], timeout_s=120)
+        client.wait_for_state(JOB, ["RUNNING"], timeout_s=patient(120))
         first = client.url
         wait_until(lambda: client.checkpoint_statistics(JOB).counts.completed > 0, "a checkpoint")
         # A savepoint that cannot complete, and who waits for it; and two clients that wait for the end of the job.
@@ -107,15 +108,15 @@ def test_waits_go_on_at_the_leader_that_took_over(sessions: Sessions, commands: 
             orphans = take_over(sessions)
             (tmp_path / "processor-held").unlink()
             wait_until(lambda: not living(orphans), "the slots of the killed driver to end")
-            output, errors = savepoint.communicate(timeout=60)
+            output, errors = savepoint.communicate(timeout=patient(60))
             assert savepoint.returncode == ExitCode.NOT_FOUND, (output, errors)
             assert "looking for the leader" not in errors or first in errors
-            client.wait_for_state(JOB, ["RUNNING"], timeout_s=120)
+            client.wait_for_state(JOB, ["RUNNING"], timeout_s=patient(120))
             assert client.url != first
             stopped = json.loads(commands.run("--json", "stop", JOB, "-p", str(tmp_path / "end")))
             assert stopped["location"].startswith((tmp_path / "end").as_uri())
             assert [wait.result(60) for wait in waits] == ["FINISHED", "FINISHED"]
-    output, errors = attached.communicate(timeout=60)
+    output, errors = attached.communicate(timeout=patient(60))
     assert attached.returncode == 0, (output, errors)
     assert assert_sequence(tmp_path / "out") > 0
 
@@ -140,10 +141,10 @@ def take_over(sessions: Sessions) -> list[int]:
 def wait_blocking(directory: Path) -> str:
     source = LeaderDirectory(str(directory / "ha"), token=TOKEN)
     with CkptClient(source, token=TOKEN) as client:
-        return client.wait_for_state(JOB, ["FINISHED"], timeout_s=120)
+        return client.wait_for_state(JOB, ["FINISHED"], timeout_s=patient(120))
 
 
 async def wait_async(directory: Path) -> str:
     source = LeaderDirectory(str(directory / "ha"), token=TOKEN)
     async with AsyncCkptClient(source, token=TOKEN) as client:
-        return await client.wait_for_state(JOB, ["FINISHED"], timeout_s=120)
+        return await client.wait_for_state(JOB, ["FINISHED"], timeout_s=patient(120))

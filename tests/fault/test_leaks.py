@@ -18,6 +18,7 @@ from ckpt_runtime.spark.launch import start_session, stop_session
 from ckpt_runtime.spark.processes import WORKER
 from tests.support.driver_processes import high_availability
 from tests.support.jobs import fast
+from tests.support.patience import patient
 from tests.support.processes import command_line, command_name, members
 from tests.support.spark_sessions import wait_until
 
@@ -110,7 +111,7 @@ def test_many_checkpoints_leave_nothing_behind(tmp_path: Path) -> None:
                 ),
             )
             job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES / "recovery.py")), options)
-            client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
+            client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
             watched = Watched(client, session.pid, tmp_path, job_id)
             first, first_files = watched.pause_after(300)
             last, last_files = watched.pause_after(1_000)

@@ -16,6 +16,7 @@ from ckpt_runtime.storage.ha_store import HaStore
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.jobs import ROCKSDB
 from tests.support.outputs import hidden, visible
+from tests.support.patience import patient
 from tests.support.processes import agent_of, command_line, living, members, parent, workers_of
 from tests.support.spark_sessions import FlightsJob, wait_until
 
@@ -91,7 +92,7 @@ def test_a_lost_agent_restarts_its_own_job_alone_and_a_job_without_room_holds_up
     assert workers_of(session.pid, other.source) == [neighbour]
     for job in (large, one, other):
         client.cancel_job(job.job_id)
-        client.wait_for_state(job.job_id, ["CANCELED"], timeout_s=180)
+        client.wait_for_state(job.job_id, ["CANCELED"], timeout_s=patient(180))
 
 
 @pytest.mark.spark

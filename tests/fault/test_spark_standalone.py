@@ -15,6 +15,7 @@ from ckpt_runtime.spark.launch import SessionStartError, start_session, stop_ses
 from ckpt_runtime.spark.processes import WORKER
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.outputs import hidden, visible
+from tests.support.patience import patient
 from tests.support.processes import children, command_line, command_name
 from tests.support.spark_sessions import FlightsJob, SparkCluster, standalone_cluster, wait_until
 
@@ -48,7 +49,7 @@ def _through_lost_executors(job: FlightsJob, cluster: SparkCluster) -> None:
     wait_until(lambda: job.client.job_details(job.job_id).status_reason == reason, "the reason why the job waits")
     for _ in range(2):
         cluster.start_worker()
-    job.client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=180)
+    job.client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=patient(180))
     assert job.client.job_details(job.job_id).status_reason is None
     assert job.client.cluster_overview().slots_total == 2
     job.wait_for_checkpoint()

@@ -19,6 +19,7 @@ from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from tests.support.jobs import PIPELINES, ROCKSDB, UNALIGNED
 from tests.support.outputs import assert_sequence, visible
+from tests.support.patience import patient
 from tests.support.processes import living
 from tests.support.spark_sessions import wait_until
 
@@ -61,7 +62,7 @@ class HeldBackJob:
         )
         self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
         # One that holds nothing back may have run already.
-        self.client.wait_for_state(self.job_id, ["RUNNING", "FINISHED"], timeout_s=180)
+        self.client.wait_for_state(self.job_id, ["RUNNING", "FINISHED"], timeout_s=patient(180))
 
     def workers(self) -> list[int]:
         """Processes that run the job's user code."""
@@ -89,7 +90,7 @@ class HeldBackJob:
     def cancelled(self) -> str:
         """The directory of the last checkpoint."""
         self.client.cancel_job(self.job_id)
-        self.client.wait_for_state(self.job_id, ["CANCELED"], timeout_s=180)
+        self.client.wait_for_state(self.job_id, ["CANCELED"], timeout_s=patient(180))
         path = self.completed()[0].external_path
         assert path is not None
         return path
@@ -129,7 +130,7 @@ def test_kills_and_rescales_with_the_policies_mixed(session: SessionInfo, tmp_pa
             assert job.completed()[0].kind == "UNALIGNED_CHECKPOINT"
         assert len(visible(job.directory / "out" / "order")) < ROWS
         job.start(1, sleep_ms=0, savepoint=savepoint)
-        client.wait_for_state(job.job_id, ["FINISHED"], timeout_s=180)
+        client.wait_for_state(job.job_id, ["FINISHED"], timeout_s=patient(180))
     assert assert_sequence(tmp_path / "out", cancelled=True) == ROWS
 
 
@@ -153,8 +154,8 @@ def test_a_live_rescale_gets_the_slots_that_the_session_has(session: SessionInfo
         assert job.restarts() == restarts
         for lower, upper, expected in ((1, 8, 3), (1, 1, 1)):
             restarts = job.restarts()
-            client.rescale(job.job_id, dict.fromkeys(vertices, (lower, upper)), timeout_s=180)
-            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=180)
+            client.rescale(job.job_id, dict.fromkeys(vertices, (lower, upper)), timeout_s=patient(180))
+            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=patient(180))
             assert job.restarts() == restarts + 1
             assert set(client.parallelism_bounds(job.job_id).values()) == {(lower, upper)}
             assert {vertex.parallelism for vertex in client.job_details(job.job_id).vertices} == {expected}
@@ -163,7 +164,7 @@ def test_a_live_rescale_gets_the_slots_that_the_session_has(session: SessionInfo
             wait_until(lambda expected=expected: len(job.workers()) == expected, "its own workers alone")  # type: ignore[misc]
             os.kill(job.workers()[0], signal.SIGKILL)
             wait_until(lambda restarts=restarts: job.restarts() > restarts + 1, "the restart after the kill")
-            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=180)
+            client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=patient(180))
             job.wait_for_checkpoints(2)
 
         def one_is_taken() -> bool:
@@ -173,5 +174,5 @@ def test_a_live_rescale_gets_the_slots_that_the_session_has(session: SessionInfo
         wait_until(one_is_taken, "the other slots to be free")
         path = job.cancelled()
         job.start(3, sleep_ms=0, savepoint=path)
-        client.wait_for_state(job.job_id, ["FINISHED"], timeout_s=180)
+        client.wait_for_state(job.job_id, ["FINISHED"], timeout_s=patient(180))
     assert assert_sequence(tmp_path / "out", cancelled=True) == ROWS

@@ -6,10 +6,12 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+from tests.support.patience import patient
+
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 LONG = EXAMPLES > 0
 
-ANSWER_S = 60.0
+ANSWER_S = patient(60.0)
 """A request that is not answered within this time hangs; generous, because whole machines pause."""
 
 

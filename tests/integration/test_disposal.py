@@ -23,6 +23,7 @@ from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.golden import DIRECTORY
 from tests.support.jobs import SequenceJob, fast
+from tests.support.patience import patient
 
 HOURLY = fast(
     execution__checkpointing__interval="1h",
@@ -52,7 +53,7 @@ def _checkpoint(job: SequenceJob) -> Path:
 
 def _dispose(client: CkptClient, path: Path | str) -> None:
     trigger_id = client.dispose_savepoint(str(path))
-    client.wait_for_operation("savepoint-disposal", trigger_id, timeout_s=180)
+    client.wait_for_operation("savepoint-disposal", trigger_id, timeout_s=patient(180))
 
 
 @pytest.fixture

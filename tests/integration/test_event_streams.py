@@ -14,6 +14,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.event_stream import RESET, START, EventFeed, StreamedEvent
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
+from tests.support.patience import patient
 
 ENDED = ("checkpoint-completed", "checkpoint-failed", "savepoint-completed", "savepoint-failed")
 Events = Iterator[StreamedEvent]
@@ -141,7 +142,7 @@ def test_changes_of_configuration_and_parallelism_are_told(
         (changed,) = [event.data for event in told if event.type == "configuration"]
         assert (changed["version"], changed["options"]) == (2, ["execution.buffer-timeout.interval"])
         wanted = dict.fromkeys(client.resource_requirements(job.job_id), 2)
-        client.rescale(job.job_id, wanted, timeout_s=60)
+        client.rescale(job.job_id, wanted, timeout_s=patient(60))
         (rescaled,) = [event.data for event in until(events, "tasks-running") if event.type == "rescale"]
         assert rescaled["parallelism"] == wanted == client.resource_requirements(job.job_id)
     job.canceled()

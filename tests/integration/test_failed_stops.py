@@ -11,6 +11,7 @@ from ckpt_runtime.client.errors import OperationFailed
 from ckpt_runtime.client.models import JobConfig
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
+from tests.support.patience import patient
 
 MARK = "sequence.mark"
 LATE = {"execution.checkpointing.interval": "1 h", "state.storage.fs.memory-threshold": "0"}
@@ -57,7 +58,7 @@ def test_the_directory_turns_unusable_while_the_savepoint_is_taken(
     configured(client, job, "blue")
     runs(client, job, 2, "blue")
     job.has_rows()
-    client.wait_for_operation("checkpoint", client.trigger_checkpoint(job.job_id), job.job_id, timeout_s=120)
+    client.wait_for_operation("checkpoint", client.trigger_checkpoint(job.job_id), job.job_id, timeout_s=patient(120))
     job.hold("processor")
     target = job.directory / "savepoints"
     stop = client.stop_with_savepoint(job.job_id, str(target))
@@ -68,7 +69,7 @@ def test_the_directory_turns_unusable_while_the_savepoint_is_taken(
     target.touch()
     job.release("processor")
     with pytest.raises(OperationFailed):
-        client.wait_for_operation("savepoint", stop, job.job_id, timeout_s=120)
+        client.wait_for_operation("savepoint", stop, job.job_id, timeout_s=patient(120))
     runs(client, job, 2, "blue")
     assert cluster.restarts(job.job_id) == known + 1
     target.unlink()
@@ -95,7 +96,7 @@ def test_the_directory_is_refused_while_a_restart_for_a_configuration_is_due(
     stop = client.stop_with_savepoint(job.job_id, str(refuses))
     for operation, reason in ((savepoint, "suspending"), (stop, "cannot create")):
         with pytest.raises(OperationFailed, match=reason):
-            client.wait_for_operation("savepoint", operation, job.job_id, timeout_s=120)
+            client.wait_for_operation("savepoint", operation, job.job_id, timeout_s=patient(120))
     job.release("processor")
     runs(client, job, 2, "green")
     assert cluster.restarts(job.job_id) == 1

@@ -16,6 +16,7 @@ from ckpt_runtime.cli.session_file import read_session
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.processes import descendants
 from tests.support.kubernetes_manifests import command, driver
+from tests.support.patience import patient
 from tests.support.processes import living
 from tests.support.spark_sessions import wait_until
 
@@ -65,7 +66,7 @@ def test_the_command_of_a_pod_serves_its_probes_and_ends_in_good_order(tmp_path:
             assert client.cluster_overview().slots_total == 1
     finally:
         process.send_signal(signal.SIGTERM)
-        code = process.wait(60)
+        code = process.wait(patient(60))
     assert code == 0
     wait_until(lambda: not living(processes), "Spark's JVM and all others to end", 30)
     assert not session_file.exists()

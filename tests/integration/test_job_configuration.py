@@ -17,6 +17,7 @@ from ckpt_runtime.client.models import JobConfig
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import visible
+from tests.support.patience import patient
 
 INTERVAL, TIMEOUT = "execution.checkpointing.interval", "execution.checkpointing.timeout"
 MARK = "sequence.mark"
@@ -214,7 +215,7 @@ def test_an_option_that_the_pipeline_sets(client: CkptClient, cluster: MiniClust
     """Without a value of its own, the job has the pipeline's; another plan is refused, and nothing has changed."""
     arguments = [f"{TIMEOUT}=60 s", "my.number=1"]
     job_id = cluster.submit(PIPELINES, entry="configured", arguments=arguments, configuration={TIMEOUT: "50 s"})
-    client.wait_for_state(job_id, {"RUNNING"}, timeout_s=180)
+    client.wait_for_state(job_id, {"RUNNING"}, timeout_s=patient(180))
     assert client.checkpoint_config(job_id).timeout_ms == 50_000
     assert client.patch_job_config(job_id, {TIMEOUT: None}).version == 2
     assert client.checkpoint_config(job_id).timeout_ms == 60_000
@@ -237,14 +238,14 @@ def test_a_pipeline_that_makes_another_plan_of_it_is_refused(
         "    rows.writeStream.format('noop').uid('sink').start()\n"
     )
     job_id = cluster.submit(tmp_path, entry="changing")
-    client.wait_for_state(job_id, {"RUNNING"}, timeout_s=180)
+    client.wait_for_state(job_id, {"RUNNING"}, timeout_s=patient(180))
     with pytest.raises(BadRequest, match="makes another plan"):
         client.patch_job_config(job_id, {"my.filter": "yes"})
     with pytest.raises(BadRequest, match="not with me"):
         client.patch_job_config(job_id, {"my.filter": "broken"})
     assert client.job_config(job_id).version == 1
     client.cancel_job(job_id)
-    client.wait_for_state(job_id, {"CANCELED"}, timeout_s=180)
+    client.wait_for_state(job_id, {"CANCELED"}, timeout_s=patient(180))
     with pytest.raises(Conflict, match="CANCELED"):
         client.patch_job_config(job_id, {"my.filter": "no"})
     assert client.job_config(job_id).version == 1

@@ -12,6 +12,7 @@ from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointCounts
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
+from tests.support.patience import patient
 
 pytestmark = pytest.mark.row("571.8")
 
@@ -114,7 +115,7 @@ def test_tolerable_checkpoint_failure_number(client: CkptClient, cluster: MiniCl
     assert patch(client, job.job_id, tolerableCheckpointFailureNumber=0)["tolerable_failed_checkpoints"] == 0
     cluster.wait_until(lambda: client.job_status(job.job_id) != "RUNNING", "the job to fail")
     (job.faults / "processor-held").unlink()
-    client.wait_for_state(job.job_id, ["FAILED"], timeout_s=180)
+    client.wait_for_state(job.job_id, ["FAILED"], timeout_s=patient(180))
     assert "tolerable failure threshold" in cluster.failure(job.job_id)
 
 

@@ -16,6 +16,7 @@ from ckpt_runtime.jobmaster.slots import SlotEnded
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import UNALIGNED, SequenceJob
 from tests.support.outputs import assert_sequence, visible
+from tests.support.patience import patient
 
 pytestmark = pytest.mark.row("203.14")
 
@@ -32,7 +33,7 @@ def all_at(client: CkptClient, job: SequenceJob, parallelism: int) -> dict[str, 
 
 def rescale(client: CkptClient, job: SequenceJob, parallelism: int) -> None:
     """Returns when all subtasks run at the new parallelism."""
-    client.rescale(job.job_id, all_at(client, job, parallelism), timeout_s=180)
+    client.rescale(job.job_id, all_at(client, job, parallelism), timeout_s=patient(180))
     job.running()
     assert {vertex.parallelism for vertex in client.job_details(job.job_id).vertices} == {parallelism}
     assert set(client.resource_requirements(job.job_id).values()) == {parallelism}

@@ -35,6 +35,7 @@ from tests.support.golden import take_checkpoint
 from tests.support.jobs import PIPELINES, ROCKSDB, UNRIVALLED_S, SequenceJob, fast
 from tests.support.object_store import ObjectStore, keys, object_store
 from tests.support.outputs import assert_sequence
+from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 
 ROWS = 20_000
@@ -222,7 +223,7 @@ def test_a_killed_driver_s_job_goes_on_from_an_object_store(store: ObjectStore, 
         arguments = ("--output", str(tmp_path / "out"), "--rate", "1000", "--batch", "64")
         options = RunOptions(entry_point="sequence:pipeline", arguments=arguments, parallelism=2, configuration=fast())
         job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
-        client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
+        client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
         client.patch_checkpoint_config(job_id, CheckpointConfigPatch(interval_ms=300, timeout_ms=77_000))
         wait_until(lambda: client.checkpoint_statistics(job_id).counts.completed > 1, "checkpoints")
         sessions.kill()
@@ -231,13 +232,13 @@ def test_a_killed_driver_s_job_goes_on_from_an_object_store(store: ObjectStore, 
         present = sessions.store.leader.current()
         assert present is not None
         assert present.epoch == 2
-        client.wait_for_state(job_id, ["RUNNING"], timeout_s=180)
+        client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
         shown = client.checkpoint_config(job_id)
         assert (shown.interval_ms, shown.timeout_ms) == (300, 77_000)
         assert client.checkpoint_statistics(job_id).counts.restored == 1
         wait_until(lambda: client.checkpoint_statistics(job_id).counts.completed > 0, "a checkpoint of the new driver")
         client.stop_with_savepoint(job_id, f"{bucket}/savepoints")
-        client.wait_for_state(job_id, ["FINISHED"], timeout_s=180)
+        client.wait_for_state(job_id, ["FINISHED"], timeout_s=patient(180))
         assert assert_sequence(tmp_path / "out") > 0
 
         def owned() -> list[str]:
@@ -367,7 +368,7 @@ def test_the_tools_work_in_an_object_store(
     assert main(["snapshot", "verify", copy]) == ExitCode.FAILED
     assert location.name in capsys.readouterr().out
     for url in (copy, canonical):
-        client.wait_for_operation("savepoint-disposal", client.dispose_savepoint(url), timeout_s=180)
+        client.wait_for_operation("savepoint-disposal", client.dispose_savepoint(url), timeout_s=patient(180))
     assert keys(f"{bucket}/tools") == []
     assert keys(savepoint)
 

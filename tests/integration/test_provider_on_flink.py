@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.flink_cluster import FlinkCluster, absent, assert_numbered
+from tests.support.patience import patient
 from tests.unit.provider.conftest import Task, run_to_end
 
 pytestmark = [
@@ -243,14 +244,14 @@ class Watched:
         )
         trigger.asset_state_store = self.store  # type: ignore[assignment]
         events = trigger.run()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(patient(90)):
             while not enough(self.events):
                 self.events.append((await anext(events)).payload)
 
     async def begins(self, job: str) -> None:
         """Its first look, which gives nothing: what is there already is not new."""
         looking = asyncio.create_task(self.until(job, bool))
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(patient(90)):
             while not self.store.values:
                 await asyncio.sleep(0.05)
         looking.cancel()

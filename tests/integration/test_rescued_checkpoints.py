@@ -18,6 +18,7 @@ from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.spark.launch import start_session, stop_session
 from tests.support.jobs import PIPELINES, fast
+from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 
 MAX_LATE = 200
@@ -47,7 +48,7 @@ class HeldJob:
             entry_point="held:pipeline", arguments=(str(directory),), parallelism=2, configuration=configuration
         )
         self.id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
-        client.wait_for_state(self.id, ["RUNNING"], timeout_s=180)
+        client.wait_for_state(self.id, ["RUNNING"], timeout_s=patient(180))
 
     def latest(self) -> Checkpoint:
         return self.client.checkpoint_statistics(self.id).history[0]

@@ -17,6 +17,7 @@ from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import assert_sequence
+from tests.support.patience import patient
 
 UNKNOWN_JOB = "0" * 32
 
@@ -179,7 +180,7 @@ def test_the_rescue_policy_saves_a_pending_checkpoint_by_itself(
     assert pending.deadline_ms == pending.triggered_at_ms + 5_000 + pending.timeout_extension_ms
     assert pending.timeout_extension_ms >= extension
     job.release("processor")
-    done = client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=180)
+    done = client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=patient(180))
     statistics = client.checkpoint_statistics(job.job_id)
     assert statistics.counts.failed == 0
     (completed,) = [found for found in statistics.history if found.id == done.checkpoint_id]
@@ -216,7 +217,7 @@ def test_a_patched_timeout_ends_a_pending_checkpoint(
     savepoint = client.trigger_savepoint(job.job_id, str(job.directory / "savepoints"))
     (job.faults / "processor-slow").unlink()
     job.release("processor")
-    done = client.wait_for_operation("savepoint", savepoint, job.job_id, timeout_s=180)
+    done = client.wait_for_operation("savepoint", savepoint, job.job_id, timeout_s=patient(180))
     assert done.location is not None
     job.canceled()
 
@@ -251,7 +252,7 @@ def test_a_patched_timeout_saves_a_pending_checkpoint(
     cluster.wait_until(lambda: wall_clock_ms() > expires + 500, "the old deadline", 120)
     assert _pending(client, job.job_id) is not None
     (job.faults / "processor-held").unlink()
-    done = client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=180)
+    done = client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=patient(180))
     assert done.checkpoint_id == pending.id
     assert client.checkpoint_statistics(job.job_id).counts.failed == 0
     job.canceled()
@@ -275,11 +276,11 @@ def test_a_trigger_id_starts_one_savepoint_only(client: CkptClient, live: Sequen
     trigger = "a" * 32
     ids = {client.trigger_savepoint(live.job_id, str(directory), trigger_id=trigger) for _ in range(3)}
     assert ids == {trigger}
-    done = client.wait_for_operation("savepoint", trigger, live.job_id, timeout_s=180)
+    done = client.wait_for_operation("savepoint", trigger, live.job_id, timeout_s=patient(180))
     assert client.trigger_savepoint(live.job_id, str(directory), trigger_id=trigger) == trigger
     assert [f"file://{path}" for path in directory.iterdir()] == [done.location]
     disposal = client.dispose_savepoint(str(done.location))
-    client.wait_for_operation("savepoint-disposal", disposal, timeout_s=180)
+    client.wait_for_operation("savepoint-disposal", disposal, timeout_s=patient(180))
     assert list(directory.iterdir()) == []
 
 
@@ -290,7 +291,7 @@ def test_a_job_id_starts_one_job_only(client: CkptClient, job: SequenceJob) -> N
     options = RunOptions(entry_point="sequence:pipeline", arguments=arguments, parallelism=1)
     ids = {client.run_pipeline(pipeline, options, job_id="b" * 32) for _ in range(2)}
     assert ids == {"b" * 32}
-    client.wait_for_state("b" * 32, ["FINISHED"], timeout_s=180)
+    client.wait_for_state("b" * 32, ["FINISHED"], timeout_s=patient(180))
     assert_sequence(job.out, 1000)
 
 

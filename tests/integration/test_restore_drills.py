@@ -17,6 +17,7 @@ from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
+from tests.support.patience import patient
 
 BEFORE, ALL = 400, 1_000
 
@@ -95,7 +96,7 @@ def drilled(cluster: MiniCluster, client: CkptClient, tmp_path_factory: pytest.T
     job_id = client.run_pipeline(found.pipeline, found.options(interval="1h"))
     cluster.wait_until(lambda: found.rows_in(job_id) >= BEFORE, "all rows")
     trigger = client.trigger_savepoint(job_id, str(directory / "savepoints"))
-    found.savepoint = client.wait_for_operation("savepoint", trigger, job_id, timeout_s=60).location or ""
+    found.savepoint = client.wait_for_operation("savepoint", trigger, job_id, timeout_s=patient(60)).location or ""
     found.cancel(job_id)
     cluster.wait_until(lambda: not (found.checkpoints / job_id).exists(), "the clean-up")
     (found.steering / "limit").write_text(str(ALL))
@@ -145,7 +146,7 @@ def test_a_drill_touches_nothing_outside(drilled: Drilled, client: CkptClient) -
     job_id = client.run_pipeline(drilled.pipeline, drilled.options())
     drilled.cluster.wait_until(lambda: len(published(drilled.outside)) > ALL, "all rows")
     trigger = client.stop_with_savepoint(job_id, str(drilled.directory / "more"))
-    client.wait_for_operation("savepoint", trigger, job_id, timeout_s=60)
+    client.wait_for_operation("savepoint", trigger, job_id, timeout_s=patient(60))
     assert sorted(published(drilled.outside)) == list(range(ALL + 1))
     rows = [
         (row["n"], row["times"])

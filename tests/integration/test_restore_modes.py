@@ -22,6 +22,7 @@ from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, all_run, fast
 from tests.support.outputs import hidden, visible
+from tests.support.patience import patient
 
 BLOCK = 200
 ROWS = 9000
@@ -236,7 +237,7 @@ def dispose(cluster: MiniCluster, path: Path) -> None:
     """Raises what the disposal is refused with, or fails with."""
     with CkptClient(cluster.rest_url) as client:
         trigger_id = cluster.call(cluster.dispatcher.dispose_savepoint(str(path), None))
-        client.wait_for_operation("savepoint-disposal", trigger_id, timeout_s=180)
+        client.wait_for_operation("savepoint-disposal", trigger_id, timeout_s=patient(180))
 
 
 @pytest.mark.row("203.6")

@@ -13,6 +13,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import BadRequest, NotFound
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
+from tests.support.patience import patient
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,9 @@ def test_savepoints_are_catalogued_when_they_are_taken(
     with pytest.raises(NotFound, match="there is no directory"):
         client.latest_savepoint(job=job.job_id)
     trigger = client.trigger_savepoint(job.job_id, requester="a test")
-    first = client.wait_for_operation("savepoint", trigger, job.job_id, timeout_s=60).location
+    first = client.wait_for_operation("savepoint", trigger, job.job_id, timeout_s=patient(60)).location
     trigger = client.stop_with_savepoint(job.job_id, savepoint_format="CANONICAL")
-    second = client.wait_for_operation("savepoint", trigger, job.job_id, timeout_s=60).location
+    second = client.wait_for_operation("savepoint", trigger, job.job_id, timeout_s=patient(60)).location
     assert first is not None
     assert second is not None
     name = client.job_details(job.job_id).name
@@ -60,7 +61,7 @@ def test_savepoints_are_catalogued_when_they_are_taken(
     assert "drill failed" in shown
     assert "verified" in shown
     for location in (first, second):
-        client.wait_for_operation("savepoint-disposal", client.dispose_savepoint(location), timeout_s=60)
+        client.wait_for_operation("savepoint-disposal", client.dispose_savepoint(location), timeout_s=patient(60))
         assert not Path(location.removeprefix("file://")).exists()
     assert client.list_savepoints(str(directory)) == ()
 

@@ -18,6 +18,7 @@ from tests.support.certificates import Authority, internal_options, rest_options
 from tests.support.driver_processes import high_availability
 from tests.support.jobs import PIPELINES, UNRIVALLED_S, fast
 from tests.support.outputs import assert_sequence, visible
+from tests.support.patience import patient
 
 TOKEN = "the-token"
 
@@ -40,7 +41,7 @@ def run(client: CkptClient, directory: Path, savepoint: str | None = None) -> st
         savepoint_path=savepoint,
     )
     job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
-    client.wait_for_state(job_id, ["RUNNING"], timeout_s=60)
+    client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(60))
     return job_id
 
 
@@ -57,13 +58,13 @@ def test_a_job_runs_whole_with_everything_on(cluster: MiniCluster, tmp_path: Pat
         cluster.wait_until(lambda: cluster.restarts(job_id) > 0, "the restart")
         cluster.wait_for_checkpoints(job_id, 2)
         trigger = client.stop_with_savepoint(job_id, str(tmp_path / "savepoints"))
-        done = client.wait_for_operation("savepoint", trigger, job_id, timeout_s=60)
-        client.wait_for_state(job_id, ["FINISHED"], timeout_s=60)
+        done = client.wait_for_operation("savepoint", trigger, job_id, timeout_s=patient(60))
+        client.wait_for_state(job_id, ["FINISHED"], timeout_s=patient(60))
         before = assert_sequence(tmp_path / "out")
         known = len(visible(tmp_path / "out" / "order"))
         resumed = run(client, tmp_path, done.location)
         cluster.wait_until(lambda: len(visible(tmp_path / "out" / "order")) > known, "more rows")
         trigger = client.stop_with_savepoint(resumed, str(tmp_path / "savepoints"))
-        client.wait_for_operation("savepoint", trigger, resumed, timeout_s=60)
-        client.wait_for_state(resumed, ["FINISHED"], timeout_s=60)
+        client.wait_for_operation("savepoint", trigger, resumed, timeout_s=patient(60))
+        client.wait_for_state(resumed, ["FINISHED"], timeout_s=patient(60))
         assert assert_sequence(tmp_path / "out") > before

@@ -19,6 +19,7 @@ from typing import IO
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
+from tests.support.patience import patient
 from tests.support.spark_sessions import free_port
 
 HOME = Path(os.environ.get("FLINK_HOME", ""))
@@ -95,7 +96,7 @@ class FlinkCluster:
 
     def wait_until(self, holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
         """Raises AssertionError with the ends of the logs."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patient(timeout_s)
         while not holds():
             assert all(process.poll() is None for process in self._processes), f"Flink has ended:\n{self.log()}"
             assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}:\n{self.log()}"

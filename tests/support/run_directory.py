@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 from ckpt_runtime.held_directory import HeldDirectory
+from tests.support.patience import patient
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = patient(20.0)
 """Processes may still be on their way out. Only a run that leaves something waits for as long."""
 _LOOK_S = 0.1
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -17,8 +17,9 @@ from ckpt_runtime.network.agent_messages import (
 from ckpt_runtime.network.control_messages import WorkerMessage
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 from ckpt_runtime.spark.worker_processes import WorkerStarter
+from tests.support.patience import patient
 
-TIMEOUT_S = 60
+TIMEOUT_S = patient(60)
 
 
 class SlotListener(PeerListener):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import struct
 
+from tests.support.patience import patient
+
 CHUNK_FETCH_REQUEST, CHUNK_FETCH_SUCCESS = 0, 1
 RPC_REQUEST, RPC_RESPONSE = 3, 4
 ONE_WAY = 9
-TIMEOUT_S = 20
+TIMEOUT_S = patient(20)
 
 
 class Refused(Exception):

@@ -25,12 +25,14 @@ from tests.support.flights import PIPELINES as EXAMPLES
 from tests.support.jobs import FAST
 from tests.support.jobs import PIPELINES as TEST_PIPELINES
 from tests.support.outputs import hidden
+from tests.support.patience import patient
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.1
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180) -> None:
     """Polls every 20 ms, less often what takes long: each look is a request. Raises AssertionError."""
+    timeout_s = patient(timeout_s)
     deadline = time.monotonic() + timeout_s
     pause_s = FIRST_PAUSE_S
     while not condition():
@@ -86,7 +88,7 @@ class FlightsJob:
         self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(packed)), options)
         # A fast one may have run already.
         if expect_slots:
-            self.client.wait_for_state(self.job_id, ["RUNNING", "FINISHED"], timeout_s=180)
+            self.client.wait_for_state(self.job_id, ["RUNNING", "FINISHED"], timeout_s=patient(180))
 
     def restarts(self) -> int:
         return int(self.client.job_metrics(self.job_id, ("numRestarts",))["numRestarts"])
@@ -102,12 +104,12 @@ class FlightsJob:
     def stopped(self) -> str:
         """Stops with a savepoint; returns its URL."""
         trigger = self.client.stop_with_savepoint(self.job_id, str(self.directory / "savepoints"))
-        done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=180)
+        done = self.client.wait_for_operation("savepoint", trigger, self.job_id, timeout_s=patient(180))
         assert done.location is not None
         return done.location
 
     def finished(self) -> None:
-        self.client.wait_for_state(self.job_id, ["FINISHED"], timeout_s=180)
+        self.client.wait_for_state(self.job_id, ["FINISHED"], timeout_s=patient(180))
         wait_until(lambda: hidden(self.out) == [], "the clean-up of the sinks")
 
 
@@ -195,7 +197,7 @@ def standalone_cluster(
             process.terminate()
         for process in reversed(started):
             try:
-                process.wait(15)
+                process.wait(patient(15))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
+from tests.support.patience import patient
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,8 +53,9 @@ def _pid_of(airflow: LocalAirflow, run: DagRun, task_id: str) -> int | None:
 def until(look: Callable[[], T | None], what: str, deadline: float = 300.0) -> T:
     """Poll until ``look`` gives something true: less often what takes long, for each look takes from Airflow's time.
 
-    :raises AssertionError: naming ``what`` when the deadline, in seconds, has passed.
+    :raises AssertionError: naming ``what`` when the deadline, in seconds of a quiet machine, has passed.
     """
+    deadline = patient(deadline)
     end = time.monotonic() + deadline
     pause_s = FIRST_PAUSE_S
     while time.monotonic() < end:

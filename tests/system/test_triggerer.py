@@ -12,6 +12,7 @@ import pytest
 from benchmarks.triggerer import Described, Triggerer, triggerer
 from ckpt_runtime.client.clients import CkptClient
 from tests.support.jobs import SequenceJob, fast
+from tests.support.patience import patient
 from tests.system.conftest import TOKEN, Session, open_session
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -45,7 +46,9 @@ class Uncounted:
 
     def checkpoint(self) -> None:
         trigger = self._client.trigger_checkpoint(self._job_id)
-        self._client.wait_for_operation("checkpoint", trigger, self._job_id, timeout_s=120, poll_interval_s=0.05)
+        self._client.wait_for_operation(
+            "checkpoint", trigger, self._job_id, timeout_s=patient(120), poll_interval_s=0.05
+        )
 
 
 def requests_of(session: Session, job: SequenceJob, unseen: Uncounted, airflow: Triggerer, waiting: int) -> int:

@@ -76,7 +76,8 @@ class RestOptions:
         "rest.audit.destination",
         EnumType(AuditDestination),
         AuditDestination.NONE,
-        "Where it is recorded who has changed what over REST: the logger ckpt_runtime.audit (LOG), or rest.audit.file.",
+        "Where requests over REST that change something are recorded: the logger ckpt_runtime.audit (LOG), or "
+        "rest.audit.file (FILE).",
     )
     AUDIT_FILE = cluster_option(
         "rest.audit.file",
@@ -89,11 +90,4 @@ class RestOptions:
         IntegerType(minimum=1, maximum=65_535),
         512,
         "Connections that are served at a time; requests on further ones get 503.",
-    )
-    FLINK_DASHBOARD = cluster_option(
-        "web.flink-dashboard",
-        NON_EMPTY_STRING,
-        None,
-        "A Flink distribution, as a folder, its flink-dist jar or its unpacked dashboard: the session serves Flink's "
-        "own dashboard below /flink/. It is read when the session starts.",
     )

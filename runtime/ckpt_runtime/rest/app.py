@@ -6,15 +6,13 @@ It only assembles the parts; it starts no server and keeps no state of jobs.
 from __future__ import annotations
 
 from fastapi import FastAPI
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
-from ckpt_runtime.rest.audit import Caller
-from ckpt_runtime.rest.auth import Guard, has_session, has_token
+from ckpt_runtime.rest.audit import AuditLog, Write
+from ckpt_runtime.rest.auth import Guard
 from ckpt_runtime.rest.errors import install_error_handlers, moved, without_prefix
 from ckpt_runtime.rest.event_stream import EventStreams
-from ckpt_runtime.rest.flink_prefix import FIRST_PAGES, FlinkPrefix
 from ckpt_runtime.rest.handlers import (
     checkpoint_config,
     checkpoints,
@@ -34,11 +32,9 @@ from ckpt_runtime.rest.handlers import (
     savepoints,
     vertices,
 )
-from ckpt_runtime.rest.handlers import flink_dashboard as jvm_pages
 from ckpt_runtime.rest.openapi import install_openapi
 from ckpt_runtime.rest.uploads import DEFAULT_MAX_UPLOAD_BYTES
 from ckpt_runtime.rest.web_sessions import WebSessions
-from ckpt_runtime.web.flink_dashboard import FlinkDashboard
 
 _PREFIX = "/v1"
 _DESCRIPTION = (
@@ -80,9 +76,12 @@ def create_app(
     *,
     token: str | None,
     max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES,
-    flink_dashboard: FlinkDashboard | None = None,
+    audit: Write | None = None,
 ) -> FastAPI:
-    """Make the application. ``token`` None means no authentication and loopback callers only (see ``rest.auth``)."""
+    """Make the application. ``token`` None means no authentication and loopback callers only (see ``rest.auth``).
+
+    ``audit`` writes the records of the audit log, if there is one.
+    """
     if token is not None and not token.strip():
         raise ValueError("token must not be empty; None means no token")
     app = FastAPI(
@@ -110,30 +109,13 @@ def create_app(
         savepoint_catalogue,
     )
     # The routes are added as they are: include_router() would analyse each function again, for a tenth of a second.
-    for room in (cluster, dashboard, diagnosis, health, jvm_pages, pages, pipelines, job_ids, lineages, *of_jobs):
+    for room in (cluster, dashboard, diagnosis, health, pages, pipelines, job_ids, lineages, *of_jobs):
         app.router.routes.extend(room.router.routes)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)
+    if audit is not None:
+        app.add_middleware(AuditLog, write=audit)
     app.add_middleware(VersionPrefix)
-    app.add_middleware(Caller)
-    _add_guard(app, token, flink_dashboard)
+    # The guard is added last, because the middleware added last runs first.
+    app.add_middleware(Guard, token=token, sessions=app.state.web_sessions, is_public=pages.is_public)
     return app
-
-
-def _add_guard(app: FastAPI, token: str | None, dashboard: FlinkDashboard | None) -> None:
-    """Add the guard last, because the middleware added last runs first."""
-    sessions: WebSessions = app.state.web_sessions
-    app.state.has_flink_dashboard = dashboard is not None
-
-    def needs_login(headers: Headers) -> bool:
-        return token is not None and not (has_session(sessions, headers) or has_token(token, headers))
-
-    def is_public(method: str, path: str, accept: str) -> bool:
-        # The first page redirects to the login.
-        return pages.is_public(method, path, accept) or (
-            dashboard is not None and method in ("GET", "HEAD") and path in FIRST_PAGES
-        )
-
-    if dashboard is not None:
-        app.add_middleware(FlinkPrefix, dashboard=dashboard, needs_login=needs_login)
-    app.add_middleware(Guard, token=token, sessions=sessions, is_public=is_public)

@@ -37,7 +37,7 @@ from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.network.tls import TlsFilesError, credentials, rest_context
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
-from ckpt_runtime.rest.audit import AuditedGateway, audit_log
+from ckpt_runtime.rest.audit import audit_log
 from ckpt_runtime.rest.auth import BindingRefused, check_binding
 from ckpt_runtime.spark.application_watch import ApplicationWatch
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
@@ -47,7 +47,6 @@ from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
 from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
 from ckpt_runtime.structured_log import PLAIN, LogSettings, start_logging
-from ckpt_runtime.web.flink_dashboard import FlinkDashboard
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -87,7 +86,6 @@ class SessionOptions:
     log_file: Path | None
     configuration: Configuration
     token: str | None
-    flink_dashboard: FlinkDashboard | None = None
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -214,7 +212,6 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
         _configuration_of(given.configuration_file), Configuration.from_properties(given.properties)
     )
     validate(configuration, OptionScope.CLUSTER)
-    dashboard = configuration.get(RestOptions.FLINK_DASHBOARD)
     return SessionOptions(
         rest_host=given.rest_host or configuration.get(RestOptions.BIND_ADDRESS),
         rest_port=configuration.get(RestOptions.PORT) if given.rest_port is None else given.rest_port,
@@ -224,7 +221,6 @@ def parse_arguments(arguments: list[str] | None) -> SessionOptions:
         log_file=given.log_file,
         configuration=configuration,
         token=_token(configuration),
-        flink_dashboard=None if dashboard is None else FlinkDashboard.of(dashboard),
     )
 
 
@@ -282,9 +278,7 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
     tls = rest_context(options.configuration)
     await cluster.start()
     limit = options.configuration.get(RestOptions.MAX_CONTENT_LENGTH)
-    gateway = AuditedGateway.over(cluster.dispatcher, audit)
-    dashboard = options.flink_dashboard
-    app = create_app(gateway, token=options.token, max_upload_bytes=limit, flink_dashboard=dashboard)
+    app = create_app(cluster.dispatcher, token=options.token, max_upload_bytes=limit, audit=audit)
     connections = options.configuration.get(RestOptions.MAX_CONNECTIONS)
     server, port = await rest_server.start(
         app, options.rest_host, options.rest_port, max_connections=connections, tls=tls

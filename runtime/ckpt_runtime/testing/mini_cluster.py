@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.client.packaging import pack_pipeline
@@ -26,7 +26,7 @@ from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.network.tls import rest_context
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
-from ckpt_runtime.rest.audit import AuditedGateway, audit_log
+from ckpt_runtime.rest.audit import audit_log
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.structured_log import LogSettings
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
@@ -46,6 +46,8 @@ class MiniCluster:
     """Use as a context manager. ``rest_url`` is set if ``rest`` is true; REST requires ``token`` if one is given."""
 
     rest_url = ""
+    slowness: ClassVar[Callable[[], float]] = staticmethod(lambda: 1.0)
+    """The factor by which all waits take longer at most; asked when a wait begins. Tests set it on busy machines."""
 
     def __init__(
         self,
@@ -94,8 +96,8 @@ class MiniCluster:
         await self.cluster.start()
         self._server = None
         if self._rest:
-            gateway = AuditedGateway.over(self.dispatcher, audit_log(self._settings.configuration))
-            app, tls = create_app(gateway, token=self._token), rest_context(self._settings.configuration)
+            audit, tls = audit_log(self._settings.configuration), rest_context(self._settings.configuration)
+            app = create_app(self.dispatcher, token=self._token, audit=audit)
             self._server, port = await rest_server.start(app, "127.0.0.1", 0, tls=tls)
             self.rest_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
         await self.cluster.lead(self.rest_url, APPLICATION_ID, self._token)
@@ -111,7 +113,7 @@ class MiniCluster:
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float = DEFAULT_TIMEOUT_S) -> T:
         """Run a coroutine on the cluster's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s * type(self).slowness())
 
     def submit(
         self,
@@ -256,9 +258,10 @@ class MiniCluster:
 
         return self.call(pids())
 
-    @staticmethod
-    def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    @classmethod
+    def wait_until(cls, condition: Callable[[], bool], what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Poll every few milliseconds, and less often as time passes. Raises ClusterTimeoutError."""
+        timeout_s *= cls.slowness()
         deadline = time.monotonic() + timeout_s
         pause_s = _FIRST_PAUSE_S
         while not condition():

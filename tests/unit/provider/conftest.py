@@ -30,6 +30,7 @@ from ckpt_runtime.jobmaster.event_log import EventType
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.event_stream import EventStreams
+from tests.support.patience import patient
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class JobManager:
         self._loop.call_soon_threadsafe(self.gateway.events.publish, kind, job_id, {"jobid": job_id, **data})
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=patient(60))
 
     def count(self, request: str) -> int:
         """How often a request (``POST /jobs/:id/savepoints``, the job's id written out) came."""
@@ -262,8 +263,8 @@ def run_to_end(operator: BaseOperator, context: dict[str, Any], *, start: Callab
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait on the loop; a minute at most."""
-    async with asyncio.timeout(60):
+    """Wait on the loop; for a minute of a quiet machine at most."""
+    async with asyncio.timeout(patient(60)):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -22,9 +22,10 @@ from ckpt_runtime.client.errors import CkptApiError
 from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.jobmaster.event_log import EventLog, EventType
 from ckpt_runtime.scheduler.job_status import JobStatus
+from tests.support.patience import patient
 from tests.unit.provider.conftest import JOB, JobManager, run_at_hubs, until
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = patient(60.0)
 STREAM = "GET /events"
 WAIT: dict[str, Any] = {"ckpt_conn_id": "ckpt_default", "poll_interval": 0.05}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Depends, Request
+from fastapi import Depends
 
 from ckpt_runtime.jobmaster.gateway_values import ClusterOverview
 from ckpt_runtime.rest.json_body import whole_request
@@ -48,10 +48,9 @@ def _overview(cluster: ClusterOverview, version: str, revision: str) -> dict[str
 
 
 @router.get("/config", responses=errors())
-async def config(request: Request, gateway: Gateway) -> dict[str, Any]:
-    """What a page needs to know first. Its button to cancel would read ``/yarn-cancel``, and a read changes nothing."""
+async def config(gateway: Gateway) -> dict[str, Any]:
+    """Versions and features of this server, and how often pages should refresh."""
     dashboard = await gateway.dashboard_config()
-    only_reads = request.scope.get("ckpt.flink_dashboard") is not None and request.app.state.token is not None
     return {
         "refresh-interval": dashboard.refresh_interval_ms,
         "timezone-name": dashboard.timezone_name,
@@ -60,7 +59,7 @@ async def config(request: Request, gateway: Gateway) -> dict[str, Any]:
         "flink-revision": dashboard.revision,
         "ckpt-version": VERSION,
         "features": {
-            "web-submit": not only_reads,
+            "web-submit": True,
             "web-cancel": False,
             "web-rescale": False,
             "web-history": False,
@@ -76,7 +75,7 @@ async def cluster_configuration(gateway: Gateway) -> list[dict[str, str]]:
 
 
 @router.get("/jobmanager/metrics", responses=errors())
-async def driver_metrics(request: Request, gateway: Gateway, names: MetricNames = None) -> list[dict[str, Any]]:
+async def driver_metrics(gateway: Gateway, names: MetricNames = None) -> list[dict[str, Any]]:
     """Names or values of the session's metrics."""
     cluster = await gateway.cluster_overview()
     values = {
@@ -85,10 +84,7 @@ async def driver_metrics(request: Request, gateway: Gateway, names: MetricNames 
         "taskSlotsTotal": str(cluster.slots_total),
         "taskSlotsAvailable": str(cluster.slots_available),
     }
-    wanted = listed(names)
-    if request.scope.get("ckpt.flink_dashboard") is not None:
-        values = dict.fromkeys(wanted or (), "0") | values  # the dashboard's JVM page works although there is no JVM
-    return metrics.listing(values, wanted)
+    return metrics.listing(values, listed(names))
 
 
 @router.get("/jobs/{jobid}/jobmanager/config", responses=errors(400, 404))

@@ -58,9 +58,8 @@ async def without_slash() -> Response:
 
 @router.get(SESSION)
 async def session(request: Request) -> dict[str, bool]:
-    """Tells a page whether there is a login to end, and whether Flink's dashboard lies beside it."""
-    login = _sessions(request).is_valid(_cookie(request))
-    return {"login": login, "flink": request.app.state.has_flink_dashboard}
+    """Tells a page whether there is a login to end."""
+    return {"login": _sessions(request).is_valid(_cookie(request))}
 
 
 @router.get(f"{PREFIX}/")

@@ -84,7 +84,7 @@ async function post(name, body) {
 export const login = (token) => post("login", { token });
 export const logout = () => post("logout", {});
 
-/** Whether there is a `login` to end, and `flink`'s dashboard beside these pages. */
+/** Whether there is a `login` to end. */
 export async function session() {
   try {
     return (await getIfAny("web/session")) ?? {};

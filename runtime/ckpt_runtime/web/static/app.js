@@ -132,9 +132,8 @@ function failed(error) {
 }
 
 async function showSession() {
-  const { login, flink } = await session();
+  const { login } = await session();
   logoutButton.hidden = login !== true;
-  document.getElementById("flink").hidden = flink !== true;
 }
 
 logoutButton.addEventListener("click", async () => {

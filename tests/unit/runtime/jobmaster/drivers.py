@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,14 +20,6 @@ from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.storage.ha_store import HaStore
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
-
-
-def run(directory: Path, test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def inside() -> None:
-        async with World.start(directory) as world:
-            await test(world)
-
-    asyncio.run(inside())
 
 
 def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -197,13 +198,11 @@ class Bench:
         return sorted(path.name for path in self.directory.iterdir() if path.name.startswith("chk-"))
 
 
-def run(directory: Path, test: Callable[[Bench], Coroutine[Any, Any, None]], **settings: Any) -> None:
-    async def inside() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            bench = Bench(directory, pool, **settings)
-            try:
-                await test(bench)
-            finally:
-                bench.shell.close()
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def opened(directory: Path, **settings: Any) -> AsyncIterator[Bench]:
+    with ThreadPoolExecutor(1) as pool:
+        bench = Bench(directory, pool, **settings)
+        try:
+            yield bench
+        finally:
+            bench.shell.close()

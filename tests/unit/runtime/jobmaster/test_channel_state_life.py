@@ -30,7 +30,7 @@ from ckpt_runtime.storage.channel_state_writer import (
 )
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.snapshot_metadata import read_metadata, write_metadata
-from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, Bench, run
+from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, Bench, opened
 
 SCHEMA = pa.schema([("v", pa.int64())])
 VERTICES = (VertexDescriptor(TASKS[0].vertex_id, "v", (), len(TASKS), 128),)
@@ -115,8 +115,8 @@ async def restore(
 
 
 @pytest.mark.row("76.11")
-def test_a_file_stays_as_long_as_a_retained_checkpoint_refers_to_it(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_file_stays_as_long_as_a_retained_checkpoint_refers_to_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as bench:
         first = await checkpoint(bench, [rows(1)], [rows(2)])
         assert shared(bench.directory) == names(*first)
         second = await checkpoint(bench, [place(first[0])], [rows(3)])
@@ -129,11 +129,9 @@ def test_a_file_stays_as_long_as_a_retained_checkpoint_refers_to_it(tmp_path: Pa
         await checkpoint(bench, [], [])
         assert shared(bench.directory) == []
 
-    run(tmp_path, test)
 
-
-def test_with_two_retained_both_stay_restorable(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_with_two_retained_both_stay_restorable(tmp_path: Path) -> None:
+    async with opened(tmp_path, retained=2) as bench:
         first = await checkpoint(bench, [rows(1)], [])
         await checkpoint(bench, [], [rows(2)])
         third = await checkpoint(bench, [place(first[0])], [])
@@ -144,11 +142,9 @@ def test_with_two_retained_both_stay_restorable(tmp_path: Path) -> None:
         assert names(first[0])[0] not in shared(bench.directory)
         assert place(third[0]) == place(first[0])
 
-    run(tmp_path, test, retained=2)
 
-
-def test_files_of_an_aborted_checkpoint_go_with_the_next_one_also_when_they_come_late(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_files_of_an_aborted_checkpoint_go_with_the_next_one_also_when_they_come_late(tmp_path: Path) -> None:
+    async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
         number, options = await bench.trigger()
         early, late = write(options, [rows(1)]), write(options, [rows(2)])
         acknowledge(bench, number, 0, options.directory, early)
@@ -159,11 +155,11 @@ def test_files_of_an_aborted_checkpoint_go_with_the_next_one_also_when_they_come
         assert shared(bench.directory) == []
         assert bench.names() == ["chk-2"]
 
-    run(tmp_path, test, tolerable_failed_checkpoints=5)
 
-
-def test_an_aborted_checkpoint_takes_nothing_from_a_later_one_that_refers_to_the_same_file(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_an_aborted_checkpoint_takes_nothing_from_a_later_one_that_refers_to_the_same_file(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, max_concurrent=2, tolerable_failed_checkpoints=5) as bench:
         first = await checkpoint(bench, [rows(1)], [])
         number, options = await bench.trigger()
         later, later_options = await bench.trigger()
@@ -176,13 +172,11 @@ def test_an_aborted_checkpoint_takes_nothing_from_a_later_one_that_refers_to_the
         assert number in bench.listener.aborted
         assert values(later_options.directory, written[0].inputs) == [1]
 
-    run(tmp_path, test, max_concurrent=2, tolerable_failed_checkpoints=5)
 
-
-def test_what_a_killed_worker_left_goes_after_the_restart(tmp_path: Path) -> None:
+async def test_what_a_killed_worker_left_goes_after_the_restart(tmp_path: Path) -> None:
     """Only by name and when nothing refers to it; what a task of the next deployment writes meanwhile stays."""
 
-    async def test(bench: Bench) -> None:
+    async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
         await restore(bench, None, RecoveryClaimMode.NO_CLAIM)
         first = await checkpoint(bench, [rows(1)], [])
         number, options = await bench.trigger()
@@ -199,14 +193,13 @@ def test_what_a_killed_worker_left_goes_after_the_restart(tmp_path: Path) -> Non
         await bench.settle()
         assert shared(bench.directory) == sorted(["of-somebody-else", *names(first[0], unknown)])
 
-    run(tmp_path, test, tolerable_failed_checkpoints=5)
-
 
 @pytest.mark.parametrize("retention", [CheckpointRetention.RETAIN_ON_CANCELLATION, None])
-def test_after_the_end_of_the_job_only_what_its_kept_checkpoint_refers_to_is_left(
+async def test_after_the_end_of_the_job_only_what_its_kept_checkpoint_refers_to_is_left(
     tmp_path: Path, retention: CheckpointRetention | None
 ) -> None:
-    async def test(bench: Bench) -> None:
+    settings: dict[str, Any] = {} if retention is None else {"retention": retention}
+    async with opened(tmp_path, tolerable_failed_checkpoints=5, **settings) as bench:
         first = await checkpoint(bench, [rows(1)], [rows(2)])
         _, options = await bench.trigger()
         write(options, [rows(9)])
@@ -218,9 +211,6 @@ def test_after_the_end_of_the_job_only_what_its_kept_checkpoint_refers_to_is_lef
         else:
             assert shared(bench.directory) == names(*first)
             assert bench.names() == ["chk-1"]
-
-    settings: dict[str, Any] = {} if retention is None else {"retention": retention}
-    run(tmp_path, test, tolerable_failed_checkpoints=5, **settings)
 
 
 def foreign_snapshot(tmp_path: Path, *, second_file: str | None = None) -> tuple[Path, CompletedCheckpoint]:
@@ -249,11 +239,11 @@ def stored(snapshot: CompletedCheckpoint, task: int) -> PersistedElement:
 
 
 @pytest.mark.row("203.6")
-def test_nothing_ever_refers_to_files_of_a_snapshot_that_stays_the_users(tmp_path: Path) -> None:
+async def test_nothing_ever_refers_to_files_of_a_snapshot_that_stays_the_users(tmp_path: Path) -> None:
     directory, snapshot = foreign_snapshot(tmp_path)
     before = {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()}
 
-    async def test(bench: Bench) -> None:
+    async with opened(tmp_path, tolerable_failed_checkpoints=5, max_concurrent=2) as bench:
         assert await restore(bench, snapshot, RecoveryClaimMode.NO_CLAIM) == snapshot
         assert not bench.shell.core.coordinator.latest_is_owned
         number, options = await bench.trigger()
@@ -268,16 +258,14 @@ def test_nothing_ever_refers_to_files_of_a_snapshot_that_stays_the_users(tmp_pat
         assert bench.shell.core.coordinator.latest_is_owned
         _, options = await bench.trigger()
         assert not options.properties.full
-
-    run(tmp_path, test, tolerable_failed_checkpoints=5, max_concurrent=2)
     assert {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.row("203.6")
-def test_files_of_a_claimed_snapshot_become_the_jobs_and_go_when_nothing_refers_to_them(tmp_path: Path) -> None:
+async def test_files_of_a_claimed_snapshot_become_the_jobs_and_go_when_nothing_refers_to_them(tmp_path: Path) -> None:
     directory, snapshot = foreign_snapshot(tmp_path)
 
-    async def test(bench: Bench) -> None:
+    async with opened(tmp_path) as bench:
         assert await restore(bench, snapshot, RecoveryClaimMode.CLAIM) == snapshot
         (referring, _) = await checkpoint(bench, [stored(snapshot, 0)], [])
         assert referring.file is None
@@ -287,31 +275,27 @@ def test_files_of_a_claimed_snapshot_become_the_jobs_and_go_when_nothing_refers_
         await checkpoint(bench, [], [])
         assert shared(directory.parent) == []
 
-    run(tmp_path, test)
 
-
-def test_a_claimed_snapshot_cannot_have_other_files_deleted(tmp_path: Path) -> None:
+async def test_a_claimed_snapshot_cannot_have_other_files_deleted(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"x")
     _, snapshot = foreign_snapshot(tmp_path, second_file=precious.as_uri())
 
-    async def test(bench: Bench) -> None:
+    async with opened(tmp_path) as bench:
         await restore(bench, snapshot, RecoveryClaimMode.CLAIM)
         await checkpoint(bench, [], [])
         await checkpoint(bench, [], [])
         assert resolve(stored(snapshot, 0).file.path).name not in shared(tmp_path / OTHER_JOB)
         assert precious.read_bytes() == b"x"
 
-    run(tmp_path, test)
 
-
-def test_an_earlier_job_of_the_same_id_keeps_its_shared_files(tmp_path: Path) -> None:
+async def test_an_earlier_job_of_the_same_id_keeps_its_shared_files(tmp_path: Path) -> None:
     theirs = tmp_path / JOB / "shared" / "chk-3-theirs"
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"x")
     (tmp_path / JOB / "chk-3").mkdir()
 
-    async def test(bench: Bench) -> None:
+    async with opened(tmp_path) as bench:
         assert bench.shell.storage.prepare() == 4
         bench.ids.advance_to(4)
         await checkpoint(bench, [rows(1)], [])
@@ -321,5 +305,3 @@ def test_an_earlier_job_of_the_same_id_keeps_its_shared_files(tmp_path: Path) ->
         bench.shell.tell(on.JobRunning(TASKS))
         await checkpoint(bench, [], [])
         assert shared(bench.directory) == ["chk-3-theirs"]
-
-    run(tmp_path, test)

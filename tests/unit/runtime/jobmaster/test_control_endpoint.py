@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -98,20 +99,18 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-def run(test: Callable[[Door], Coroutine[Any, Any, None]]) -> None:
-    async def inside() -> None:
-        door = Door()
-        door.port = await door.endpoint.start()
-        try:
-            await test(door)
-        finally:
-            await door.stop()
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def opened() -> AsyncIterator[Door]:
+    door = Door()
+    door.port = await door.endpoint.start()
+    try:
+        yield door
+    finally:
+        await door.stop()
 
 
-def test_a_guest_is_welcomed_with_its_registration_and_talks_both_ways() -> None:
-    async def test(door: Door) -> None:
+async def test_a_guest_is_welcomed_with_its_registration_and_talks_both_ways() -> None:
+    async with opened() as door:
         peer, reader, writer = await door.guest()
         assert isinstance(peer, AgentPeer)
         assert peer.registration == AGENT
@@ -124,11 +123,9 @@ def test_a_guest_is_welcomed_with_its_registration_and_talks_both_ways() -> None
         peer.send(Ping())
         assert await reader.readexactly(len(framed(Ping()))) == framed(Ping())
 
-    run(test)
 
-
-def test_the_end_of_a_connection_is_reported_once() -> None:
-    async def test(door: Door) -> None:
+async def test_the_end_of_a_connection_is_reported_once() -> None:
+    async with opened() as door:
         peer, _, writer = await door.guest()
         writer.close()
         await door.next()
@@ -136,11 +133,9 @@ def test_the_end_of_a_connection_is_reported_once() -> None:
         assert peer.closed
         peer.send(Ping())
 
-    run(test)
 
-
-def test_a_peer_closed_on_this_side_is_not_reported() -> None:
-    async def test(door: Door) -> None:
+async def test_a_peer_closed_on_this_side_is_not_reported() -> None:
+    async with opened() as door:
         peer, reader, _ = await door.guest()
         peer.close()
         peer.close()
@@ -149,11 +144,9 @@ def test_a_peer_closed_on_this_side_is_not_reported() -> None:
         await door.endpoint.stop()
         assert door.lost == []
 
-    run(test)
 
-
-def test_a_wrong_secret_is_refused_by_both_sides() -> None:
-    async def test(door: Door) -> None:
+async def test_a_wrong_secret_is_refused_by_both_sides() -> None:
+    async with opened() as door:
         with pytest.raises((AuthenticationError, asyncio.IncompleteReadError)):
             await door.enter("guess")
         reader, writer = await door.connect()
@@ -162,22 +155,18 @@ def test_a_wrong_secret_is_refused_by_both_sides() -> None:
         assert len(answer) <= PREFACE_BYTES + PROOF_BYTES
         assert door.peers.empty()
 
-    run(test)
-
 
 @pytest.mark.parametrize(
     "content", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 4, b"\0" * 500, b"CKPT1" + b"\xff" * 400]
 )
-def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None:
-    async def test(door: Door) -> None:
+async def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None:
+    async with opened() as door:
         reader, writer = await door.connect()
         writer.write(content)
         writer.write_eof()
         await rest_of(reader)
         peer, _, _ = await door.guest()
         assert peer.registration == AGENT
-
-    run(test)
 
 
 @pytest.mark.parametrize(
@@ -194,17 +183,15 @@ def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None:
         (b"\x81\xa4type\xaeRegisterWorker", "RegisterWorker .* malformed: Object missing required field"),
     ],
 )
-def test_who_does_not_register_first_is_refused_by_name(
+async def test_who_does_not_register_first_is_refused_by_name(
     body: bytes, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(door: Door) -> None:
+    async with opened() as door:
         reader, writer = await door.enter()
         writer.write(struct.pack("<I", len(body)) + body)
         assert await rest_of(reader) == b""
         assert door.peers.empty()
         assert re.search(f"refused a control connection .*{told}", caplog.text)
-
-    run(test)
 
 
 @pytest.mark.parametrize(
@@ -225,10 +212,10 @@ def test_who_does_not_register_first_is_refused_by_name(
         (WORKER, b"", "what a worker sent is no message"),
     ],
 )
-def test_a_message_that_breaks_the_protocol_is_the_reason_for_the_end_of_its_sender(
+async def test_a_message_that_breaks_the_protocol_is_the_reason_for_the_end_of_its_sender(
     registration: Registration, body: bytes, told: str
 ) -> None:
-    async def test(door: Door) -> None:
+    async with opened() as door:
         _, reader, writer = await door.guest(registration)
         _, _, neighbour = await door.guest()
         writer.write(struct.pack("<I", len(body)) + body + framed(AgentHeartbeat()))
@@ -242,11 +229,9 @@ def test_a_message_that_breaks_the_protocol_is_the_reason_for_the_end_of_its_sen
         await door.next()
         assert door.messages == [AgentHeartbeat()]
 
-    run(test)
 
-
-def test_nothing_is_heard_of_a_peer_after_it_was_closed() -> None:
-    async def test(door: Door) -> None:
+async def test_nothing_is_heard_of_a_peer_after_it_was_closed() -> None:
+    async with opened() as door:
         peer, reader, writer = await door.guest()
         writer.write(framed(AgentHeartbeat()) * 3)
         peer.close()
@@ -254,11 +239,9 @@ def test_nothing_is_heard_of_a_peer_after_it_was_closed() -> None:
         await door.endpoint.stop()
         assert (door.messages, door.lost) == ([], [])
 
-    run(test)
 
-
-def test_an_announced_giant_ends_the_connection_without_being_read() -> None:
-    async def test(door: Door) -> None:
+async def test_an_announced_giant_ends_the_connection_without_being_read() -> None:
+    async with opened() as door:
         _, reader, writer = await door.guest()
         writer.write(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
         await door.next()
@@ -266,11 +249,9 @@ def test_an_announced_giant_ends_the_connection_without_being_read() -> None:
         assert door.lost[0][1]
         assert await rest_of(reader) == b""
 
-    run(test)
 
-
-def test_a_message_that_breaks_its_handler_costs_only_its_own_connection() -> None:
-    async def test(door: Door) -> None:
+async def test_a_message_that_breaks_its_handler_costs_only_its_own_connection() -> None:
+    async with opened() as door:
         _, reader, writer = await door.guest()
         door.error = KeyError("type")
         writer.write(framed(AgentHeartbeat()))
@@ -281,11 +262,9 @@ def test_a_message_that_breaks_its_handler_costs_only_its_own_connection() -> No
         door.error = None
         assert (await door.guest())[0].registration == AGENT
 
-    run(test)
 
-
-def test_stopping_hangs_up_on_everybody() -> None:
-    async def test(door: Door) -> None:
+async def test_stopping_hangs_up_on_everybody() -> None:
+    async with opened() as door:
         _, reader, _ = await door.guest()
         half_way, _ = await door.connect()
         await door.endpoint.stop()
@@ -294,13 +273,11 @@ def test_stopping_hangs_up_on_everybody() -> None:
         with pytest.raises(OSError):
             await door.connect()
 
-    run(test)
 
-
-def test_of_too_many_strangers_the_oldest_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_too_many_strangers_the_oldest_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_endpoint, "MAX_HANDSHAKES", 3)
 
-    async def test(door: Door) -> None:
+    async with opened() as door:
         peer, _, _ = await door.guest()
         readers = [(await door.connect())[0] for _ in range(5)]
         await door.guest()
@@ -308,5 +285,3 @@ def test_of_too_many_strangers_the_oldest_has_to_go(monkeypatch: pytest.MonkeyPa
             await rest_of(reader)
         assert not readers[-1].at_eof()
         assert not peer.closed, "a peer that has proved itself is no stranger"
-
-    run(test)

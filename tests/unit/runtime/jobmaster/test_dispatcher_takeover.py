@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,20 +76,18 @@ class Session:
         return job
 
 
-def run(directory: Path, test: Callable[[Session], Coroutine[Any, Any, None]]) -> None:
-    async def inside() -> None:
-        async with World.start(directory) as world:
-            session = Session(world, directory)
-            try:
-                await test(session)
-            finally:
-                await session.dispatcher.stop()
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[Session]:
+    async with World.start(directory) as world:
+        session = Session(world, directory)
+        try:
+            yield session
+        finally:
+            await session.dispatcher.stop()
 
 
-def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> None:
-    async def test(session: Session) -> None:
+async def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> None:
+    async with opened(tmp_path) as session:
         dispatcher = session.dispatcher
         for call in (
             dispatcher.list_jobs(),
@@ -108,12 +107,10 @@ def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> None:
         with pytest.raises(JobNotFound):
             await dispatcher.job_status(JOB)
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("571.5")
-def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> None:
-    async def test(session: Session) -> None:
+async def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as session:
         job = await session.crashed_job()
         await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=77_000))
         job.suspend(fenced=True)
@@ -129,14 +126,12 @@ def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> 
         while await dispatcher.job_status(JOB) is not JobStatus.CANCELED:
             await asyncio.sleep(0.001)
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("air.4")
-def test_a_job_stored_after_its_id_was_retired_is_not_run(tmp_path: Path) -> None:
+async def test_a_job_stored_after_its_id_was_retired_is_not_run(tmp_path: Path) -> None:
     """The write of a driver that leads no more came too late for its successor to see."""
 
-    async def test(session: Session) -> None:
+    async with opened(tmp_path) as session:
         dispatcher = session.dispatcher
         session.store(1).retired.retire(JOB, 7)
         job = await session.crashed_job()
@@ -148,11 +143,9 @@ def test_a_job_stored_after_its_id_was_retired_is_not_run(tmp_path: Path) -> Non
         with pytest.raises(JobIdRetired):
             await dispatcher.run_pipeline(REQUEST)
 
-    run(tmp_path, test)
 
-
-def test_the_next_driver_knows_whose_upgrade_is_in_progress_until_its_time_is_over(tmp_path: Path) -> None:
-    async def test(session: Session) -> None:
+async def test_the_next_driver_knows_whose_upgrade_is_in_progress_until_its_time_is_over(tmp_path: Path) -> None:
+    async with opened(tmp_path) as session:
         dispatcher, day_ms = session.dispatcher, 86_400_000
         (await session.crashed_job()).suspend(fenced=True)
         mine = HeldUpgrade("upgrade-1", JOB, 1, wall_clock_ms() + day_ms, "airflow: nightly/upgrade", "file:///s")
@@ -173,12 +166,10 @@ def test_the_next_driver_knows_whose_upgrade_is_in_progress_until_its_time_is_ov
         assert session.store(2).upgrades.read() == HeldUpgrades()
         await dispatcher.cancel_job(JOB)
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("air.4")
-def test_the_id_of_an_ended_job_can_be_retired(tmp_path: Path) -> None:
-    async def test(session: Session) -> None:
+async def test_the_id_of_an_ended_job_can_be_retired(tmp_path: Path) -> None:
+    async with opened(tmp_path) as session:
         job = await session.crashed_job()
         job.suspend(fenced=True)
         dispatcher = session.dispatcher
@@ -195,11 +186,9 @@ def test_the_id_of_an_ended_job_can_be_retired(tmp_path: Path) -> None:
             await dispatcher.run_pipeline(REQUEST)
         assert session.store(2).retired.read().keys() == {JOB}
 
-    run(tmp_path, test)
 
-
-def test_ended_jobs_are_listed_and_what_is_left_of_them_is_cleaned_up(tmp_path: Path) -> None:
-    async def test(session: Session) -> None:
+async def test_ended_jobs_are_listed_and_what_is_left_of_them_is_cleaned_up(tmp_path: Path) -> None:
+    async with opened(tmp_path) as session:
         job = await session.crashed_job()
         plan = job._shell.core.accepted_plan
         result = job.view.result_to_store(replace_end(job), plan, job.checkpoint_config(), job.checkpoint_statistics())
@@ -222,13 +211,11 @@ def test_ended_jobs_are_listed_and_what_is_left_of_them_is_cleaned_up(tmp_path: 
         await session.world.until(lambda: store.jobs.list_ids() == [] and store.results.list_ids(dirty_only=True) == [])
         assert not (tmp_path / "ha" / "default" / "snapshots" / JOB).exists()
 
-    run(tmp_path, test)
 
-
-def test_what_a_cancelled_job_was_told_to_retain_stays(tmp_path: Path) -> None:
+async def test_what_a_cancelled_job_was_told_to_retain_stays(tmp_path: Path) -> None:
     """Its driver stores that it has ended, and dies."""
 
-    async def test(session: Session) -> None:
+    async with opened(tmp_path) as session:
         job = await session.crashed_job()
         job._shell.tell(RetentionAsked())
         end = JobEnded(JobStatus.CANCELED, job.overview().start_time_ms + 5)
@@ -244,11 +231,9 @@ def test_what_a_cancelled_job_was_told_to_retain_stays(tmp_path: Path) -> None:
         assert (await dispatcher.cancel_job(JOB)) == replace(kept, vertices={})
         assert has_metadata(resolve(kept.external_path))
 
-    run(tmp_path, test)
 
-
-def test_all_that_a_cancelled_job_retains_stays_when_its_driver_dies_as_it_lets_go_of_it(tmp_path: Path) -> None:
-    async def test(session: Session) -> None:
+async def test_all_that_a_cancelled_job_retains_stays_when_its_driver_dies_as_it_lets_go_of_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as session:
         retention = {"externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION", "num_retained": "2"}
         job = await session.crashed_job(**{f"execution__checkpointing__{name}": of for name, of in retention.items()})
         for _ in range(2):
@@ -270,8 +255,6 @@ def test_all_that_a_cancelled_job_retains_stays_when_its_driver_dies_as_it_lets_
         await session.world.until(lambda: store.jobs.list_ids() == [] and store.results.list_ids(dirty_only=True) == [])
         assert [has_metadata(directory) for directory in retained] == [True, True]
 
-    run(tmp_path, test)
-
 
 def replace_end(job: JobMaster) -> Any:
     """The effect with which a finished job ends."""
@@ -279,12 +262,12 @@ def replace_end(job: JobMaster) -> Any:
 
 
 @pytest.mark.parametrize("spoilt", ["plan", "overrides"])
-def test_a_job_that_cannot_be_recovered_is_shown_with_the_reason_and_left_alone(
+async def test_a_job_that_cannot_be_recovered_is_shown_with_the_reason_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str
 ) -> None:
     monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
 
-    async def test(session: Session) -> None:
+    async with opened(tmp_path) as session:
         job = await session.crashed_job()
         job.suspend(fenced=True)
         store = session.store(1)
@@ -302,11 +285,9 @@ def test_a_job_that_cannot_be_recovered_is_shown_with_the_reason_and_left_alone(
         assert store.jobs.list_ids() == [JOB]
         assert list((tmp_path / "ha" / "default" / "snapshots" / JOB).glob("chk-*"))
 
-    run(tmp_path, test)
 
-
-def test_losing_the_leadership_suspends_the_jobs_and_ends_the_session(tmp_path: Path) -> None:
-    async def test(session: Session) -> None:
+async def test_losing_the_leadership_suspends_the_jobs_and_ends_the_session(tmp_path: Path) -> None:
+    async with opened(tmp_path) as session:
         job = await session.crashed_job()
         job.suspend(fenced=True)
         dispatcher = session.dispatcher
@@ -320,10 +301,8 @@ def test_losing_the_leadership_suspends_the_jobs_and_ends_the_session(tmp_path: 
         found = job_recovery.find_jobs(session.store(3), Configuration())
         assert [known.job_id for known in found if known.submission is not None] == [JOB]
 
-    run(tmp_path, test)
 
-
-def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
+async def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looking, go_on = threading.Event(), threading.Event()
@@ -335,7 +314,7 @@ def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
 
     monkeypatch.setattr(known_jobs, "find_jobs", find)
 
-    async def test(session: Session) -> None:
+    async with opened(tmp_path) as session:
         job = await session.crashed_job()
         job.suspend(fenced=True)
         dispatcher = session.dispatcher
@@ -348,13 +327,11 @@ def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
             await dispatcher.list_jobs()
         assert list(dispatcher._known) == []
 
-    run(tmp_path, test)
 
-
-def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_jobs, "MAX_ENDED_JOBS", 0)
 
-    async def test(session: Session) -> None:
+    async with opened(tmp_path) as session:
         job = await session.crashed_job()
         job.cancel()
         store = session.store(1)
@@ -364,13 +341,13 @@ def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, monkeyp
         await session.world.until(lambda: store.results.list_ids() == [])
         assert await session.dispatcher.list_jobs() == ()
 
-    run(tmp_path, test)
 
-
-def test_a_job_whose_storage_was_away_goes_on_when_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_whose_storage_was_away_goes_on_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
 
-    async def test(session: Session) -> None:
+    async with opened(tmp_path) as session:
         job = await session.crashed_job()
         job.suspend(fenced=True)
         snapshots = tmp_path / "ha" / "default" / "snapshots" / JOB
@@ -386,15 +363,13 @@ def test_a_job_whose_storage_was_away_goes_on_when_it_is_back(tmp_path: Path, mo
         statistics = await dispatcher.checkpoint_statistics(JOB)
         assert statistics.counts.restored == 1
 
-    run(tmp_path, test)
 
-
-def test_a_job_that_turns_out_to_be_damaged_is_looked_for_no_longer(
+async def test_a_job_that_turns_out_to_be_damaged_is_looked_for_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
 
-    async def test(session: Session) -> None:
+    async with opened(tmp_path) as session:
         job = await session.crashed_job()
         job.suspend(fenced=True)
         (metadata,) = (tmp_path / "ha" / "default" / "snapshots" / JOB).glob("chk-*/_metadata")
@@ -409,5 +384,3 @@ def test_a_job_that_turns_out_to_be_damaged_is_looked_for_no_longer(
         await looking
         with pytest.raises(NotReady, match="damaged"):
             await dispatcher.job_status(JOB)
-
-    run(tmp_path, test)

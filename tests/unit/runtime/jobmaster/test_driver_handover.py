@@ -32,7 +32,7 @@ from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import NotLeaderError
-from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, found_by, make_hasty, names, run
+from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, found_by, make_hasty, names
 from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World
 
 PATCH = CheckpointOverrides(timeout_ms=77_000)
@@ -71,13 +71,13 @@ LOST = NotLeaderError("another driver leads", "x")
 class TestFormerLeader:
     """It was paused, another driver leads, and it does not know."""
 
-    def test_a_pointer_that_came_in_time_is_not_acted_on_without_the_lead(
+    async def test_a_pointer_that_came_in_time_is_not_acted_on_without_the_lead(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its checkpoint is complete for the new leader to go on from; the old one tells nobody and deletes nothing."""
         fence = Fence()
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1), **TOLERANT)
             await world.running(job)
             await checkpoint(job)
@@ -93,12 +93,10 @@ class TestFormerLeader:
             assert found.submission is not None
             assert [entry.checkpoint.id for entry in found.submission.history.checkpoints] == [1, 2]
 
-        run(tmp_path, test)
-
-    def test_a_refused_pointer_is_no_failed_checkpoint(self, tmp_path: Path) -> None:
+    async def test_a_refused_pointer_is_no_failed_checkpoint(self, tmp_path: Path) -> None:
         """Nothing but the epoch in the document refuses it: no fence would keep its files from being deleted."""
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path), **TOLERANT)
             await world.running(job)
             world.ignored = (TriggerCheckpoint,)
@@ -115,14 +113,12 @@ class TestFormerLeader:
             for worker in workers:
                 assert worker.peer.of(NotifyCheckpointComplete) == []
 
-        run(tmp_path, test)
-
-    def test_a_lease_that_is_not_renewed_in_time_leaves_the_outcome_open(
+    async def test_a_lease_that_is_not_renewed_in_time_leaves_the_outcome_open(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fence = Fence()
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1))
             await world.running(job)
             fence.close_after(monkeypatch, "checkpoints", StorageError("the lease has run out", "x"))
@@ -136,8 +132,6 @@ class TestFormerLeader:
             assert await pending == 1
             assert names(tmp_path) == ["chk-1"]
 
-        run(tmp_path, test)
-
     @pytest.mark.parametrize(
         ("document", "write"),
         [
@@ -148,12 +142,12 @@ class TestFormerLeader:
             (JOB, lambda record: record.end({"status": "FINISHED"})),
         ],
     )
-    def test_no_write_of_its_record_counts_without_the_lead(
+    async def test_no_write_of_its_record_counts_without_the_lead(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: str, write: Callable[[DurableRecord], Any]
     ) -> None:
         fence = Fence()
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             await world.running(job)
             await checkpoint(job)
@@ -163,11 +157,9 @@ class TestFormerLeader:
             with pytest.raises(NotLeaderError):
                 write(record)
 
-        run(tmp_path, test)
-
     @pytest.mark.row("571.5")
     @pytest.mark.row("571.6")
-    def test_its_patch_cannot_land_behind_the_back_of_the_new_leader(
+    async def test_its_patch_cannot_land_behind_the_back_of_the_new_leader(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It has passed the fence and read the plan; then the new leader takes over; then its write goes out."""
@@ -180,7 +172,7 @@ class TestFormerLeader:
                 go_on.wait()
             publish(location, data)
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="1 min")
             await world.running(job)
             monkeypatch.setattr(versioned_document, "publish", held)
@@ -195,20 +187,16 @@ class TestFormerLeader:
             assert found.submission.history.overrides is None
             assert successor.jobs.get(JOB).checkpoint_overrides is None
 
-        run(tmp_path, test)
-
-    def test_it_acknowledges_no_submission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_it_acknowledges_no_submission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The new leader may have looked for jobs just before."""
         fence = Fence()
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             fence.close_after(monkeypatch, "plan", LOST)
             with pytest.raises(NotReady, match="another driver leads"):
                 world.submit_durably(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1))
 
-        run(tmp_path, test)
-
-    def test_its_result_cannot_end_a_job_that_the_new_leader_runs(
+    async def test_its_result_cannot_end_a_job_that_the_new_leader_runs(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A third driver would take the job for ended in the midst of its run."""
@@ -226,7 +214,7 @@ class TestFormerLeader:
             else:
                 publish(location, data)
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             await world.running(job)
             monkeypatch.setattr(versioned_document, "publish", held)
@@ -242,12 +230,10 @@ class TestFormerLeader:
             assert found_by(driver(tmp_path, 3)).submission is not None
             await world.status(job, JobStatus.SUSPENDED)
 
-        run(tmp_path, test)
-
 
 @pytest.mark.row("571.5")
-def test_two_clusters_cannot_run_the_same_job_id_in_one_checkpoint_directory(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_two_clusters_cannot_run_the_same_job_id_in_one_checkpoint_directory(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         flights, trains = (HaStore(str(tmp_path / "ha"), name, epoch=1) for name in ("flights", "trains"))
         job = world.submit_durably(flights)
         with pytest.raises(StorageError, match="belongs to the job of this id in the cluster .*/flights; choose"):
@@ -260,10 +246,10 @@ def test_two_clusters_cannot_run_the_same_job_id_in_one_checkpoint_directory(tmp
         await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
         await world.running(world.submit_durably(trains))
 
-    run(tmp_path, test)
 
-
-def test_the_result_is_stored_before_anything_of_the_job_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_result_is_stored_before_anything_of_the_job_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A crash before it is stored leaves a job that goes on from its checkpoint, not one that starts from nothing."""
     publish = versioned_document.publish
     away = [True]
@@ -275,7 +261,7 @@ def test_the_result_is_stored_before_anything_of_the_job_goes(tmp_path: Path, mo
             raise StorageError("away", "x")
         publish(location, data)
 
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         monkeypatch.setattr(versioned_document, "publish", refuse)
         job = world.submit_durably(driver(tmp_path))
         await world.running(job)
@@ -289,8 +275,6 @@ def test_the_result_is_stored_before_anything_of_the_job_goes(tmp_path: Path, mo
         assert found.submission is not None
         assert [entry.checkpoint.id for entry in found.submission.history.checkpoints] == [1]
         assert names(tmp_path) == ["chk-1"]
-
-    run(tmp_path, test)
 
 
 def shared_state(directory: Path) -> Callable[[FakeWorker, WorkerCommand], bool]:
@@ -315,11 +299,11 @@ def shared_state(directory: Path) -> Callable[[FakeWorker, WorkerCommand], bool]
 
 
 class TestLeftovers:
-    def test_they_go_with_the_first_completion_and_what_is_referred_to_stays(self, tmp_path: Path) -> None:
+    async def test_they_go_with_the_first_completion_and_what_is_referred_to_stays(self, tmp_path: Path) -> None:
         root = tmp_path / "checkpoints" / JOB
         shared = root / "shared"
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             world.on_message = shared_state(shared)
             job = world.submit_durably(driver(tmp_path))
             await world.running(job)
@@ -339,9 +323,7 @@ class TestLeftovers:
             await world.until(lambda: names(tmp_path) == ["chk-3"] and not (shared / "chk-2-unused").exists())
             assert sorted(path.name for path in shared.iterdir()) == ["used-0", "used-1"]
 
-        run(tmp_path, test)
-
-    def test_storage_that_is_away_is_asked_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_storage_that_is_away_is_asked_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         find, errors = storage_effects.find_leftovers, [StorageError("away", "x")] * 3
 
         def refuse(*arguments: Any) -> Any:
@@ -349,7 +331,7 @@ class TestLeftovers:
                 raise errors.pop()
             return find(*arguments)
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             await world.running(job)
             await checkpoint(job)
@@ -366,8 +348,6 @@ class TestLeftovers:
             await checkpoint(recovered)
             await world.until(lambda: names(tmp_path) == ["chk-4"])
 
-        run(tmp_path, test)
-
 
 class TestDirectoryOfAnEndedJob:
     def litter(self, tmp_path: Path) -> list[Path]:
@@ -379,12 +359,12 @@ class TestDirectoryOfAnEndedJob:
             file.write_bytes(b"x")
         return files
 
-    def test_it_goes_as_a_whole_and_no_other_job_s(self, tmp_path: Path) -> None:
+    async def test_it_goes_as_a_whole_and_no_other_job_s(self, tmp_path: Path) -> None:
         other = tmp_path / "checkpoints" / ("f" * 32) / "chk-1" / "_metadata"
         other.parent.mkdir(parents=True)
         other.touch()
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             await world.running(job)
             await checkpoint(job)
@@ -393,10 +373,8 @@ class TestDirectoryOfAnEndedJob:
             await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
             assert other.exists()
 
-        run(tmp_path, test)
-
-    def test_the_next_driver_finishes_it(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_the_next_driver_finishes_it(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store)
             await world.running(job)
@@ -410,16 +388,14 @@ class TestDirectoryOfAnEndedJob:
             await world.until(lambda: not store.jobs.list_ids() and not store.results.list_ids(dirty_only=True))
             assert not (tmp_path / "checkpoints" / JOB).exists()
 
-        run(tmp_path, test)
-
-    def test_what_an_earlier_job_of_this_id_or_a_user_left_in_it_stays(self, tmp_path: Path) -> None:
+    async def test_what_an_earlier_job_of_this_id_or_a_user_left_in_it_stays(self, tmp_path: Path) -> None:
         root = tmp_path / "checkpoints" / JOB
         kept = [root / "chk-3" / "_metadata", root / "shared" / "theirs", root / "savepoint-1" / "_metadata"]
         for file in kept:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(b"x")
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store)
             await world.running(job)
@@ -428,12 +404,10 @@ class TestDirectoryOfAnEndedJob:
             await world.until(lambda: not store.jobs.list_ids() and names(tmp_path) == ["chk-3"])
             assert all(file.exists() for file in kept)
 
-        run(tmp_path, test)
-
-    def test_what_is_retained_stays_whole(self, tmp_path: Path) -> None:
+    async def test_what_is_retained_stays_whole(self, tmp_path: Path) -> None:
         retain = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store, **retain)
             await world.running(job)
@@ -444,8 +418,6 @@ class TestDirectoryOfAnEndedJob:
             assert names(tmp_path) == ["chk-1", "chk-77"]
             assert shared.exists()
 
-        run(tmp_path, test)
-
 
 class TestStopWithSavepoint:
     @staticmethod
@@ -453,10 +425,10 @@ class TestStopWithSavepoint:
         root = Path(directory.removeprefix("file://"))
         return {path.name: path.read_bytes() for path in root.iterdir()}
 
-    def test_a_driver_that_dies_before_the_job_has_ended_hands_over_the_savepoint(self, tmp_path: Path) -> None:
+    async def test_a_driver_that_dies_before_the_job_has_ended_hands_over_the_savepoint(self, tmp_path: Path) -> None:
         """What the savepoint committed must not be committed again: the next driver goes on from it."""
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store)
             await world.running(job)
@@ -489,9 +461,7 @@ class TestStopWithSavepoint:
             await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
             assert self.files(directory) == before
 
-        run(tmp_path, test)
-
-    def test_no_task_hears_of_it_before_its_pointer_is_durable(
+    async def test_no_task_hears_of_it_before_its_pointer_is_durable(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish = versioned_document.publish
@@ -504,7 +474,7 @@ class TestStopWithSavepoint:
                 raise AmbiguousWriteError("timeout", "x")
             publish(location, data)
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             await world.running(job)
             workers = world.active()
@@ -521,5 +491,3 @@ class TestStopWithSavepoint:
             done = await stopping
             assert job.status is JobStatus.FINISHED
             assert set(self.files(str(done.location))) == {"_metadata", "state-0", "state-1"}
-
-        run(tmp_path, test)

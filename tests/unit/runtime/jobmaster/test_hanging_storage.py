@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,40 +69,38 @@ def hang(monkeypatch: pytest.MonkeyPatch, hangs: list[Hang]) -> Callable[..., Ha
     return install
 
 
-def run(directory: Path, test: Callable[[Bench, DriverPools], Any], timeout: str = "100 ms") -> None:
-    async def inside() -> None:
-        pools = DriverPools.create(Configuration({"jobmanager.storage.timeout": timeout}))
-        with ThreadPoolExecutor(1) as idle:
-            bench = Bench(directory, idle, pools.of_job(JOB), tolerable_failed_checkpoints=100)
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    await test(bench, pools)
-            finally:
-                bench.shell.close()
-                pools.shutdown()
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def opened(directory: Path, limit: str = "100 ms") -> AsyncIterator[tuple[Bench, DriverPools]]:
+    pools = DriverPools.create(Configuration({"jobmanager.storage.timeout": limit}))
+    with ThreadPoolExecutor(1) as idle:
+        bench = Bench(directory, idle, pools.of_job(JOB), tolerable_failed_checkpoints=100)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                yield bench, pools
+        finally:
+            bench.shell.close()
+            pools.shutdown()
 
 
 def failures(bench: Bench) -> list[str]:
     return [answer.message for answer in bench.listener.answers if isinstance(answer, out.RequestFailed)]
 
 
-def test_a_directory_that_cannot_be_made_in_time_aborts_the_checkpoint(
+async def test_a_directory_that_cannot_be_made_in_time_aborts_the_checkpoint(
     tmp_path: Path, hang: Callable[..., Hang]
 ) -> None:
-    async def test(bench: Bench, pools: DriverPools) -> None:
+    async with opened(tmp_path) as (bench, _):
         hang(bench.storage, "initialize_checkpoint")
         assert await bench.trigger() == (None, None)
         assert "has not come back within 0.1 s" in failures(bench)[0]
         checkpoint_id, _ = await bench.checkpoint()
         assert list(bench.pointers.present) == [checkpoint_id]
 
-    run(tmp_path, test)
 
-
-def test_a_savepoint_directory_that_was_made_too_late_does_not_stay(tmp_path: Path, hang: Callable[..., Hang]) -> None:
-    async def test(bench: Bench, pools: DriverPools) -> None:
+async def test_a_savepoint_directory_that_was_made_too_late_does_not_stay(
+    tmp_path: Path, hang: Callable[..., Hang]
+) -> None:
+    async with opened(tmp_path) as (bench, _):
         late = hang(storage_effects, "initialize_savepoint")
         target = tmp_path / "savepoints"
         assert await bench.trigger(CheckpointType.SAVEPOINT, str(target)) == (None, None)
@@ -109,11 +108,11 @@ def test_a_savepoint_directory_that_was_made_too_late_does_not_stay(tmp_path: Pa
         while not late.late or list(target.iterdir()):
             await asyncio.sleep(0.001)
 
-    run(tmp_path, test)
 
-
-def test_metadata_that_is_written_too_late_is_settled_by_looking(tmp_path: Path, hang: Callable[..., Hang]) -> None:
-    async def test(bench: Bench, pools: DriverPools) -> None:
+async def test_metadata_that_is_written_too_late_is_settled_by_looking(
+    tmp_path: Path, hang: Callable[..., Hang]
+) -> None:
+    async with opened(tmp_path) as (bench, _):
         late = hang(storage_effects, "write_metadata")
         checkpoint_id, options = await bench.trigger()
         bench.acknowledge(checkpoint_id, options.directory)
@@ -124,13 +123,13 @@ def test_metadata_that_is_written_too_late_is_settled_by_looking(tmp_path: Path,
         found = CompletedCheckpoint.from_json(read_metadata(str(bench.directory / f"chk-{checkpoint_id}")).document)
         assert found.id == checkpoint_id
 
-    run(tmp_path, test)
 
-
-def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(tmp_path: Path, hang: Callable[..., Hang]) -> None:
+async def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(
+    tmp_path: Path, hang: Callable[..., Hang]
+) -> None:
     """Each question would make one more thread hang."""
 
-    async def test(bench: Bench, pools: DriverPools) -> None:
+    async with opened(tmp_path) as (bench, _):
         late = hang(storage_effects, "write_metadata", calls=100)
         asked = hang(storage_effects, "has_metadata", calls=0)
         checkpoint_id, options = await bench.trigger()
@@ -138,16 +137,15 @@ def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(tmp_path: Path, 
         own: Any = bench.pools.own
         while own.hanging == 0:
             await asyncio.sleep(0.001)
-        unknown = 0
+        unknown: list[on.CoordinatorEvent] = []
         tell = bench.shell.tell
 
         def count(event: on.CoordinatorEvent) -> None:
-            nonlocal unknown
-            unknown += isinstance(event, on.MetadataUnknown)
+            unknown.extend([event] if isinstance(event, on.MetadataUnknown) else [])
             tell(event)
 
         bench.shell.storage._tell = count
-        while unknown < 5:
+        while len(unknown) < 5:
             await asyncio.sleep(0.001)
         assert own.hanging == 1
         assert asked._left == 0
@@ -155,21 +153,17 @@ def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(tmp_path: Path, 
         late.release.set()
         await bench.until(lambda: checkpoint_id in bench.listener.completed)
 
-    run(tmp_path, test)
 
-
-def test_savepoints_to_storage_that_never_answers_leave_checkpoints_alone(
+async def test_savepoints_to_storage_that_never_answers_leave_checkpoints_alone(
     tmp_path: Path, hang: Callable[..., Hang]
 ) -> None:
-    async def test(bench: Bench, pools: DriverPools) -> None:
+    async with opened(tmp_path, limit="20 ms") as (bench, _):
         hang(storage_effects, "initialize_savepoint", calls=1000)
         for _ in range(24):
             assert await bench.trigger(CheckpointType.SAVEPOINT, str(tmp_path / "savepoints")) == (None, None)
         assert "storage calls to local paths have not come back" in failures(bench)[-1]
         for _ in range(3):
             await bench.checkpoint()
-
-    run(tmp_path, test, timeout="20 ms")
 
 
 def test_a_deletion_that_hangs_is_tried_again(tmp_path: Path, hang: Callable[..., Hang]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -54,16 +54,8 @@ RESTARTING = {
 LOST_CHANNEL = TaskFailure(FailureInfo("ChannelLostError", "connection to worker h:1 lost"), consequence=True)
 
 
-def run(directory: Path, test: Callable[[World], Coroutine[Any, Any, None]], **times: float) -> None:
-    async def inside() -> None:
-        async with World.start(directory, **times) as world:
-            await test(world)
-
-    asyncio.run(inside())
-
-
-def test_a_job_gets_slots_is_deployed_and_runs(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_job_gets_slots_is_deployed_and_runs(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         job = world.start_job()
         assert job.status is JobStatus.CREATED
         await world.running(job)
@@ -74,11 +66,9 @@ def test_a_job_gets_slots_is_deployed_and_runs(tmp_path: Path) -> None:
         assert job.details().state_timestamps_ms[JobStatus.RUNNING] > 0
         assert job.result().status is None
 
-    run(tmp_path, test)
 
-
-def test_a_cancelled_job_ends_when_its_workers_say_so_and_gives_its_slots_back(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_cancelled_job_ends_when_its_workers_say_so_and_gives_its_slots_back(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         job = world.start_job()
         await world.running(job)
         world.ignored = (CancelDeployment,)
@@ -91,11 +81,9 @@ def test_a_cancelled_job_ends_when_its_workers_say_so_and_gives_its_slots_back(t
         assert job.result().status is JobStatus.CANCELED
         assert job.exception_history(10).entries == ()
 
-    run(tmp_path, test)
 
-
-def test_a_job_that_ends_while_it_waits_for_slots_asks_for_none_any_more(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_job_that_ends_while_it_waits_for_slots_asks_for_none_any_more(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         job = world.start_job(restart_strategy__type="fixed-delay", restart_strategy__fixed_delay__delay="1 ms")
         await world.running(job)
         launch, world.slots.launch = world.slots.launch, lambda *arguments: None  # type: ignore[method-assign]
@@ -106,8 +94,6 @@ def test_a_job_that_ends_while_it_waits_for_slots_asks_for_none_any_more(tmp_pat
         await world.until(lambda: not world.slot_pool._requests)
         assert all(slot.owner is None for slot in world.slot_pool.all())
         world.slots.launch = launch  # type: ignore[method-assign]
-
-    run(tmp_path, test)
 
 
 class SlowRecord(JobRecord):
@@ -123,10 +109,10 @@ class SlowRecord(JobRecord):
         assert self.go_on.wait(10)
 
 
-def test_slots_that_are_lost_while_state_is_restored_are_not_deployed_to(tmp_path: Path) -> None:
+async def test_slots_that_are_lost_while_state_is_restored_are_not_deployed_to(tmp_path: Path) -> None:
     record = SlowRecord()
 
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         try:
             job = world.start_job(record=record, **RESTARTING)
             await world.until(record.waits.is_set)
@@ -140,14 +126,12 @@ def test_slots_that_are_lost_while_state_is_restored_are_not_deployed_to(tmp_pat
         assert entry.failure.exception == "SlotLostException"
         assert world.slots.launched == ["0", "1", "2", "3"]
 
-    run(tmp_path, test)
-
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_slots_that_come_as_their_request_is_cancelled_are_given_back(tmp_path: Path, ready: bool) -> None:
+async def test_slots_that_come_as_their_request_is_cancelled_are_given_back(tmp_path: Path, ready: bool) -> None:
     """Between the end of the request and its answer the job may end."""
 
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         job = world.start_job()
         await world.running(job)
         job.cancel()
@@ -163,11 +147,9 @@ def test_slots_that_come_as_their_request_is_cancelled_are_given_back(tmp_path: 
         await world.until(lambda: world.slot_pool.available == 2)
         assert answers == []
 
-    run(tmp_path, test)
 
-
-def test_a_worker_that_cannot_end_its_subtasks_is_replaced(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_worker_that_cannot_end_its_subtasks_is_replaced(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         job = world.start_job()
         await world.running(job)
         world.ignored = (CancelDeployment,)
@@ -177,11 +159,9 @@ def test_a_worker_that_cannot_end_its_subtasks_is_replaced(tmp_path: Path) -> No
         await world.status(job, JobStatus.CANCELED)
         await world.until(lambda: all(agent.of(KillWorker) for agent in world.slots.agents))
 
-    run(tmp_path, test)
 
-
-def test_a_finished_job_leaves_no_checkpoint(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_finished_job_leaves_no_checkpoint(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         job = world.start_job()
         await world.running(job)
         await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
@@ -189,8 +169,6 @@ def test_a_finished_job_leaves_no_checkpoint(tmp_path: Path) -> None:
             worker.state(TaskState.FINISHED)
         await world.status(job, JobStatus.FINISHED)
         await world.until(lambda: not (world.directory / "checkpoints" / JOB).exists())
-
-    run(tmp_path, test)
 
 
 _ELSEWHERE = (ModuleType, type, FunctionType, asyncio.AbstractEventLoop, SlotPool, Slot)
@@ -211,8 +189,8 @@ def _texts(root: object) -> Iterator[bytes | str]:
 
 
 @pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED])
-def test_a_job_that_has_ended_keeps_no_archive_in_memory(tmp_path: Path, status: JobStatus) -> None:
-    async def test(world: World) -> None:
+async def test_a_job_that_has_ended_keeps_no_archive_in_memory(tmp_path: Path, status: JobStatus) -> None:
+    async with World.start(tmp_path) as world:
         world.archive = b"archive" * 100_000
         job = world.start_job(restart_strategy__type="none")
         await world.running(job)
@@ -227,12 +205,10 @@ def test_a_job_that_has_ended_keeps_no_archive_in_memory(tmp_path: Path, status:
         await world.status(job, status)
         assert max(len(text) for text in _texts(job)) < 100_000
 
-    run(tmp_path, test)
-
 
 class TestFailures:
-    def test_a_failed_task_restarts_the_job_from_its_latest_checkpoint(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_failed_task_restarts_the_job_from_its_latest_checkpoint(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             done = await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
@@ -246,10 +222,8 @@ class TestFailures:
             assert (entry.failure.message, entry.task_name) == ("boom", "count (1/2)")
             assert [worker.peer.of(DeploySubtasks)[-1].archive for worker in world.active()] == [None, None]
 
-        run(tmp_path, test)
-
-    def test_a_lost_worker_is_the_cause_and_what_its_neighbours_lost_comes_along(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_lost_worker_is_the_cause_and_what_its_neighbours_lost_comes_along(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             first, second = world.active()
@@ -265,13 +239,11 @@ class TestFailures:
                 "WorkerLostException",
             }
 
-        run(tmp_path, test)
-
     @pytest.mark.parametrize("feeds", [True, False])
-    def test_a_lost_worker_whose_subtasks_have_finished_matters_if_others_take_their_rows(
+    async def test_a_lost_worker_whose_subtasks_have_finished_matters_if_others_take_their_rows(
         self, tmp_path: Path, feeds: bool
     ) -> None:
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             lost, other = world.active() if feeds else reversed(world.active())
@@ -286,10 +258,8 @@ class TestFailures:
             await world.until(lambda: job.status is JobStatus.FINISHED)
             assert job.metrics()["numRestarts"] == "0"
 
-        run(tmp_path, test)
-
-    def test_a_worker_in_which_subtasks_fail_again_and_again_is_replaced(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_worker_in_which_subtasks_fail_again_and_again_is_replaced(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job(**{**RESTARTING, "restart_strategy__fixed_delay__attempts": "10"})
             await world.running(job)
             workers = [world.active()[0].peer.registration.worker]
@@ -300,12 +270,10 @@ class TestFailures:
                 workers.append(world.active()[0].peer.registration.worker)
             assert workers[0] == workers[1] == workers[2] != workers[3]
 
-        run(tmp_path, test)
-
-    def test_a_lost_channel_that_nothing_explains_fails_the_job_all_the_same(
+    async def test_a_lost_channel_that_nothing_explains_fails_the_job_all_the_same(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             monkeypatch.setattr("ckpt_runtime.jobmaster.consequences.GRACE_MS", 10)
             job = world.start_job(**RESTARTING)
             await world.running(job)
@@ -314,10 +282,8 @@ class TestFailures:
             (entry,) = job.exception_history(10).entries
             assert entry.failure.exception == "ChannelLostError"
 
-        run(tmp_path, test)
-
-    def test_failures_that_come_along_belong_to_the_first(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_failures_that_come_along_belong_to_the_first(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             world.ignored = (CancelDeployment,)
@@ -332,10 +298,8 @@ class TestFailures:
             (entry,) = job.exception_history(10).entries
             assert [other.failure.message for other in entry.concurrent] == ["second"]
 
-        run(tmp_path, test)
-
-    def test_without_a_strategy_the_job_fails_with_the_cause(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_without_a_strategy_the_job_fails_with_the_cause(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job()
             await world.running(job)
             world.active()[0].fail(only="s")
@@ -344,20 +308,16 @@ class TestFailures:
             assert failure is not None
             assert failure.message == "boom"
 
-        run(tmp_path, test)
-
-    def test_what_no_restart_can_help_ends_the_job(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_what_no_restart_can_help_ends_the_job(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             world.active()[0].fail("another plan", recoverable=False, only="s")
             await world.status(job, JobStatus.FAILED)
             assert job.metrics()["numRestarts"] == "0"
 
-        run(tmp_path, test)
-
-    def test_a_lost_worker_is_replaced_by_the_spare(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_lost_worker_is_replaced_by_the_spare(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             await world.until(lambda: len(world.slots.workers) == 4)
@@ -370,9 +330,7 @@ class TestFailures:
             assert world.active()[0].peer.of(DeploySubtasks)[0].archive == b"archive"
             assert world.active()[1].peer.of(DeploySubtasks)[-1].archive is None
 
-        run(tmp_path, test)
-
-    def test_a_deployment_that_fails_is_a_failure_of_its_subtasks(self, tmp_path: Path) -> None:
+    async def test_a_deployment_that_fails_is_a_failure_of_its_subtasks(self, tmp_path: Path) -> None:
         def fail_once(worker: FakeWorker, message: WorkerCommand) -> bool:
             if not isinstance(message, DeploySubtasks) or message.deployment.attempt or worker.index:
                 return False
@@ -380,17 +338,15 @@ class TestFailures:
             worker.peer.send(DeploymentFailed(worker.number, TaskFailure(FailureInfo("ImportError", "no"))))
             return True
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             world.on_message = fail_once
             job = world.start_job(**RESTARTING)
             await world.until(lambda: job.metrics()["numRestarts"] == "1")
             await world.running(job)
             assert job.exception_history(1).entries[0].failure.exception == "ImportError"
 
-        run(tmp_path, test)
-
-    def test_slots_that_cannot_be_had_are_in_the_history(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_slots_that_cannot_be_had_are_in_the_history(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             world.slots.launch_error = RuntimeError("no cores")
             job = world.start_job(**RESTARTING)
             await world.status(job, JobStatus.FAILED)
@@ -398,10 +354,8 @@ class TestFailures:
             assert [entry.failure.exception for entry in history] == ["NoResourceAvailableException"] * 4
             assert all("no cores" in entry.failure.message and entry.task_name is None for entry in history)
 
-        run(tmp_path, test)
-
-    def test_state_that_does_not_fit_is_in_the_history_and_ends_the_job(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_state_that_does_not_fit_is_in_the_history_and_ends_the_job(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             savepoint = await self.savepoint(world)
             other = JobGraph("other", (JobVertex("x", (OperatorNode("x", "x", "source"),), 1),), ())
             job = world.start_job(savepoint=savepoint, graph=other, **RESTARTING)
@@ -410,10 +364,8 @@ class TestFailures:
             assert entry.failure.exception == "NonRestoredStateError"
             assert "count" in entry.failure.message
 
-        run(tmp_path, test)
-
-    def test_a_message_of_an_earlier_deployment_changes_nothing(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_message_of_an_earlier_deployment_changes_nothing(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             worker = world.active()[0]
@@ -421,8 +373,6 @@ class TestFailures:
             worker.peer.send(TaskStateChanged(worker.number - 1, "s", 0, TaskState.FAILED, late))
             await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
             assert job.exception_history(10).entries == ()
-
-        run(tmp_path, test)
 
     @pytest.mark.parametrize(
         ("body", "told"),
@@ -440,10 +390,10 @@ class TestFailures:
             (b"\xff\x00 noise", "what a worker sent is no message"),
         ],
     )
-    def test_what_a_worker_may_not_say_fails_its_subtasks_and_says_which_message_it_was(
+    async def test_what_a_worker_may_not_say_fails_its_subtasks_and_says_which_message_it_was(
         self, tmp_path: Path, body: bytes, told: str
     ) -> None:
-        async def test(world: World) -> None:
+        async with World.start(tmp_path, loss_grace_s=60) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             broken = world.active()[0].peer.registration.worker
@@ -456,13 +406,12 @@ class TestFailures:
             assert broken not in [worker.peer.registration.worker for worker in world.active()]
 
         # The agent says nothing of its own accord: the cause is known at once.
-        run(tmp_path, test, loss_grace_s=60)
 
     @pytest.mark.parametrize("named", [("s", 1), ("k", 7), ("nowhere", 0)])
-    def test_a_worker_speaks_for_the_subtasks_that_it_was_given_and_no_others(
+    async def test_a_worker_speaks_for_the_subtasks_that_it_was_given_and_no_others(
         self, tmp_path: Path, named: tuple[str, int]
     ) -> None:
-        async def test(world: World) -> None:
+        async with World.start(tmp_path, loss_grace_s=60) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             worker = world.active()[0]
@@ -471,8 +420,6 @@ class TestFailures:
             (entry,) = job.exception_history(10).entries
             told = f"the message TaskStateChanged of a worker names subtask {named[1]} of vertex '{named[0]}'"
             assert f"{told}, which was not deployed to it" in entry.failure.message
-
-        run(tmp_path, test, loss_grace_s=60)
 
     @staticmethod
     async def savepoint(world: World) -> CompletedCheckpoint:
@@ -486,8 +433,8 @@ class TestFailures:
 
 
 class TestCheckpoints:
-    def test_tasks_are_told_of_a_complete_checkpoint(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_tasks_are_told_of_a_complete_checkpoint(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job()
             await world.running(job)
             done = await job.trigger_checkpoint(CheckpointKind.FULL)
@@ -500,9 +447,7 @@ class TestCheckpoints:
                 assert sorted(told) == [("k", worker.index), ("s", worker.index)]
             assert job.checkpoint_statistics().counts.completed == 1
 
-        run(tmp_path, test)
-
-    def test_a_declined_checkpoint_is_aborted_everywhere_and_fails_the_request(self, tmp_path: Path) -> None:
+    async def test_a_declined_checkpoint_is_aborted_everywhere_and_fails_the_request(self, tmp_path: Path) -> None:
         def decline(worker: FakeWorker, message: WorkerCommand) -> bool:
             if not isinstance(message, TriggerCheckpoint) or worker.index == 1:
                 return False
@@ -510,7 +455,7 @@ class TestCheckpoints:
             worker.peer.send(declined)
             return True
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             world.on_message = decline
             job = world.start_job(execution__checkpointing__tolerable_failed_checkpoints="9")
             await world.running(job)
@@ -519,10 +464,8 @@ class TestCheckpoints:
             await world.until(lambda: all(worker.peer.of(NotifyCheckpointAborted) for worker in world.active()))
             assert job.status is JobStatus.RUNNING
 
-        run(tmp_path, test)
-
-    def test_too_many_failed_checkpoints_are_a_failure_of_the_job(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_too_many_failed_checkpoints_are_a_failure_of_the_job(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             world.ignored = (TriggerCheckpoint,)
             job = world.start_job(execution__checkpointing__timeout="10 ms")
             await world.running(job)
@@ -531,10 +474,8 @@ class TestCheckpoints:
             await world.status(job, JobStatus.FAILED)
             assert "tolerable" in job.exception_history(1).entries[0].failure.message
 
-        run(tmp_path, test)
-
-    def test_a_request_before_all_tasks_run_is_refused(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_request_before_all_tasks_run_is_refused(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             world.ignored = (DeploySubtasks,)
             job = world.start_job()
             with pytest.raises(OperationFailure, match="Not all required tasks"):
@@ -542,10 +483,8 @@ class TestCheckpoints:
             with pytest.raises(OperationFailure, match="not running"):
                 await job.stop_with_savepoint(str(tmp_path), SavepointFormat.NATIVE, drain=False)
 
-        run(tmp_path, test)
-
-    def test_a_stop_is_answered_when_all_tasks_have_finished_after_the_savepoint(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_stop_is_answered_when_all_tasks_have_finished_after_the_savepoint(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job()
             await world.running(job)
             stopping = asyncio.create_task(
@@ -561,10 +500,8 @@ class TestCheckpoints:
             assert done.location is not None
             assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
 
-        run(tmp_path, test)
-
-    def test_the_same_stop_again_is_the_one_in_progress(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_the_same_stop_again_is_the_one_in_progress(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job()
             await world.running(job)
             target = str(tmp_path / "savepoints")
@@ -583,10 +520,8 @@ class TestCheckpoints:
             assert (await first).location == (await third).location is not None
             assert len(list((tmp_path / "savepoints").iterdir())) == 1
 
-        run(tmp_path, test)
-
-    def test_a_stop_whose_tasks_fail_names_the_savepoint(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_stop_whose_tasks_fail_names_the_savepoint(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             target = str(tmp_path / "savepoints")
@@ -597,9 +532,7 @@ class TestCheckpoints:
                 await stopping
             assert job.status is JobStatus.FAILED
 
-        run(tmp_path, test)
-
-    def test_end_of_data_that_comes_while_others_are_deployed_is_not_lost(self, tmp_path: Path) -> None:
+    async def test_end_of_data_that_comes_while_others_are_deployed_is_not_lost(self, tmp_path: Path) -> None:
         def ends_early(worker: FakeWorker, message: WorkerCommand) -> bool:
             if not isinstance(message, DeploySubtasks) or worker.index == 1:
                 return False
@@ -608,7 +541,7 @@ class TestCheckpoints:
                 worker.peer.send(EndOfDataReport(worker.number, vertex_id, subtask))
             return True
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             world.on_message = ends_early
             job = world.start_job()
             await world.running(job)
@@ -616,10 +549,8 @@ class TestCheckpoints:
                 world.active()[1].peer.send(EndOfDataReport(world.active()[1].number, vertex_id, 1))
             await world.until(lambda: job.checkpoint_statistics().counts.completed == 1)
 
-        run(tmp_path, test)
-
-    def test_a_patch_holds_at_once_and_a_reset_returns(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_patch_holds_at_once_and_a_reset_returns(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.start_job(execution__checkpointing__timeout="1 min")
             await world.running(job)
             shown = await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=5000))
@@ -647,11 +578,9 @@ class TestCheckpoints:
                 shown.settings.max_inflight_data_bytes,
             ) == (False, 0, None)
 
-        run(tmp_path, test)
 
-
-def test_suspending_tells_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_suspending_tells_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         job = world.start_job()
         await world.running(job)
         await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
@@ -659,5 +588,3 @@ def test_suspending_tells_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) ->
         assert job.status is JobStatus.SUSPENDED
         await world.until(lambda: all(worker.peer.of(CancelDeployment) for worker in world.active()))
         assert (world.directory / "checkpoints" / JOB / "chk-1" / "_metadata").exists()
-
-    run(tmp_path, test)

@@ -6,7 +6,8 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,6 @@ from tests.unit.runtime.jobmaster.drivers import (
     found_by,
     make_hasty,
     names,
-    run,
     submission_found_by,
     taken_over,
 )
@@ -80,8 +80,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.row("571.5")
-def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="1 min")
         await world.running(job)
         assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
@@ -106,12 +106,10 @@ def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path
         assert third is not None
         assert third.history.overrides is None
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("203.14")
-def test_a_new_driver_goes_on_at_the_parallelism_that_was_stored(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_new_driver_goes_on_at_the_parallelism_that_was_stored(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store)
         await world.running(job)
@@ -131,12 +129,10 @@ def test_a_new_driver_goes_on_at_the_parallelism_that_was_stored(tmp_path: Path)
         await world.until(lambda: sum(slot.owner is not None for slot in world.slot_pool.all()) == 1)
         assert JobGraph.from_json(driver(tmp_path, 3).jobs.get(JOB).graph).slots == 1
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("203.14")
-def test_the_same_rescale_again_is_that_one_and_another_one_is_refused(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_the_same_rescale_again_is_that_one_and_another_one_is_refused(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         job = world.start_job()
         await world.running(job)
         same, other = (dict.fromkeys("sk", ParallelismBounds(number, number)) for number in (3, 1))
@@ -145,8 +141,6 @@ def test_the_same_rescale_again_is_that_one_and_another_one_is_refused(tmp_path:
         await world.running(job)
         await job.rescale(same)
         assert job.metrics()["numRestarts"] == "1"
-
-    run(tmp_path, test)
 
 
 class UnsureGraph(DurableRecord):
@@ -157,8 +151,8 @@ class UnsureGraph(DurableRecord):
 
 
 @pytest.mark.row("203.14")
-def test_a_rescale_that_was_not_stored_after_all_leaves_the_job_as_it_was(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_rescale_that_was_not_stored_after_all_leaves_the_job_as_it_was(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store, record=UnsureGraph(store, JOB))
         await world.running(job)
@@ -170,12 +164,10 @@ def test_a_rescale_that_was_not_stored_after_all_leaves_the_job_as_it_was(tmp_pa
         (entry,) = job.exception_history(5).entries
         assert entry.failure.exception == "RescaleException"
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("571.7")
-def test_a_job_stored_without_overrides_recovers(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_job_stored_without_overrides_recovers(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store)
         await world.running(job)
@@ -185,11 +177,9 @@ def test_a_job_stored_without_overrides_recovers(tmp_path: Path) -> None:
         assert recovered.checkpoint_config().overrides == ()
         assert world.active()[0].deployment.restored_checkpoint_id is None
 
-    run(tmp_path, test)
 
-
-def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_again(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_again(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         first = world.start_job()
         await world.running(first)
         done = await first.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=True)
@@ -206,15 +196,13 @@ def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_again(t
         await checkpoint(recovered)
         assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
 
-    run(tmp_path, test)
 
-
-def test_what_a_crashed_driver_did_not_delete_the_next_one_does_and_nothing_else(tmp_path: Path) -> None:
+async def test_what_a_crashed_driver_did_not_delete_the_next_one_does_and_nothing_else(tmp_path: Path) -> None:
     foreign = tmp_path / "checkpoints" / JOB / "chk-3"
     foreign.mkdir(parents=True)
     (foreign / "_metadata").touch()
 
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         job = world.submit_durably(driver(tmp_path))
         await world.running(job)
         latest = await checkpoint(job)
@@ -231,12 +219,10 @@ def test_what_a_crashed_driver_did_not_delete_the_next_one_does_and_nothing_else
         assert await checkpoint(recovered) == 7
         await world.until(lambda: names(tmp_path) == ["chk-3", "chk-7", "chk-9"])
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("203.6")
 @pytest.mark.parametrize("crash_at", ["first file", "settling"])
-def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the_next_driver(
+async def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the_next_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: str
 ) -> None:
     """It lies outside the job's directory, and its metadata, which knows its files, goes first."""
@@ -254,7 +240,7 @@ def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the
         crashed.set()
         raise StorageError("the driver is gone", "x")
 
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         first = world.start_job()
         await world.running(first)
         done = await first.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=True)
@@ -287,11 +273,9 @@ def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_by_the
         await world.until(lambda: not later.pointers(JOB).disposals())
         assert files_in(claimed) == ["notes.txt"], "the claim has gone with the rest, as the next driver knows of it"
 
-    run(tmp_path, test)
-
 
 @pytest.mark.parametrize("crash_at", ["the first file", "the metadata"])
-def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_complete_one_stays(
+async def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_complete_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: str
 ) -> None:
     savepoints = tmp_path / "savepoints"
@@ -304,7 +288,7 @@ def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_complete
     def dies(record: DurableRecord, checkpoint_id: int) -> None:
         raise StorageError("the driver is gone", "x")
 
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         job = world.submit_durably(driver(tmp_path))
         await world.running(job)
         taking: asyncio.Future[Any] | None = None
@@ -329,15 +313,13 @@ def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_complete
             taking.cancel()
             await asyncio.gather(taking, return_exceptions=True)
 
-    run(tmp_path, test)
-
 
 @pytest.mark.parametrize("end", ["complete", "aborted"])
-def test_a_savepoint_that_has_ended_is_expected_no_longer(tmp_path: Path, end: str) -> None:
+async def test_a_savepoint_that_has_ended_is_expected_no_longer(tmp_path: Path, end: str) -> None:
     def declines(worker: FakeWorker, message: WorkerCommand) -> bool:
         return isinstance(message, TriggerCheckpoint) and end == "aborted"
 
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store, execution__checkpointing__timeout="300 ms")
         await world.running(job)
@@ -350,13 +332,11 @@ def test_a_savepoint_that_has_ended_is_expected_no_longer(tmp_path: Path, end: s
         await world.until(lambda: not store.pointers(JOB).pending_savepoints())
         assert len(list((tmp_path / "savepoints").iterdir())) == (end == "complete")
 
-    run(tmp_path, test)
 
-
-def test_a_directory_without_the_name_of_a_savepoint_is_never_deleted(tmp_path: Path) -> None:
+async def test_a_directory_without_the_name_of_a_savepoint_is_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
 
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         job = world.submit_durably(driver(tmp_path))
         await world.running(job)
         await checkpoint(job)
@@ -366,14 +346,12 @@ def test_a_directory_without_the_name_of_a_savepoint_is_never_deleted(tmp_path: 
         await checkpoint(recovered)
         assert (tmp_path / "precious").exists()
 
-    run(tmp_path, test)
-
 
 @pytest.mark.parametrize("noted", [{"directory": 7}, {"directory": "/x", "files": ["../y"]}, {}])
-def test_a_disposal_that_cannot_be_trusted_deletes_nothing_and_stops_no_job(
+async def test_a_disposal_that_cannot_be_trusted_deletes_nothing_and_stops_no_job(
     tmp_path: Path, noted: dict[str, Any]
 ) -> None:
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         job = world.submit_durably(driver(tmp_path))
         await world.running(job)
         await checkpoint(job)
@@ -383,14 +361,12 @@ def test_a_disposal_that_cannot_be_trusted_deletes_nothing_and_stops_no_job(
         assert not submission.history.disposals
         await world.running(world.recover_job(submission))
 
-    run(tmp_path, test)
-
 
 class TestHistory:
     """What a new driver shows of the time before it."""
 
-    def test_retained_checkpoints_are_shown(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_retained_checkpoints_are_shown(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path), execution__checkpointing__num_retained="2")
             await world.running(job)
             ids = [await checkpoint(job) for _ in range(3)]
@@ -415,16 +391,14 @@ class TestHistory:
             assert [stats.id for stats in later.history] == [newest, ids[2], ids[1]]
             assert [stats.discarded for stats in later.history] == [False, False, True]
 
-        run(tmp_path, test)
-
-    def test_failures_are_shown(self, tmp_path: Path) -> None:
+    async def test_failures_are_shown(self, tmp_path: Path) -> None:
         restarting = {
             "restart_strategy__type": "fixed-delay",
             "restart_strategy__fixed_delay__attempts": "99",
             "restart_strategy__fixed_delay__delay": "0 ms",
         }
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store, **restarting)
             for number in range(3):
@@ -444,10 +418,8 @@ class TestHistory:
             await world.status(recovered, JobStatus.CANCELED)
             await world.until(lambda: not (tmp_path / "ha" / "default" / "jobs" / JOB).exists())
 
-        run(tmp_path, test)
-
-    def test_a_history_that_cannot_be_read_stops_no_job(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_history_that_cannot_be_read_stops_no_job(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store)
             await world.running(job)
@@ -455,8 +427,6 @@ class TestHistory:
             store.failures(JOB).change(lambda _: {"entries": [{"failure": 7}]})
             submission = submission_found_by(driver(tmp_path, 2))
             assert submission.history.failures == ()
-
-        run(tmp_path, test)
 
     def test_what_is_stored_of_failures_is_bounded(self) -> None:
         log = FailureLog(1_000)
@@ -540,13 +510,13 @@ class TestCrashAtEveryWrite:
     @pytest.mark.row("571.6")
     @pytest.mark.parametrize("after", [False, True])
     @pytest.mark.parametrize("writes", range(1, 20))
-    def test_what_the_user_was_told_holds(
+    async def test_what_the_user_was_told_holds(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, after: bool
     ) -> None:
         storage = self.Storage(monkeypatch)
         storage.left, storage.after = writes, after
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             told = await self.life(world, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
             storage.left, storage.dead = 1_000_000, False
             successor = driver(tmp_path, 2)
@@ -582,8 +552,6 @@ class TestCrashAtEveryWrite:
             assert newest > latest
             await world.until(lambda: names(tmp_path) == [f"chk-{newest}"])
 
-        run(tmp_path, test)
-
     @staticmethod
     async def finish(world: World, found: FoundJob) -> None:
         """What the dispatcher does with a job that ended and was not cleaned up."""
@@ -592,17 +560,15 @@ class TestCrashAtEveryWrite:
         store = driver(world.directory, 2)
         await world.until(lambda: not store.jobs.list_ids() and not store.results.list_ids(dirty_only=True))
 
-    def test_the_script_has_no_more_writes_than_are_tried(
+    async def test_the_script_has_no_more_writes_than_are_tried(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         storage = self.Storage(monkeypatch)
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             told = await self.life(world, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
             assert told == {"submitted": True, "checkpoint": 2, "patched": True, "finished": True}
             assert storage.writes <= 19
-
-        run(tmp_path, test)
 
 
 class Record(DurableRecord):
@@ -631,39 +597,47 @@ class Record(DurableRecord):
 
 
 class TestPatch:
-    def with_record(
-        self, directory: Path, record: Callable[[HaStore], Record], test: Callable[..., Coroutine[Any, Any, None]]
-    ) -> None:
-        async def inside(world: World) -> None:
+    @asynccontextmanager
+    async def with_record(
+        self, directory: Path, wanted: Callable[[HaStore], Record]
+    ) -> AsyncIterator[tuple[JobMaster, HaStore, Record, World]]:
+        async with World.start(directory) as world:
             store = driver(directory)
-            submission = replace(world.submission(execution__checkpointing__timeout="1 min"), record=record(store))
+            record = wanted(store)
+            submission = replace(world.submission(execution__checkpointing__timeout="1 min"), record=record)
             job = JobMaster(submission, world.slot_pool, world.pool)
             stored_submissions.store_job(store, submission, job.prepare_storage())
             world.jobs.append(job)
             job.start()
             await world.running(job)
-            await test(job, store, submission.record, world)
-
-        run(directory, inside)
+            yield job, store, record, world
 
     @pytest.mark.row("571.6")
-    def test_a_crash_before_the_write_is_an_error_and_leaves_no_trace(self, tmp_path: Path) -> None:
-        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+    async def test_a_crash_before_the_write_is_an_error_and_leaves_no_trace(self, tmp_path: Path) -> None:
+        async with self.with_record(tmp_path, lambda store: Record(store, StorageError("no space", "x"))) as (
+            job,
+            store,
+            _,
+            _,
+        ):
             with pytest.raises(NotReady, match="nothing has changed: no space"):
                 await job.patch_checkpoint_config(PATCH)
             assert job.checkpoint_config().settings.timeout_ms == 60_000
             assert store.jobs.get(JOB).checkpoint_overrides is None
             assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
 
-        self.with_record(tmp_path, lambda store: Record(store, StorageError("no space", "x")), test)
-
     @pytest.mark.row("571.6")
-    def test_after_a_crash_between_write_and_apply_the_next_driver_applies(
+    async def test_after_a_crash_between_write_and_apply_the_next_driver_applies(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(stored_changes, "UNKNOWN_PAUSE_MS", 1_000_000)
 
-        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+        async with self.with_record(tmp_path, lambda store: Record(store, RuntimeError("crash"), happens=True)) as (
+            job,
+            store,
+            record,
+            world,
+        ):
             patching = asyncio.ensure_future(job.patch_checkpoint_config(PATCH))
             await world.until(lambda: not record.errors)
             await world.until(lambda: store.jobs.get(JOB).checkpoint_overrides is not None)
@@ -673,24 +647,31 @@ class TestPatch:
             recovered = await taken_over(world, driver(tmp_path, 2))
             assert recovered.checkpoint_config().settings.timeout_ms == 77_000
 
-        self.with_record(tmp_path, lambda store: Record(store, RuntimeError("crash"), happens=True), test)
-
     @pytest.mark.row("571.6")
     @pytest.mark.parametrize("happens", [True, False])
-    def test_an_unknown_outcome_is_settled(self, tmp_path: Path, happens: bool) -> None:
-        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+    async def test_an_unknown_outcome_is_settled(self, tmp_path: Path, happens: bool) -> None:
+        unknown = [AmbiguousWriteError("timeout", "x"), StorageError("away", "x"), AmbiguousWriteError("timeout", "x")]
+        async with self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens)) as (
+            job,
+            store,
+            _,
+            _,
+        ):
             assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
             assert store.jobs.get(JOB).checkpoint_overrides == '{"checkpointTimeout": 77000}'
 
-        unknown = [AmbiguousWriteError("timeout", "x"), StorageError("away", "x"), AmbiguousWriteError("timeout", "x")]
-        self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens), test)
-
     @pytest.mark.row("571.6")
     @pytest.mark.parametrize("happens", [True, False])
-    def test_one_that_stays_unknown_is_said_to_be_and_is_applied_if_it_happened(
+    async def test_one_that_stays_unknown_is_said_to_be_and_is_applied_if_it_happened(
         self, tmp_path: Path, happens: bool
     ) -> None:
-        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+        unknown = [AmbiguousWriteError("timeout", "x")] * 1000
+        async with self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens)) as (
+            job,
+            _,
+            record,
+            world,
+        ):
             with pytest.raises(NotReady, match="unknown whether the change is stored"):
                 await job.patch_checkpoint_config(PATCH)
             with pytest.raises(UpdateInProgress):
@@ -706,11 +687,10 @@ class TestPatch:
                     await asyncio.sleep(0.001)
             assert job.checkpoint_config().settings.timeout_ms == (77_000 if happens else 60_000)
 
-        unknown = [AmbiguousWriteError("timeout", "x")] * 1000
-        self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens), test)
-
-    def test_one_that_stays_unknown_is_given_up_with_the_job(self, tmp_path: Path) -> None:
-        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+    async def test_one_that_stays_unknown_is_given_up_with_the_job(self, tmp_path: Path) -> None:
+        async with self.with_record(
+            tmp_path, lambda store: Record(store, *[AmbiguousWriteError("timeout", "x")] * 1000)
+        ) as (job, store, record, world):
             with pytest.raises(NotReady, match="unknown whether the change is stored"):
                 await job.patch_checkpoint_config(PATCH)
             job.cancel()
@@ -720,11 +700,9 @@ class TestPatch:
             record.errors.clear()
             await world.until(lambda: update._patch is None)
 
-        self.with_record(tmp_path, lambda store: Record(store, *[AmbiguousWriteError("timeout", "x")] * 1000), test)
-
     @pytest.mark.row("571.6")
-    def test_of_two_concurrent_calls_the_second_is_refused(self, tmp_path: Path) -> None:
-        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+    async def test_of_two_concurrent_calls_the_second_is_refused(self, tmp_path: Path) -> None:
+        async with self.with_record(tmp_path, Record) as (job, _, record, _):
             record.gate.clear()
             first = asyncio.create_task(job.patch_checkpoint_config(PATCH))
             await asyncio.sleep(0)
@@ -733,12 +711,10 @@ class TestPatch:
             record.gate.set()
             assert (await first).settings.timeout_ms == 77_000
 
-        self.with_record(tmp_path, Record, test)
-
     @pytest.mark.row("571.1")
     @pytest.mark.parametrize("errors", [(), (StorageError("away", "x"),), (NotLeaderError("another leads", "x"),)])
-    def test_a_job_that_ends_meanwhile_says_so(self, tmp_path: Path, errors: tuple[Exception, ...]) -> None:
-        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+    async def test_a_job_that_ends_meanwhile_says_so(self, tmp_path: Path, errors: tuple[Exception, ...]) -> None:
+        async with self.with_record(tmp_path, lambda store: Record(store, *errors)) as (job, _, record, world):
             record.gate.clear()
             patching = asyncio.create_task(job.patch_checkpoint_config(PATCH))
             await asyncio.sleep(0)
@@ -748,18 +724,14 @@ class TestPatch:
             with pytest.raises(JobTerminated, match="CANCELED"):
                 await patching
 
-        self.with_record(tmp_path, lambda store: Record(store, *errors), test)
-
-    def test_what_would_break_the_next_start_is_never_stored(self, tmp_path: Path) -> None:
-        async def test(job: JobMaster, store: HaStore, record: Record, world: World) -> None:
+    async def test_what_would_break_the_next_start_is_never_stored(self, tmp_path: Path) -> None:
+        async with self.with_record(tmp_path, Record) as (job, store, _, _):
             with pytest.raises(InvalidRequest, match="timeout_ms is 3"):
                 await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=3))
             assert store.jobs.get(JOB).checkpoint_overrides is None
 
-        self.with_record(tmp_path, Record, test)
-
-    def test_overrides_that_cannot_be_read_are_not_dropped(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_overrides_that_cannot_be_read_are_not_dropped(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store)
             await crash(job)
@@ -769,14 +741,12 @@ class TestPatch:
             with pytest.raises(CheckpointConfigurationError, match="futureField"):
                 JobMaster(submission, world.slot_pool, world.pool)
 
-        run(tmp_path, test)
-
 
 class TestZombie:
     """A driver that does not know yet that another one leads."""
 
-    def test_it_can_complete_no_checkpoint(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_it_can_complete_no_checkpoint(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path), execution__checkpointing__tolerable_failed_checkpoints="9")
             await world.running(job)
             first = await checkpoint(job)
@@ -796,10 +766,8 @@ class TestZombie:
             with pytest.raises(OperationFailure, match="shutdown"):
                 await checkpoint(job)
 
-        run(tmp_path, test)
-
-    def test_it_can_end_no_job_however_late_its_fence_is(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_it_can_end_no_job_however_late_its_fence_is(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store)
             await world.running(job)
@@ -813,16 +781,14 @@ class TestZombie:
             assert again.submission is not None
             assert again.result is None
 
-        run(tmp_path, test)
-
-    def test_it_deletes_nothing_once_its_fence_is_closed(self, tmp_path: Path) -> None:
+    async def test_it_deletes_nothing_once_its_fence_is_closed(self, tmp_path: Path) -> None:
         leads = [True]
 
         def fence() -> None:
             if not leads:
                 raise NotLeaderError("another driver leads", "x")
 
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             store = HaStore(str(tmp_path / "ha"), fence=fence, epoch=1)
             job = world.submit_durably(store)
             await world.running(job)
@@ -837,8 +803,6 @@ class TestZombie:
             assert found.result is None
             await world.status(job, JobStatus.SUSPENDED)
 
-        run(tmp_path, test)
-
 
 class TestStop:
     """What a stop's savepoint holds is committed: no driver goes on from anything older."""
@@ -852,8 +816,8 @@ class TestStop:
         await world.until(lambda: all(len(worker.peer.of(TriggerCheckpoint)) == 2 for worker in world.active()))
         return task
 
-    def test_a_driver_that_crashes_behind_the_savepoint_is_followed_from_there(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_driver_that_crashes_behind_the_savepoint_is_followed_from_there(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             stopping = await self.stopping(world, job)
             await world.until(
@@ -869,10 +833,8 @@ class TestStop:
             await world.until(lambda: names(tmp_path) == ["chk-3"])
             assert (savepoint / "_metadata").exists()
 
-        run(tmp_path, test)
-
-    def test_a_driver_that_does_not_lead_any_more_commits_nothing(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_driver_that_does_not_lead_any_more_commits_nothing(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             world.on_message = lambda worker, message: (
                 isinstance(message, TriggerCheckpoint) and message.options.properties.type == "SYNC_SAVEPOINT"
@@ -885,12 +847,10 @@ class TestStop:
                 await stopping
             assert all(len(worker.peer.of(NotifyCheckpointComplete)) == 1 for worker in world.active())
 
-        run(tmp_path, test)
-
 
 class TestResults:
-    def test_a_cancelled_job_is_listed_by_the_next_driver_and_keeps_what_it_retains(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_cancelled_job_is_listed_by_the_next_driver_and_keeps_what_it_retains(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store, **RETAIN)
             await world.running(job)
@@ -912,11 +872,11 @@ class TestResults:
             assert ended.checkpoint_statistics().counts == job.checkpoint_statistics().counts
             assert ended.checkpoint_statistics().counts.completed == 1
 
-        run(tmp_path, test)
-
     @pytest.mark.parametrize("retained", [True, False])
-    def test_the_next_driver_tells_what_an_ended_job_can_be_resumed_from(self, tmp_path: Path, retained: bool) -> None:
-        async def test(world: World) -> None:
+    async def test_the_next_driver_tells_what_an_ended_job_can_be_resumed_from(
+        self, tmp_path: Path, retained: bool
+    ) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store, **RETAIN if retained else {})
             await world.running(job)
@@ -932,10 +892,8 @@ class TestResults:
             shown = shapes.statistics(EndedJob(result).checkpoint_statistics())
             assert shown["latest"]["completed"]["external_path"] == before.external_path
 
-        run(tmp_path, test)
-
-    def test_a_failed_job_keeps_its_exceptions(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_a_failed_job_keeps_its_exceptions(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store)
             await world.running(job)
@@ -952,10 +910,10 @@ class TestResults:
             assert ended.metrics()["numRestarts"] == "0"
             assert ended.checkpoint_statistics().history == ()
 
-        run(tmp_path, test)
-
-    def test_an_end_that_cannot_be_stored_is_no_end_yet(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(world: World) -> None:
+    async def test_an_end_that_cannot_be_stored_is_no_end_yet(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store)
             await world.running(job)
@@ -977,22 +935,18 @@ class TestResults:
             away.clear()
             await world.status(job, JobStatus.CANCELED)
 
-        run(tmp_path, test)
-
 
 class TestUnreadable:
     """Never an older checkpoint, or none, in place of one that cannot be read."""
 
     @pytest.mark.parametrize("victim", ["plan", "result"])
-    def test_a_damaged_file_of_one_job_does_not_keep_the_others_from_being_found(
+    async def test_a_damaged_file_of_one_job_does_not_keep_the_others_from_being_found(
         self, tmp_path: Path, victim: str
     ) -> None:
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             await world.running(job)
             await crash(job)
-
-        run(tmp_path, test)
         store = driver(tmp_path)
         other = "fedcba9876543210" * 2
         store.jobs.put(replace(store.jobs.get(JOB), job_id=other))
@@ -1008,13 +962,11 @@ class TestUnreadable:
         assert "damaged" in found[other].failure
         assert sorted(found) == [JOB, other]
 
-    def test_an_ended_job_needs_no_savepoint_for_its_clean_up(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    async def test_an_ended_job_needs_no_savepoint_for_its_clean_up(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             await world.running(job)
             await crash(job)
-
-        run(tmp_path, test)
         store = driver(tmp_path)
         request = {"pipeline_id": "p", "arguments": [], "claim_mode": "NO_CLAIM", "savepoint_path": "/gone"}
         properties = {**store.jobs.get(JOB).properties, "request": request}
@@ -1026,8 +978,8 @@ class TestUnreadable:
         assert found.submission is not None
 
     @pytest.mark.parametrize("victim", ["metadata", "archive", "pointers"])
-    def test_a_job_whose_data_is_damaged_is_left_alone_and_named(self, tmp_path: Path, victim: str) -> None:
-        async def test(world: World) -> None:
+    async def test_a_job_whose_data_is_damaged_is_left_alone_and_named(self, tmp_path: Path, victim: str) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path), execution__checkpointing__num_retained="2")
             await world.running(job)
             await checkpoint(job)
@@ -1046,12 +998,10 @@ class TestUnreadable:
             assert str(damaged) in found.failure
             assert names(tmp_path) == ["chk-1", "chk-2"]
 
-        run(tmp_path, test)
-
-    def test_storage_that_is_away_for_a_moment_is_waited_for(
+    async def test_storage_that_is_away_for_a_moment_is_waited_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def test(world: World) -> None:
+        async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             await world.running(job)
             await checkpoint(job)
@@ -1067,10 +1017,8 @@ class TestUnreadable:
             monkeypatch.setattr(job_recovery, "open_snapshot", refuse)
             assert found_by(driver(tmp_path, 2)).failure is None
 
-        run(tmp_path, test)
 
-
-def test_a_submission_is_not_acknowledged_by_a_driver_that_does_not_lead_any_more(tmp_path: Path) -> None:
+async def test_a_submission_is_not_acknowledged_by_a_driver_that_does_not_lead_any_more(tmp_path: Path) -> None:
     """Its successor may have looked for jobs before this one was stored: nobody would run it."""
     stores: list[HaStore] = []
 
@@ -1078,16 +1026,14 @@ def test_a_submission_is_not_acknowledged_by_a_driver_that_does_not_lead_any_mor
         if stores and stores[0].jobs.list_ids():
             raise NotLeaderError("another driver leads", "x")
 
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         stores.append(driver(tmp_path))
         with pytest.raises(NotReady, match="may not run it: another driver leads"):
             world.submit_durably(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1))
 
-    run(tmp_path, test)
 
-
-def test_a_job_id_that_is_taken_is_not_taken_over(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_job_id_that_is_taken_is_not_taken_over(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store)
         with pytest.raises(NotReady, match="stored already"):
@@ -1098,11 +1044,9 @@ def test_a_job_id_that_is_taken_is_not_taken_over(tmp_path: Path) -> None:
         with pytest.raises(NotReady, match="ended before"):
             world.submit_durably(store)
 
-    run(tmp_path, test)
-
 
 @pytest.mark.parametrize("happens", [True, False])
-def test_a_submission_whose_outcome_is_unknown_is_settled(
+async def test_a_submission_whose_outcome_is_unknown_is_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: bool
 ) -> None:
     publish = versioned_document.publish
@@ -1115,12 +1059,10 @@ def test_a_submission_whose_outcome_is_unknown_is_settled(
             raise errors.pop()
         publish(*arguments)
 
-    async def test(world: World) -> None:
+    async with World.start(tmp_path) as world:
         monkeypatch.setattr(versioned_document, "publish", unsure)
         store = driver(tmp_path)
         job = world.submit_durably(store)
         await world.running(job)
         assert errors == []
         assert store.jobs.list_ids() == [JOB]
-
-    run(tmp_path, test)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -51,26 +51,22 @@ class Candidate:
         self.leadership._renewal.cancel()
 
 
-def run(
-    directory: Path, test: Callable[[Callable[[str], Candidate]], Coroutine[Any, Any, None]], lease_s: float = LEASE_S
-) -> None:
-    async def inside() -> None:
-        candidates: list[Candidate] = []
+@asynccontextmanager
+async def candidates_on(directory: Path, lease_s: float = LEASE_S) -> AsyncIterator[Callable[[str], Candidate]]:
+    candidates: list[Candidate] = []
 
-        def candidate(name: str) -> Candidate:
-            candidates.append(Candidate(directory, name, lease_s))
-            return candidates[-1]
+    def candidate(name: str) -> Candidate:
+        candidates.append(Candidate(directory, name, lease_s))
+        return candidates[-1]
 
-        async with asyncio.timeout(TIMEOUT_S):
-            await test(candidate)
-        for known in candidates:
-            await known.leadership.release()
-
-    asyncio.run(inside())
+    async with asyncio.timeout(TIMEOUT_S):
+        yield candidate
+    for known in candidates:
+        await known.leadership.release()
 
 
-def test_the_first_leads_at_once_and_clients_find_it(tmp_path: Path) -> None:
-    async def test(candidate: Callable[[str], Candidate]) -> None:
+async def test_the_first_leads_at_once_and_clients_find_it(tmp_path: Path) -> None:
+    async with candidates_on(tmp_path) as candidate:
         first = candidate("a")
         with pytest.raises(NotLeaderError):
             first.leadership.fence()
@@ -81,14 +77,12 @@ def test_the_first_leads_at_once_and_clients_find_it(tmp_path: Path) -> None:
         assert present is not None
         assert present.rest == "http://a"
 
-    run(tmp_path, test)
 
-
-def test_a_second_waits_as_long_as_the_first_renews(tmp_path: Path) -> None:
+async def test_a_second_waits_as_long_as_the_first_renews(tmp_path: Path) -> None:
     """A lease that outlasts the pauses of a busy machine."""
     lease_s = 3.0
 
-    async def test(candidate: Callable[[str], Candidate]) -> None:
+    async with candidates_on(tmp_path, lease_s) as candidate:
         first, second = candidate("a"), candidate("b")
         await first.acquire()
         waiting = asyncio.create_task(second.acquire())
@@ -98,13 +92,11 @@ def test_a_second_waits_as_long_as_the_first_renews(tmp_path: Path) -> None:
         assert not first.lost.is_set()
         waiting.cancel()
 
-    run(tmp_path, test, lease_s)
 
-
-def test_who_waits_ends_when_the_whole_cluster_is_told_to(tmp_path: Path) -> None:
+async def test_who_waits_ends_when_the_whole_cluster_is_told_to(tmp_path: Path) -> None:
     """Somebody who comes later leads as ever."""
 
-    async def test(candidate: Callable[[str], Candidate]) -> None:
+    async with candidates_on(tmp_path) as candidate:
         first, second, third = candidate("a"), candidate("b"), candidate("c")
         await first.acquire()
         told = asyncio.Event()
@@ -116,11 +108,9 @@ def test_who_waits_ends_when_the_whole_cluster_is_told_to(tmp_path: Path) -> Non
         await third.acquire()
         assert third.leadership.epoch == 2
 
-    run(tmp_path, test)
 
-
-def test_who_waits_is_told_who_leads_and_where(tmp_path: Path) -> None:
-    async def test(candidate: Callable[[str], Candidate]) -> None:
+async def test_who_waits_is_told_who_leads_and_where(tmp_path: Path) -> None:
+    async with candidates_on(tmp_path) as candidate:
         first, second = candidate("a"), candidate("b")
         await first.acquire()
         told: asyncio.Queue[LeaderInfo] = asyncio.Queue()
@@ -131,12 +121,10 @@ def test_who_waits_is_told_who_leads_and_where(tmp_path: Path) -> None:
         await waiting
         assert told.empty(), "it is told once"
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("571.5")
-def test_a_dead_leader_is_followed_when_its_lease_has_run_out(tmp_path: Path) -> None:
-    async def test(candidate: Callable[[str], Candidate]) -> None:
+async def test_a_dead_leader_is_followed_when_its_lease_has_run_out(tmp_path: Path) -> None:
+    async with candidates_on(tmp_path) as candidate:
         first, second = candidate("a"), candidate("b")
         await first.acquire()
         await first.die()
@@ -148,13 +136,11 @@ def test_a_dead_leader_is_followed_when_its_lease_has_run_out(tmp_path: Path) ->
         with pytest.raises(StorageError):
             first.leadership.fence()
 
-    run(tmp_path, test)
 
-
-def test_one_that_ended_in_order_is_followed_at_once(tmp_path: Path) -> None:
+async def test_one_that_ended_in_order_is_followed_at_once(tmp_path: Path) -> None:
     """Whose lease would last for longer than a test may."""
 
-    async def test(candidate: Callable[[str], Candidate]) -> None:
+    async with candidates_on(tmp_path, 10 * TIMEOUT_S) as candidate:
         first, second = candidate("a"), candidate("b")
         await first.acquire()
         await first.leadership.release()
@@ -162,11 +148,9 @@ def test_one_that_ended_in_order_is_followed_at_once(tmp_path: Path) -> None:
             first.leadership.fence()
         await second.acquire()
 
-    run(tmp_path, test, 10 * TIMEOUT_S)
 
-
-def test_a_leader_that_cannot_renew_stops_before_another_one_starts(tmp_path: Path) -> None:
-    async def test(candidate: Callable[[str], Candidate]) -> None:
+async def test_a_leader_that_cannot_renew_stops_before_another_one_starts(tmp_path: Path) -> None:
+    async with candidates_on(tmp_path, 3.0) as candidate:
         first, second = candidate("a"), candidate("b")
         await first.acquire()
         first.store.away = True
@@ -177,11 +161,9 @@ def test_a_leader_that_cannot_renew_stops_before_another_one_starts(tmp_path: Pa
             first.leadership.fence()
         await waiting
 
-    run(tmp_path, test, 3.0)
 
-
-def test_a_leader_whose_epoch_is_over_hears_of_it(tmp_path: Path) -> None:
-    async def test(candidate: Callable[[str], Candidate]) -> None:
+async def test_a_leader_whose_epoch_is_over_hears_of_it(tmp_path: Path) -> None:
+    async with candidates_on(tmp_path, 10.0) as candidate:
         first = candidate("a")
         await first.acquire()
         LeaderStore(resolve(tmp_path / "ha")).claim("http://b", "b", "1", after=1)
@@ -189,15 +171,13 @@ def test_a_leader_whose_epoch_is_over_hears_of_it(tmp_path: Path) -> None:
             first.leadership.fence()
         await first.lost.wait()
 
-    run(tmp_path, test, 10.0)  # long enough for a busy machine
-
 
 @pytest.mark.parametrize("takes_s", [0.0, 1.0], ids=["fast storage", "slow storage"])
-def test_one_that_was_frozen_for_long_goes_on_if_nobody_took_over(tmp_path: Path, takes_s: float) -> None:
+async def test_one_that_was_frozen_for_long_goes_on_if_nobody_took_over(tmp_path: Path, takes_s: float) -> None:
     """Storage has the whole time of a lease to answer then, as the machine is a busy one."""
     lease_s = 3.0
 
-    async def test(candidate: Callable[[str], Candidate]) -> None:
+    async with candidates_on(tmp_path, lease_s) as candidate:
         first = candidate("a")
         await first.acquire()
         first.store.takes_s = takes_s
@@ -215,17 +195,13 @@ def test_one_that_was_frozen_for_long_goes_on_if_nobody_took_over(tmp_path: Path
                 continue
         assert not first.lost.is_set()
 
-    run(tmp_path, test, lease_s)
 
-
-def test_a_directory_that_cannot_be_used_is_an_error_at_once(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_used_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "ha").write_text("in the way")
 
-    async def test(candidate: Callable[[str], Candidate]) -> None:
+    async with candidates_on(tmp_path) as candidate:
         with pytest.raises(StorageError, match="ha"):
             await candidate("a").acquire()
-
-    run(tmp_path, test)
 
 
 def test_a_sealed_address_is_renewed_as_long_as_its_leader_lives(tmp_path: Path) -> None:

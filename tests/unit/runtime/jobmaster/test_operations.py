@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,13 +18,11 @@ SAVEPOINT = OperationKind.SAVEPOINT
 DONE = OperationStatus(True, location="file:///sp")
 
 
-def run(test: Callable[[OperationStore], Coroutine[Any, Any, None]]) -> None:
-    async def inside() -> None:
-        store = OperationStore()
-        await test(store)
-        await store.stop()
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def opened() -> AsyncIterator[OperationStore]:
+    store = OperationStore()
+    yield store
+    await store.stop()
 
 
 async def settle() -> None:
@@ -37,8 +35,8 @@ async def done() -> OperationStatus:
     return DONE
 
 
-def test_it_is_in_progress_until_it_has_an_outcome() -> None:
-    async def test(store: OperationStore) -> None:
+async def test_it_is_in_progress_until_it_has_an_outcome() -> None:
+    async with opened() as store:
         gate = asyncio.Event()
 
         async def work() -> OperationStatus:
@@ -53,11 +51,9 @@ def test_it_is_in_progress_until_it_has_an_outcome() -> None:
         await settle()
         assert store.status(SAVEPOINT, "j", trigger) == DONE
 
-    run(test)
 
-
-def test_a_known_trigger_starts_nothing() -> None:
-    async def test(store: OperationStore) -> None:
+async def test_a_known_trigger_starts_nothing() -> None:
+    async with opened() as store:
         started = []
 
         async def work() -> OperationStatus:
@@ -76,16 +72,15 @@ def test_a_known_trigger_starts_nothing() -> None:
         await settle()
         assert len(started) == 3
 
-    run(test)
-
 
 @pytest.mark.parametrize(
     ("error", "traced"), [(OperationFailure("it expired"), False), (ValueError("it expired"), True)]
 )
-def test_a_failure_is_an_outcome_with_its_cause(error: Exception, traced: bool) -> None:
+async def test_a_failure_is_an_outcome_with_its_cause(error: Exception, traced: bool) -> None:
     """The trace of an expected failure leads through nothing that a client knows."""
 
-    async def test(store: OperationStore) -> None:
+    async with opened() as store:
+
         async def work() -> OperationStatus:
             raise error
 
@@ -98,11 +93,9 @@ def test_a_failure_is_an_outcome_with_its_cause(error: Exception, traced: bool) 
         assert failure.stack_trace.strip().endswith(f"{type(error).__name__}: it expired")
         assert ("raise error" in failure.stack_trace) == traced
 
-    run(test)
 
-
-def test_an_unknown_one_is_not_found() -> None:
-    async def test(store: OperationStore) -> None:
+async def test_an_unknown_one_is_not_found() -> None:
+    async with opened() as store:
         store.start(SAVEPOINT, "j", "t", done)
         for kind, job, trigger in (
             (SAVEPOINT, "j", "u"), (SAVEPOINT, "k", "t"), (SAVEPOINT, None, "t"), (OperationKind.CHECKPOINT, "j", "t"),
@@ -110,14 +103,12 @@ def test_an_unknown_one_is_not_found() -> None:
             with pytest.raises(OperationNotFound, match=trigger):
                 store.status(kind, job, trigger)
 
-    run(test)
 
-
-def test_outcomes_are_forgotten_after_their_time_and_running_ones_never(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outcomes_are_forgotten_after_their_time_and_running_ones_never(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(operations, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    async def test(store: OperationStore) -> None:
+    async with opened() as store:
         gate = asyncio.Event()
 
         async def work() -> OperationStatus:
@@ -135,27 +126,23 @@ def test_outcomes_are_forgotten_after_their_time_and_running_ones_never(monkeypa
         assert not store.status(SAVEPOINT, "j", "long").completed
         gate.set()
 
-    run(test)
 
-
-def test_too_many_outcomes_push_the_oldest_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_outcomes_push_the_oldest_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "MAX_OPERATIONS", 2)
 
-    async def test(store: OperationStore) -> None:
+    async with opened() as store:
         for trigger in "abcd":
             store.start(SAVEPOINT, "j", trigger, done)
             await settle()
         assert store.status(SAVEPOINT, "j", "d") == DONE
         assert [trigger for trigger in "abcd" if store.knows(SAVEPOINT, "j", trigger)] == ["c", "d"]
 
-    run(test)
 
-
-def test_what_runs_is_not_pushed_out_by_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_runs_is_not_pushed_out_by_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody has been promised an answer, however many others have come since."""
     monkeypatch.setattr(operations, "MAX_OPERATIONS", 1)
 
-    async def test(store: OperationStore) -> None:
+    async with opened() as store:
         gate = asyncio.Event()
 
         async def work() -> OperationStatus:
@@ -171,12 +158,11 @@ def test_what_runs_is_not_pushed_out_by_outcomes(monkeypatch: pytest.MonkeyPatch
             assert not store.status(SAVEPOINT, "j", trigger).completed
         gate.set()
 
-    run(test)
-
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_stopping_ends_what_runs_and_says_so(begun: bool) -> None:
-    async def test(store: OperationStore) -> None:
+async def test_stopping_ends_what_runs_and_says_so(begun: bool) -> None:
+    async with opened() as store:
+
         async def work() -> OperationStatus:
             await asyncio.Event().wait()
             raise AssertionError
@@ -188,5 +174,3 @@ def test_stopping_ends_what_runs_and_says_so(begun: bool) -> None:
         status = store.status(SAVEPOINT, "j", trigger)
         assert status.failure is not None
         assert "shutting down" in status.failure.message
-
-    run(test)

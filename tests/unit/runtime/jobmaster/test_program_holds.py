@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,22 +34,20 @@ class Driver:
         await self.holds.release(program, owner, self.pool)
 
 
-def run(directory: Path, test: Callable[[Driver, Driver], Coroutine[Any, Any, None]]) -> None:
-    async def inside() -> None:
-        first, second = Driver(directory, 1), Driver(directory, 2)
-        await test(first, second)
-        first.pool.shutdown()
-        second.pool.shutdown()
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[tuple[Driver, Driver]]:
+    first, second = Driver(directory, 1), Driver(directory, 2)
+    yield first, second
+    first.pool.shutdown()
+    second.pool.shutdown()
 
 
 def archives(directory: Path) -> list[str]:
     return [path.name for path in directory.glob("ha/default/programs/archive-*")]
 
 
-def test_a_held_program_is_not_deleted_until_the_last_owner_releases_it(tmp_path: Path) -> None:
-    async def test(driver: Driver, _: Driver) -> None:
+async def test_a_held_program_is_not_deleted_until_the_last_owner_releases_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (driver, _):
         program = driver.programs.add("job.py", SOURCE, 1).id
         for owner in ("one", "two", "one"):
             await driver.hold(program, owner)
@@ -63,12 +60,10 @@ def test_a_held_program_is_not_deleted_until_the_last_owner_releases_it(tmp_path
         with pytest.raises(PipelineNotFound):
             await driver.hold("0" * 32 + "_job.py", "one")
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("air.4")
-def test_the_next_driver_has_what_is_held(tmp_path: Path) -> None:
-    async def test(first: Driver, second: Driver) -> None:
+async def test_the_next_driver_has_what_is_held(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (first, second):
         await first.holds.take_over(first.store)
         kept, released = (first.programs.add("job.py", SOURCE + end, 1) for end in (b"", b"\n"))
         for program in (kept, released):
@@ -83,11 +78,9 @@ def test_the_next_driver_has_what_is_held(tmp_path: Path) -> None:
         second.store.adopt()  # deletes what the former leader wrote too late
         assert archives(tmp_path) == []
 
-    run(tmp_path, test)
 
-
-def test_what_a_job_runs_is_brought_back(tmp_path: Path) -> None:
-    async def test(driver: Driver, _: Driver) -> None:
+async def test_what_a_job_runs_is_brought_back(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (driver, _):
         program = driver.programs.add("job.py", SOURCE, 1).id
         driver.running[program] = driver.programs.get(program).archive.read_bytes()
         driver.programs.delete(program)
@@ -97,11 +90,9 @@ def test_what_a_job_runs_is_brought_back(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="digest"):
             await driver.hold("0" * 32 + "_job.py", "me")
 
-    run(tmp_path, test)
 
-
-def test_an_archive_that_cannot_be_read_stops_no_takeover(tmp_path: Path) -> None:
-    async def test(first: Driver, second: Driver) -> None:
+async def test_an_archive_that_cannot_be_read_stops_no_takeover(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (first, second):
         await first.holds.take_over(first.store)
         program = first.programs.add("job.py", SOURCE, 1).id
         await first.hold(program, "me")
@@ -109,5 +100,3 @@ def test_an_archive_that_cannot_be_read_stops_no_takeover(tmp_path: Path) -> Non
         await second.holds.take_over(second.store)
         assert second.holds.of(program) == {"me": 7}
         assert second.programs.list() == ()
-
-    run(tmp_path, test)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -182,19 +183,17 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def run(test: Callable[[World], Coroutine[Any, Any, None]], **settings: Any) -> None:
-    async def inside() -> None:
-        world = World(**settings)
-        await test(world)
-        if world.pool._watch is not None:
-            world.pool._watch.cancel()
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def opened(**settings: Any) -> AsyncIterator[World]:
+    world = World(**settings)
+    yield world
+    if world.pool._watch is not None:
+        world.pool._watch.cancel()
 
 
 class TestQuestions:
-    def test_the_active_worker_answers_and_an_answer_that_comes_too_late_is_dropped(self) -> None:
-        async def test(world: World) -> None:
+    async def test_the_active_worker_answers_and_an_answer_that_comes_too_late_is_dropped(self) -> None:
+        async with opened() as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             assert slot.worker is not None
             peer = slot.worker.peer
@@ -206,10 +205,8 @@ class TestQuestions:
             assert await asked == answer
             world.pool.peer_message(peer, answer)
 
-        run(test)
-
-    def test_an_answer_that_was_not_asked_for_is_malformed(self) -> None:
-        async def test(world: World) -> None:
+    async def test_an_answer_that_was_not_asked_for_is_malformed(self) -> None:
+        async with opened() as world:
             first, second = await world.pool.acquire(Owner(), 2, [])
             assert first.worker is not None
             assert second.worker is not None
@@ -222,10 +219,8 @@ class TestQuestions:
                 world.pool.peer_message(second.worker.peer, ThreadDump(question.question, ()))
             asked.cancel()
 
-        run(test)
-
-    def test_one_that_says_nothing_or_is_lost_or_does_not_exist_is_named(self) -> None:
-        async def test(world: World) -> None:
+    async def test_one_that_says_nothing_or_is_lost_or_does_not_exist_is_named(self) -> None:
+        async with opened() as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             assert slot.worker is not None
             name = slot.worker.worker_id
@@ -239,12 +234,10 @@ class TestQuestions:
             with pytest.raises(NotFound, match="Task manager 9-9 not found"):
                 await world.pool.ask("9-9", DumpThreads, ThreadDump)
 
-        run(test)
-
 
 class TestAcquire:
-    def test_each_slot_is_launched_by_itself_and_all_come_at_once_when_their_workers_are_ready(self) -> None:
-        async def test(world: World) -> None:
+    async def test_each_slot_is_launched_by_itself_and_all_come_at_once_when_their_workers_are_ready(self) -> None:
+        async with opened() as world:
             owner = Owner()
             slots = await world.pool.acquire(owner, 3, [])
             assert [slot.slot_id for slot in slots] == ["0", "1", "2"]
@@ -255,10 +248,8 @@ class TestAcquire:
             assert slots[0].worker.data_address == ("h", 9)
             assert (slots[0].host, slots[0].cpus) == ("h", (0, 1))
 
-        run(test)
-
-    def test_a_slot_gets_one_worker_after_the_other_and_no_third(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_slot_gets_one_worker_after_the_other_and_no_third(self) -> None:
+        async with opened(automatic=False) as world:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
             agent = world.agent()
@@ -271,10 +262,8 @@ class TestAcquire:
             assert slot.spare is not None
             assert len(agent.of(SpawnWorker)) == 2
 
-        run(test, automatic=False)
-
-    def test_slots_that_are_held_come_first_and_free_ones_next(self) -> None:
-        async def test(world: World) -> None:
+    async def test_slots_that_are_held_come_first_and_free_ones_next(self) -> None:
+        async with opened() as world:
             first, second = Owner(), Owner()
             held = await world.pool.acquire(first, 1, [])
             others = await world.pool.acquire(second, 1, [])
@@ -283,20 +272,16 @@ class TestAcquire:
             assert slots == [held[0], others[0]]
             assert world.launched == ["0", "1"]
 
-        run(test)
-
-    def test_a_held_slot_that_was_lost_is_replaced(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_held_slot_that_was_lost_is_replaced(self) -> None:
+        async with opened() as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             world.lose(world.agents["0"])
             slots = await world.pool.acquire(owner, 1, held)
             assert [slot.slot_id for slot in slots] == ["1"]
 
-        run(test)
-
-    def test_a_launch_that_fails_says_why_and_the_next_one_starts_afresh(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_launch_that_fails_says_why_and_the_next_one_starts_afresh(self) -> None:
+        async with opened(automatic=False) as world:
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
             world.ended["0"]("0", RuntimeError("no Python here"))
@@ -309,20 +294,16 @@ class TestAcquire:
             world.automatic = True
             assert len(await world.pool.acquire(Owner(), 2, [])) == 2
 
-        run(test, automatic=False)
-
-    def test_a_provider_that_cannot_launch_is_asked_again_next_time(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_provider_that_cannot_launch_is_asked_again_next_time(self) -> None:
+        async with opened() as world:
             world.launch_error = OSError("no processes left")
             with pytest.raises(SlotsUnavailableError, match="could not be launched: no processes left"):
                 await world.pool.acquire(Owner(), 1, [])
             world.launch_error = None
             assert len(await world.pool.acquire(Owner(), 1, [])) == 1
 
-        run(test)
-
-    def test_a_failure_that_nobody_waited_for_does_not_hit_the_next_request(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_failure_that_nobody_waited_for_does_not_hit_the_next_request(self) -> None:
+        async with opened(automatic=False) as world:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
             request.cancel()
@@ -332,10 +313,8 @@ class TestAcquire:
             world.automatic = True
             assert len(await world.pool.acquire(Owner(), 1, [])) == 1
 
-        run(test, automatic=False)
-
-    def test_the_end_of_a_slot_that_lost_its_agent_is_no_launch_failure(self) -> None:
-        async def test(world: World) -> None:
+    async def test_the_end_of_a_slot_that_lost_its_agent_is_no_launch_failure(self) -> None:
+        async with opened() as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             world.automatic = False
@@ -349,19 +328,15 @@ class TestAcquire:
             world.worker("1", agent.of(SpawnWorker)[0].worker)
             assert [slot.slot_id for slot in await request] == ["1"]
 
-        run(test)
-
-    def test_too_few_slots_in_time_is_an_error_that_says_why(self) -> None:
-        async def test(world: World) -> None:
+    async def test_too_few_slots_in_time_is_an_error_that_says_why(self) -> None:
+        async with opened(automatic=False) as world:
             world.requests_wait(0.01)
             message = r"2 slots were not available within 0\.01 s: waits for 2 of 2 slots to start"
             with pytest.raises(SlotsUnavailableError, match=message):
                 await world.pool.acquire(Owner(), 2, [])
 
-        run(test, automatic=False)
-
-    def test_a_request_that_waits_for_room_says_why_holds_nothing_and_lets_later_ones_pass(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_request_that_waits_for_room_says_why_holds_nothing_and_lets_later_ones_pass(self) -> None:
+        async with opened() as world:
             world.capacity = 8
             (free,) = await world.pool.acquire(Owner(), 1, [])
             world.pool.release(free)
@@ -384,10 +359,8 @@ class TestAcquire:
             assert len(await requests[0]) == 20
             assert large.waits[-1] == ""
 
-        run(test)
-
-    def test_slots_are_launched_when_the_cluster_has_got_room_for_them(self) -> None:
-        async def test(world: World) -> None:
+    async def test_slots_are_launched_when_the_cluster_has_got_room_for_them(self) -> None:
+        async with opened() as world:
             world.capacity = 0
             owner = Owner()
             request = asyncio.create_task(world.pool.acquire(owner, 2, []))
@@ -398,10 +371,8 @@ class TestAcquire:
             assert len(await request) == 2
             assert world.pool.total == 2
 
-        run(test)
-
-    def test_slots_that_start_are_kept_for_the_first_request_that_needs_them(self) -> None:
-        async def test(world: World) -> None:
+    async def test_slots_that_start_are_kept_for_the_first_request_that_needs_them(self) -> None:
+        async with opened(automatic=False) as world:
             world.capacity = 2
             first, second = (asyncio.create_task(world.pool.acquire(Owner(), count, [])) for count in (2, 1))
             await settle()
@@ -414,12 +385,10 @@ class TestAcquire:
             assert not second.done()
             second.cancel()
 
-        run(test, automatic=False)
-
-    def test_slots_whose_agents_never_register_are_launched_again(self) -> None:
+    async def test_slots_whose_agents_never_register_are_launched_again(self) -> None:
         clock = Clock()
 
-        async def test(world: World) -> None:
+        async with opened(automatic=False, clock=clock) as world:
             first = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
             clock.now += 11
@@ -432,10 +401,8 @@ class TestAcquire:
             world.agent("1")
             assert [slot.slot_id for slot in await first] == ["1"]
 
-        run(test, automatic=False, clock=clock)
-
-    def test_with_a_least_number_it_is_as_many_as_the_session_can_have(self) -> None:
-        async def test(world: World) -> None:
+    async def test_with_a_least_number_it_is_as_many_as_the_session_can_have(self) -> None:
+        async with opened() as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             await world.pool.acquire(Owner(), 1, [])
@@ -446,11 +413,9 @@ class TestAcquire:
             assert len(wide) == 3
             assert await world.pool.acquire(owner, 2, wide, least=1) == wide[:2]
 
-        run(test)
-
     @pytest.mark.parametrize("ending", ["cancelled", "served"])
-    def test_a_held_slot_that_was_given_back_meanwhile_belongs_to_its_next_owner(self, ending: str) -> None:
-        async def test(world: World) -> None:
+    async def test_a_held_slot_that_was_given_back_meanwhile_belongs_to_its_next_owner(self, ending: str) -> None:
+        async with opened() as world:
             first, second = Owner(), Owner()
             held = await world.pool.acquire(first, 1, [])
             world.capacity = 1
@@ -472,10 +437,8 @@ class TestAcquire:
             assert slot.owner is second
             assert world.agents["0"].of(KillWorker) == []
 
-        run(test)
-
-    def test_what_was_held_stays_the_owners_when_a_request_fails(self) -> None:
-        async def test(world: World) -> None:
+    async def test_what_was_held_stays_the_owners_when_a_request_fails(self) -> None:
+        async with opened() as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             world.automatic = False
@@ -484,20 +447,16 @@ class TestAcquire:
                 await world.pool.acquire(owner, 2, held)
             assert held[0].owner is owner
 
-        run(test)
-
-    def test_two_jobs_never_get_the_same_slot(self) -> None:
-        async def test(world: World) -> None:
+    async def test_two_jobs_never_get_the_same_slot(self) -> None:
+        async with opened() as world:
             taken = await asyncio.gather(*(world.pool.acquire(Owner(), 2, []) for _ in range(3)))
             ids = [slot.slot_id for slots in taken for slot in slots]
             assert len(set(ids)) == 6
 
-        run(test)
-
 
 class TestWorkers:
-    def test_the_spare_takes_over_and_another_is_started(self) -> None:
-        async def test(world: World) -> None:
+    async def test_the_spare_takes_over_and_another_is_started(self) -> None:
+        async with opened() as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -512,10 +471,8 @@ class TestWorkers:
             await settle()
             assert slot.spare is not None
 
-        run(test)
-
-    def test_an_exit_that_the_agent_reports_names_the_code_and_counts_once(self) -> None:
-        async def test(world: World) -> None:
+    async def test_an_exit_that_the_agent_reports_names_the_code_and_counts_once(self) -> None:
+        async with opened() as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -528,10 +485,8 @@ class TestWorkers:
             assert len(owner.events) == 1
             assert "exit code -9" in owner.events[0][2]
 
-        run(test)
-
-    def test_a_lost_connection_waits_for_the_exit_code_that_the_agent_reports(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_lost_connection_waits_for_the_exit_code_that_the_agent_reports(self) -> None:
+        async with opened(loss_grace_s=60) as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -546,10 +501,8 @@ class TestWorkers:
             assert kind == "worker lost"
             assert "exit code -9 (SIGKILL: killed from outside, most often by the kernel because memory" in reason
 
-        run(test, loss_grace_s=60)
-
-    def test_one_that_dies_while_starting_is_started_again_after_a_pause(self) -> None:
-        async def test(world: World) -> None:
+    async def test_one_that_dies_while_starting_is_started_again_after_a_pause(self) -> None:
+        async with opened(automatic=False) as world:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
             agent = world.agent()
@@ -564,9 +517,7 @@ class TestWorkers:
             world.worker("0", agent.of(SpawnWorker)[1].worker)
             await request
 
-        run(test, automatic=False)
-
-    def test_one_that_starts_slowly_is_waited_for_as_long_as_it_makes_progress(
+    async def test_one_that_starts_slowly_is_waited_for_as_long_as_it_makes_progress(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         clock = Clock()
@@ -574,7 +525,13 @@ class TestWorkers:
         def warnings() -> list[str]:
             return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
-        async def test(world: World) -> None:
+        async with opened(
+            automatic=False,
+            clock=clock,
+            heartbeat_timeout_s=1000000000.0,
+            request_timeout_s=TIMEOUT_S,
+            registration_timeout_s=30,
+        ) as world:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
             agent = world.agent()
@@ -603,20 +560,11 @@ class TestWorkers:
             world.worker("0", agent.of(SpawnWorker)[1].worker)
             assert len(await request) == 1
 
-        run(
-            test,
-            automatic=False,
-            clock=clock,
-            heartbeat_timeout_s=1e9,
-            request_timeout_s=TIMEOUT_S,
-            registration_timeout_s=30,
-        )
-
     @pytest.mark.parametrize(("failures", "fresh"), [(MAX_FAILURES - 1, False), (MAX_FAILURES, True)])
-    def test_one_in_which_a_job_keeps_failing_is_replaced_before_the_next_attempt(
+    async def test_one_in_which_a_job_keeps_failing_is_replaced_before_the_next_attempt(
         self, failures: int, fresh: bool
     ) -> None:
-        async def test(world: World) -> None:
+        async with opened() as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -628,10 +576,8 @@ class TestWorkers:
             assert bool(world.agents["0"].of(KillWorker)) is fresh
             assert owner.events == []
 
-        run(test)
-
-    def test_a_lost_spare_is_replaced_quietly(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_lost_spare_is_replaced_quietly(self) -> None:
+        async with opened() as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -644,10 +590,8 @@ class TestWorkers:
             assert slot.spare is not spare
             assert owner.events == []
 
-        run(test)
-
-    def test_only_the_active_worker_of_a_held_slot_is_heard(self) -> None:
-        async def test(world: World) -> None:
+    async def test_only_the_active_worker_of_a_held_slot_is_heard(self) -> None:
+        async with opened() as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -662,10 +606,8 @@ class TestWorkers:
             pool.peer_message(peer, beat)
             assert len(owner.events) == 1
 
-        run(test)
-
-    def test_a_worker_that_was_given_no_work_has_nothing_to_report(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_worker_that_was_given_no_work_has_nothing_to_report(self) -> None:
+        async with opened() as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             await settle()
             assert slot.worker is not None
@@ -678,11 +620,9 @@ class TestWorkers:
             slot.worker.used = True
             world.pool.peer_message(slot.worker.peer, ENDED)
 
-        run(test)
-
     @pytest.mark.parametrize("which", ["active", "spare"])
-    def test_one_that_breaks_the_protocol_is_killed_and_told_of_at_once(self, which: str) -> None:
-        async def test(world: World) -> None:
+    async def test_one_that_breaks_the_protocol_is_killed_and_told_of_at_once(self, which: str) -> None:
+        async with opened(loss_grace_s=60) as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -696,10 +636,8 @@ class TestWorkers:
             told = ("worker lost", "0", f"worker {worker.worker_id} was lost: the message X is malformed")
             assert owner.events == ([told] if which == "active" else [])
 
-        run(test, loss_grace_s=60)
-
-    def test_an_agent_that_breaks_the_protocol_is_the_reason_for_its_lost_slot(self) -> None:
-        async def test(world: World) -> None:
+    async def test_an_agent_that_breaks_the_protocol_is_the_reason_for_its_lost_slot(self) -> None:
+        async with opened(loss_grace_s=60) as world:
             owner = Owner()
             await world.pool.acquire(owner, 1, [])
             await settle()
@@ -707,10 +645,8 @@ class TestWorkers:
             reason = "slot 0 was lost: its slot agent was lost: the message X is malformed"
             assert owner.events == [("slot lost", "0", reason)]
 
-        run(test, loss_grace_s=60)
-
-    def test_a_second_agent_of_a_slot_is_sent_away_and_the_first_keeps_it(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_second_agent_of_a_slot_is_sent_away_and_the_first_keeps_it(self) -> None:
+        async with opened() as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
             first = world.agents["0"]
@@ -721,18 +657,14 @@ class TestWorkers:
             assert slot.agent is first
             assert owner.events == []
 
-        run(test)
-
-    def test_a_worker_of_an_unknown_slot_is_sent_away(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_worker_of_an_unknown_slot_is_sent_away(self) -> None:
+        async with opened() as world:
             assert world.worker("7-7", "w").closed
-
-        run(test)
 
 
 class TestRelease:
-    def test_a_worker_that_ran_a_job_is_replaced(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_worker_that_ran_a_job_is_replaced(self) -> None:
+        async with opened() as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             await settle()
             used = slot.worker
@@ -743,12 +675,12 @@ class TestRelease:
             assert world.workers[used.worker_id].closed
             assert world.pool.available == 1
 
-        run(test)
-
-    def test_a_worker_that_does_not_end_behind_its_last_writes_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_worker_that_does_not_end_behind_its_last_writes_is_killed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("ckpt_runtime.jobmaster.slot_pool._RELEASED_WORKER_S", 0.05)
 
-        async def test(world: World) -> None:
+        async with opened() as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             used = slot.worker
             assert used is not None
@@ -759,19 +691,15 @@ class TestRelease:
                 while world.agents["0"].of(KillWorker) != [KillWorker(used.worker_id)]:
                     await asyncio.sleep(0.005)
 
-        run(test)
-
-    def test_an_unused_worker_stays(self) -> None:
-        async def test(world: World) -> None:
+    async def test_an_unused_worker_stays(self) -> None:
+        async with opened() as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             worker = slot.worker
             world.pool.release(slot)
             assert slot.worker is worker
 
-        run(test)
-
-    def test_it_wakes_a_job_that_waits(self) -> None:
-        async def test(world: World) -> None:
+    async def test_it_wakes_a_job_that_waits(self) -> None:
+        async with opened() as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             world.automatic = False
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
@@ -779,12 +707,10 @@ class TestRelease:
             world.pool.release(slot)
             assert await request == [slot]
 
-        run(test)
-
 
 class TestLosses:
-    def test_a_lost_agent_costs_its_own_slot_alone(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_lost_agent_costs_its_own_slot_alone(self) -> None:
+        async with opened() as world:
             owner, other = Owner(), Owner()
             lost, kept = await world.pool.acquire(owner, 2, [])
             (elsewhere,) = await world.pool.acquire(other, 1, [])
@@ -799,10 +725,8 @@ class TestLosses:
             slots = await world.pool.acquire(owner, 2, [lost, kept])
             assert [slot.slot_id for slot in slots] == ["1", "3"]
 
-        run(test)
-
-    def test_what_spark_says_of_the_end_of_a_slot_is_the_reason_for_its_loss(self) -> None:
-        async def test(world: World) -> None:
+    async def test_what_spark_says_of_the_end_of_a_slot_is_the_reason_for_its_loss(self) -> None:
+        async with opened(loss_grace_s=60) as world:
             owner = Owner()
             await world.pool.acquire(owner, 1, [])
             await settle()
@@ -816,20 +740,16 @@ class TestLosses:
                 "slot 0 was lost: executor 1 was lost: Command exited with code 137"
             ]
 
-        run(test, loss_grace_s=60)
-
-    def test_a_slot_whose_task_ends_with_an_error_is_lost(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_slot_whose_task_ends_with_an_error_is_lost(self) -> None:
+        async with opened() as world:
             owner = Owner()
             await world.pool.acquire(owner, 1, [])
             world.ended["0"]("0", RuntimeError("executor lost\nwith a long trace"))
             await settle()
             assert owner.events == [("slot lost", "0", "slot 0 was lost: executor lost")]
 
-        run(test)
-
-    def test_a_silent_agent_is_given_up_and_its_task_cancelled(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_silent_agent_is_given_up_and_its_task_cancelled(self) -> None:
+        async with opened(heartbeat_interval_s=0.001) as world:
             owner = Owner()
             await world.pool.acquire(owner, 1, [])
             world.agents["0"].last_heard = LONG_AGO
@@ -837,10 +757,8 @@ class TestLosses:
             assert "no heartbeat for 5 s" in owner.events[0][2]
             assert world.cancelled == ["0"]
 
-        run(test, heartbeat_interval_s=0.001)
-
-    def test_a_silent_worker_is_killed_and_the_spare_takes_over(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_silent_worker_is_killed_and_the_spare_takes_over(self) -> None:
+        async with opened() as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -852,10 +770,8 @@ class TestLosses:
             assert KillWorker(silent.worker_id) in world.agents["0"].sent
             assert "no heartbeat" in owner.events[0][2]
 
-        run(test)
-
-    def test_a_silent_spare_is_killed_quietly(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_silent_spare_is_killed_quietly(self) -> None:
+        async with opened() as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -866,18 +782,14 @@ class TestLosses:
             assert world.agents["0"].of(KillWorker) == [KillWorker(spare.worker_id)]
             assert owner.events == []
 
-        run(test)
-
-    def test_agents_are_asked_for_a_sign_of_life(self) -> None:
-        async def test(world: World) -> None:
+    async def test_agents_are_asked_for_a_sign_of_life(self) -> None:
+        async with opened(heartbeat_interval_s=0.001) as world:
             await world.pool.acquire(Owner(), 1, [])
             agent, pinged = world.agents["0"], asyncio.Event()
             agent.send = lambda message: pinged.set() if isinstance(message, Ping) else None  # type: ignore[method-assign]
             await asyncio.wait_for(pinged.wait(), TIMEOUT_S)
 
-        run(test, heartbeat_interval_s=0.001)
-
-    def test_a_driver_that_stood_still_reads_what_its_peers_have_sent_before_it_judges_them(self) -> None:
+    async def test_a_driver_that_stood_still_reads_what_its_peers_have_sent_before_it_judges_them(self) -> None:
         class Freezes(Clock):
             wakes: Callable[[], None] | None = None
 
@@ -890,7 +802,7 @@ class TestLosses:
 
         clock = Freezes()
 
-        async def test(world: World) -> None:
+        async with opened(heartbeat_interval_s=0.001, clock=clock) as world:
             owner, judged = Owner(), asyncio.Event()
             (slot,) = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -909,14 +821,12 @@ class TestLosses:
             assert owner.events == []
             assert not slot.lost
 
-        run(test, heartbeat_interval_s=0.001, clock=clock)
-
 
 class TestAdoption:
     """What becomes of the warm workers of slots whose agents are gone."""
 
-    def test_the_slot_that_replaces_one_adopts_its_workers_that_never_worked(self) -> None:
-        async def test(world: World) -> None:
+    async def test_the_slot_that_replaces_one_adopts_its_workers_that_never_worked(self) -> None:
+        async with opened(machine="m") as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 2, [])
             await settle()
@@ -935,10 +845,8 @@ class TestAdoption:
             assert agent.of(AdoptWorker) == [AdoptWorker(spare, worker.registration.process, "/w")]
             assert worker.of(FollowAgent) == [FollowAgent(agent.registration.process)]
 
-        run(test, machine="m")
-
-    def test_a_slot_that_is_on_its_way_adopts_before_another_one_gets_a_spare(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_slot_that_is_on_its_way_adopts_before_another_one_gets_a_spare(self) -> None:
+        async with opened(machine="m") as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 2, [])
             await settle()
@@ -957,10 +865,8 @@ class TestAdoption:
                 await settle()
             assert {slot.worker.worker_id for slot in await request if slot.worker is not None} == spares
 
-        run(test, machine="m")
-
-    def test_messages_of_an_adopted_worker_reach_the_owner(self) -> None:
-        async def test(world: World) -> None:
+    async def test_messages_of_an_adopted_worker_reach_the_owner(self) -> None:
+        async with opened(machine="m") as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             world.lose(world.agents["0"])
@@ -974,10 +880,8 @@ class TestAdoption:
             await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
             assert owner.events[-1][:2] == ("worker lost", "1")
 
-        run(test, machine="m")
-
-    def test_agents_elsewhere_start_their_own(self) -> None:
-        async def test(world: World) -> None:
+    async def test_agents_elsewhere_start_their_own(self) -> None:
+        async with opened(machine="m") as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -990,11 +894,9 @@ class TestAdoption:
             assert world.agents["1"].of(AdoptWorker) == []
             assert not any(peer.closed for peer in old)
 
-        run(test, machine="m")
-
     @pytest.mark.parametrize("failure", ["agent cannot", "worker is lost", "worker is silent"])
-    def test_an_adoption_that_fails_gives_way_to_a_cold_start(self, failure: str) -> None:
-        async def test(world: World) -> None:
+    async def test_an_adoption_that_fails_gives_way_to_a_cold_start(self, failure: str) -> None:
+        async with opened(machine="m") as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -1025,10 +927,8 @@ class TestAdoption:
             world.worker("1", agent.of(SpawnWorker)[0].worker)
             assert [slot.slot_id for slot in await request] == ["1"]
 
-        run(test, machine="m")
-
-    def test_one_that_reports_in_after_its_agent_was_lost_is_adopted_too(self) -> None:
-        async def test(world: World) -> None:
+    async def test_one_that_reports_in_after_its_agent_was_lost_is_adopted_too(self) -> None:
+        async with opened(automatic=False, machine="m") as world:
             owner = Owner()
             request = asyncio.create_task(world.pool.acquire(owner, 1, []))
             await settle()
@@ -1043,10 +943,8 @@ class TestAdoption:
             assert slot.worker is not None
             assert slot.worker.worker_id == worker_id
 
-        run(test, automatic=False, machine="m")
-
-    def test_an_orphan_that_ended_is_forgotten(self) -> None:
-        async def test(world: World) -> None:
+    async def test_an_orphan_that_ended_is_forgotten(self) -> None:
+        async with opened(machine="m") as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
             await settle()
@@ -1056,10 +954,8 @@ class TestAdoption:
             await world.pool.acquire(owner, 1, held)
             assert world.agents["1"].of(AdoptWorker) == []
 
-        run(test, machine="m")
-
-    def test_a_slot_that_nobody_needs_keeps_no_workers(self) -> None:
-        async def test(world: World, clock: Clock) -> None:
+    async def test_a_slot_that_nobody_needs_keeps_no_workers(self) -> None:
+        async with opened_idle(machine="m") as (world, clock):
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             await settle()
             world.pool.release(slot)
@@ -1068,10 +964,8 @@ class TestAdoption:
             assert world.agents["0"].of(ShutdownAgent) == [ShutdownAgent()]
             assert all(worker.closed for worker in world.workers.values())
 
-        run_idle(test, machine="m")
-
-    def test_a_pool_that_stops_lets_its_orphans_go(self) -> None:
-        async def test(world: World) -> None:
+    async def test_a_pool_that_stops_lets_its_orphans_go(self) -> None:
+        async with opened(machine="m") as world:
             await world.pool.acquire(Owner(), 1, [])
             await settle()
             world.lose(world.agents["0"])
@@ -1080,12 +974,10 @@ class TestAdoption:
             await world.pool.stop()
             assert all(worker.closed for worker in world.workers.values())
 
-        run(test, machine="m")
-
 
 class TestSpares:
-    def test_they_come_after_all_workers_of_their_host(self) -> None:
-        async def test(world: World) -> None:
+    async def test_they_come_after_all_workers_of_their_host(self) -> None:
+        async with opened(automatic=False) as world:
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
             first, second = world.agent("0"), world.agent("1")
@@ -1095,18 +987,14 @@ class TestSpares:
             assert len(first.of(SpawnWorker)) == len(second.of(SpawnWorker)) == 2
             await request
 
-        run(test, automatic=False)
-
-    def test_they_wait_until_the_job_has_deployed(self) -> None:
-        async def test(world: World) -> None:
+    async def test_they_wait_until_the_job_has_deployed(self) -> None:
+        async with opened(spare_pause_s=0.05) as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             await settle()
             assert len(world.agents["0"].of(SpawnWorker)) == 1
             async with asyncio.timeout(TIMEOUT_S):
                 while slot.spare is None:
                     await asyncio.sleep(0.001)
-
-        run(test, spare_pause_s=0.05)
 
 
 class Clock:
@@ -1119,17 +1007,19 @@ class Clock:
         return self.now
 
 
-def run_idle(test: Callable[[World, Clock], Coroutine[Any, Any, None]], **settings: Any) -> None:
+@asynccontextmanager
+async def opened_idle(**settings: Any) -> AsyncIterator[tuple[World, Clock]]:
     """Stages may be idle for 50 s; heartbeats do not matter."""
     clock = Clock()
-    run(lambda world: test(world, clock), heartbeat_timeout_s=1e9, clock=clock, **settings)
+    async with opened(heartbeat_timeout_s=1e9, clock=clock, **settings) as world:
+        yield world, clock
 
 
 class TestIdle:
-    def test_a_slot_ends_when_it_was_idle_long_enough(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_slot_ends_when_it_was_idle_long_enough(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO")
 
-        async def test(world: World, clock: Clock) -> None:
+        async with opened_idle() as (world, clock):
             slots = await world.pool.acquire(Owner(), 2, [])
             world.pool.release(slots[0])
             clock.now += 10
@@ -1141,12 +1031,10 @@ class TestIdle:
             world.pool.check()
             assert world.pool.total == 0
             assert all(world.agents[slot_id].of(ShutdownAgent) for slot_id in ("0", "1"))
-
-        run_idle(test)
         assert "ending slot 0: no job has used it for 50 s" in caplog.text
 
-    def test_slots_that_a_job_waits_for_are_not_idle_however_long_their_workers_take(self) -> None:
-        async def test(world: World, clock: Clock) -> None:
+    async def test_slots_that_a_job_waits_for_are_not_idle_however_long_their_workers_take(self) -> None:
+        async with opened_idle(automatic=False) as (world, clock):
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
             agents = [world.agent("0"), world.agent("1")]
@@ -1160,10 +1048,8 @@ class TestIdle:
             assert len(await request) == 2
             assert world.launched == ["0", "1"]
 
-        run_idle(test, automatic=False)
-
-    def test_slots_that_a_request_did_not_wait_for_are_kept_for_the_next_attempt(self) -> None:
-        async def test(world: World, clock: Clock) -> None:
+    async def test_slots_that_a_request_did_not_wait_for_are_kept_for_the_next_attempt(self) -> None:
+        async with opened_idle(automatic=False) as (world, clock):
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
             agent = world.agent("0")
@@ -1178,10 +1064,8 @@ class TestIdle:
             await settle()
             assert [slot.slot_id for slot in await again] == ["0"]
 
-        run_idle(test, automatic=False)
-
-    def test_when_nobody_waits_any_more_they_are(self) -> None:
-        async def test(world: World, clock: Clock) -> None:
+    async def test_when_nobody_waits_any_more_they_are(self) -> None:
+        async with opened_idle(automatic=False) as (world, clock):
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
             agent = world.agent("0")
@@ -1192,10 +1076,8 @@ class TestIdle:
             assert world.pool.total == 0
             assert agent.of(ShutdownAgent)
 
-        run_idle(test, automatic=False)
-
-    def test_a_slot_that_is_still_starting_is_left_alone(self) -> None:
-        async def test(world: World, clock: Clock) -> None:
+    async def test_a_slot_that_is_still_starting_is_left_alone(self) -> None:
+        async with opened_idle(automatic=False) as (world, clock):
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
             clock.now += 100
@@ -1204,21 +1086,17 @@ class TestIdle:
             world.agent()
             assert len(await request) == 1
 
-        run_idle(test, automatic=False)
 
-
-def test_stopping_tells_the_agents_and_waits_for_their_ends() -> None:
-    async def test(world: World) -> None:
+async def test_stopping_tells_the_agents_and_waits_for_their_ends() -> None:
+    async with opened() as world:
         await world.pool.acquire(Owner(), 2, [])
         await world.pool.stop()
         assert all(agent.of(ShutdownAgent) for agent in world.agents.values())
         assert world.cancelled == []
 
-    run(test)
 
-
-def test_workers_of_two_jobs_are_bound_to_different_cores() -> None:
-    async def test(world: World) -> None:
+async def test_workers_of_two_jobs_are_bound_to_different_cores() -> None:
+    async with opened() as world:
         one, other = Owner(), Owner()
         first = await world.pool.acquire(one, 1, [])
         assert world.pool.bind(first) == [0]
@@ -1230,11 +1108,9 @@ def test_workers_of_two_jobs_are_bound_to_different_cores() -> None:
         assert world.pool.bind(third) == [None, None], "three workers on two cores"
         assert world.pool.bind(second) == [None]
 
-    run(test)
 
-
-def test_slots_count_before_there_are_any() -> None:
-    async def test(world: World) -> None:
+async def test_slots_count_before_there_are_any() -> None:
+    async with opened() as world:
         world.capacity = 3
         assert (world.pool.total, world.pool.available) == (3, 3)
         slots = await world.pool.acquire(Owner(), 1, [])
@@ -1243,8 +1119,6 @@ def test_slots_count_before_there_are_any() -> None:
         assert (world.pool.total, world.pool.available) == (3, 0)
         world.pool.release(slots[0])
         assert (world.pool.total, world.pool.available) == (3, 1)
-
-    run(test)
 
 
 def test_the_times_of_a_session_are_its_options() -> None:

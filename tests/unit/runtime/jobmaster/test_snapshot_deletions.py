@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -43,20 +44,16 @@ def away() -> StorageError:
     return StorageError("no answer", "x")
 
 
-def run(
-    test: Callable[[SnapshotDeletions], Coroutine[Any, Any, None]], fence: Callable[[], None] | None = None
-) -> None:
-    async def inside() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            host = LoopHost(cast(Any, None), DriverPools(own=pool, deletions=pool, paths=lambda _: pool, planning=pool))
-            deletions = SnapshotDeletions(host) if fence is None else SnapshotDeletions(host, fence)
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    await test(deletions)
-            finally:
-                deletions.close()
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def opened(fence: Callable[[], None] | None = None) -> AsyncIterator[SnapshotDeletions]:
+    with ThreadPoolExecutor(1) as pool:
+        host = LoopHost(cast(Any, None), DriverPools(own=pool, deletions=pool, paths=lambda _: pool, planning=pool))
+        deletions = SnapshotDeletions(host) if fence is None else SnapshotDeletions(host, fence)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                yield deletions
+        finally:
+            deletions.close()
 
 
 async def done(deletions: SnapshotDeletions) -> None:
@@ -85,23 +82,21 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_deletion_that_failed_is_tried_again_by_the_clock() -> None:
+async def test_a_deletion_that_failed_is_tried_again_by_the_clock() -> None:
     storage = Storage(away(), away(), away())
 
-    async def test(deletions: SnapshotDeletions) -> None:
+    async with opened() as deletions:
         deletions.submit("delete x", storage.delete())
         await done(deletions)
         assert (storage.attempts, storage.deleted) == (4, ["x"])
         assert deletions.unfinished == ()
 
-    run(test)
-
 
 @pytest.mark.usefixtures("patient")
-def test_the_first_attempt_is_reported_whatever_came_of_it_and_only_once() -> None:
+async def test_the_first_attempt_is_reported_whatever_came_of_it_and_only_once() -> None:
     storage = Storage(away())
 
-    async def test(deletions: SnapshotDeletions) -> None:
+    async with opened() as deletions:
         answers: list[int] = []
         deletions.submit("delete x", storage.delete(), lambda: answers.append(1))
         await attempted(deletions, storage.delete("y"))
@@ -111,8 +106,6 @@ def test_the_first_attempt_is_reported_whatever_came_of_it_and_only_once() -> No
         await done(deletions)
         assert answers == [1]
         assert storage.deleted == ["y", "x"]
-
-    run(test)
 
 
 @pytest.mark.usefixtures("patient")
@@ -127,38 +120,34 @@ def test_the_first_attempt_is_reported_whatever_came_of_it_and_only_once() -> No
         (PermissionError("read-only"), False),
     ],
 )
-def test_what_cannot_ever_succeed_is_not_tried_again(error: Exception, finished: bool) -> None:
+async def test_what_cannot_ever_succeed_is_not_tried_again(error: Exception, finished: bool) -> None:
     storage = Storage(error)
 
-    async def test(deletions: SnapshotDeletions) -> None:
+    async with opened() as deletions:
         await attempted(deletions, storage.delete())
         assert (deletions.unfinished == ()) is finished
         deletions.retry()
         await done(deletions)
         assert storage.attempts == (1 if finished else 2)
 
-    run(test)
 
-
-def test_a_driver_that_lost_its_lease_deletes_nothing() -> None:
+async def test_a_driver_that_lost_its_lease_deletes_nothing() -> None:
     storage = Storage()
 
     def closed() -> None:
         raise NotLeaderError("another driver leads", "x")
 
-    async def test(deletions: SnapshotDeletions) -> None:
+    async with opened(closed) as deletions:
         await attempted(deletions, storage.delete())
         assert storage.attempts == 0
         await done(deletions)
 
-    run(test, closed)
-
 
 @pytest.mark.usefixtures("patient")
-def test_the_end_comes_after_everything_that_waits() -> None:
+async def test_the_end_comes_after_everything_that_waits() -> None:
     storage = Storage(away())
 
-    async def test(deletions: SnapshotDeletions) -> None:
+    async with opened() as deletions:
         await attempted(deletions, storage.delete("first"))
         deletions.when_done(lambda: deletions.submit("last", storage.delete("last")))
         assert storage.deleted == []
@@ -166,36 +155,30 @@ def test_the_end_comes_after_everything_that_waits() -> None:
         while storage.deleted != ["first", "last"]:
             await asyncio.sleep(0)
 
-    run(test)
-
 
 @pytest.mark.usefixtures("patient")
-def test_after_closing_nothing_is_deleted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_after_closing_nothing_is_deleted(caplog: pytest.LogCaptureFixture) -> None:
     storage = Storage(away())
 
-    async def test(deletions: SnapshotDeletions) -> None:
+    async with opened() as deletions:
         await attempted(deletions, storage.delete())
         deletions.close()
         deletions.retry()
         deletions.submit("delete y", storage.delete("y"))
         assert storage.attempts == 1
-
-    run(test)
     assert "could not delete x before the end" in caplog.text
 
 
 @pytest.mark.usefixtures("patient")
-def test_after_closing_nobody_is_told_that_all_is_done() -> None:
+async def test_after_closing_nobody_is_told_that_all_is_done() -> None:
     """What follows would delete the job's directory."""
     told: list[str] = []
 
-    async def test(deletions: SnapshotDeletions) -> None:
+    async with opened() as deletions:
         await attempted(deletions, Storage(away()).delete())
         deletions.when_done(lambda: told.append("waited"))
         deletions.close()
         deletions.when_done(lambda: told.append("at once"))
-
-    run(test)
     assert told == []
 
 
@@ -267,14 +250,12 @@ def test_a_retry_that_is_due_earlier_is_not_put_off_by_a_fresh_failure() -> None
 
 
 @pytest.mark.usefixtures("patient")
-def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(snapshot_deletions, "MAX_WAITING", 2)
     storage = Storage(*(away() for _ in range(3)))
 
-    async def test(deletions: SnapshotDeletions) -> None:
+    async with opened() as deletions:
         for name in "abc":
             await attempted(deletions, storage.delete(), f"delete {name}")
         assert deletions.unfinished == ("delete b", "delete c")
-
-    run(test)
     assert "gave up to delete a" in caplog.text

@@ -31,7 +31,7 @@ from ckpt_runtime.storage.errors import (
 )
 from ckpt_runtime.storage.filesystem import make_directory, resolve
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
-from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, TIMEOUT_S, Bench, run
+from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, TIMEOUT_S, opened
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +55,8 @@ class Mount:
         self._away.rename(self.path)
 
 
-def test_a_checkpoint_ends_as_files_with_metadata_and_a_pointer(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_checkpoint_ends_as_files_with_metadata_and_a_pointer(tmp_path: Path) -> None:
+    async with opened(tmp_path) as bench:
         checkpoint_id, files = await bench.checkpoint()
         directory = bench.directory / f"chk-{checkpoint_id}"
         assert sorted(path.name for path in directory.iterdir()) == ["_metadata", "state-0", "state-1"]
@@ -68,32 +68,28 @@ def test_a_checkpoint_ends_as_files_with_metadata_and_a_pointer(tmp_path: Path) 
         assert bench.listener.answers[0].external_path == directory.as_uri()
         assert files[0].exists()
 
-    run(tmp_path, test)
 
-
-def test_shared_files_of_checkpoints_go_to_the_jobs_shared_directory_and_savepoints_have_none(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_shared_files_of_checkpoints_go_to_the_jobs_shared_directory_and_savepoints_have_none(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, max_concurrent=2) as bench:
         _, options = await bench.trigger()
         assert options.shared_directory == (bench.directory / "shared").as_uri()
         assert (bench.directory / "shared").is_dir()
         _, options = await bench.trigger(CheckpointType.SAVEPOINT, str(tmp_path / "savepoints"))
         assert options.shared_directory == ""
 
-    run(tmp_path, test, max_concurrent=2)
 
-
-def test_a_newer_checkpoint_takes_the_place_of_the_older(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_newer_checkpoint_takes_the_place_of_the_older(tmp_path: Path) -> None:
+    async with opened(tmp_path) as bench:
         for _ in range(3):
             checkpoint_id, _ = await bench.checkpoint()
         assert bench.names() == [f"chk-{checkpoint_id}"]
         assert list(bench.pointers.present) == [checkpoint_id]
 
-    run(tmp_path, test)
 
-
-def test_a_declined_checkpoint_leaves_no_files(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_declined_checkpoint_leaves_no_files(tmp_path: Path) -> None:
+    async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
         checkpoint_id, options = await bench.trigger()
         (Path(options.directory.removeprefix("file://")) / "state-0").write_bytes(b"x")
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
@@ -103,11 +99,9 @@ def test_a_declined_checkpoint_leaves_no_files(tmp_path: Path) -> None:
         assert bench.names() == []
         assert bench.listener.aborted == [checkpoint_id]
 
-    run(tmp_path, test, tolerable_failed_checkpoints=5)
 
-
-def test_state_that_comes_after_the_abort_is_deleted(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_state_that_comes_after_the_abort_is_deleted(tmp_path: Path) -> None:
+    async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
         checkpoint_id, options = await bench.trigger()
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
         bench.shell.tell(on.Declined(checkpoint_id, TASKS[1], reason, "no"))
@@ -117,29 +111,23 @@ def test_state_that_comes_after_the_abort_is_deleted(tmp_path: Path) -> None:
         await bench.settle()
         assert not late.exists()
 
-    run(tmp_path, test, tolerable_failed_checkpoints=5)
 
-
-def test_a_checkpoint_expires_by_the_clock(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_checkpoint_expires_by_the_clock(tmp_path: Path) -> None:
+    async with opened(tmp_path, timeout_ms=10, tolerable_failed_checkpoints=5) as bench:
         bench.shell.tell(on.TriggerRequested("r", CheckpointProperties()))
         await bench.until(lambda: bool(bench.listener.answers))
         (answer,) = bench.listener.answers
         assert isinstance(answer, out.RequestFailed)
         assert answer.reason is CheckpointFailureReason.CHECKPOINT_EXPIRED
 
-    run(tmp_path, test, timeout_ms=10, tolerable_failed_checkpoints=5)
 
-
-def test_periodic_checkpoints_are_triggered_by_the_clock(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_periodic_checkpoints_are_triggered_by_the_clock(tmp_path: Path) -> None:
+    async with opened(tmp_path, interval_ms=10) as bench:
         await bench.until(lambda: bool(bench.listener.triggers))
 
-    run(tmp_path, test, interval_ms=10)
 
-
-def test_a_savepoint_gets_a_directory_of_its_own(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_savepoint_gets_a_directory_of_its_own(tmp_path: Path) -> None:
+    async with opened(tmp_path) as bench:
         target = tmp_path / "savepoints"
         checkpoint_id, options = await bench.trigger(CheckpointType.SAVEPOINT, str(target))
         bench.acknowledge(checkpoint_id, options.directory)
@@ -150,31 +138,25 @@ def test_a_savepoint_gets_a_directory_of_its_own(tmp_path: Path) -> None:
         assert bench.pointers.present == {}
         assert bench.listener.completed == []
 
-    run(tmp_path, test)
-
 
 @pytest.mark.parametrize("target", [None, "", "relative", "nosuch://x"])
-def test_a_savepoint_without_a_usable_target_fails_before_any_task_hears_of_it(
+async def test_a_savepoint_without_a_usable_target_fails_before_any_task_hears_of_it(
     tmp_path: Path, target: str | None
 ) -> None:
-    async def test(bench: Bench) -> None:
+    async with opened(tmp_path) as bench:
         await bench.trigger(CheckpointType.SAVEPOINT, target)
         (answer,) = bench.listener.answers
         assert isinstance(answer, out.RequestFailed)
         assert not answer.reached_tasks
         assert bench.listener.triggers == []
 
-    run(tmp_path, test)
 
-
-def test_a_checkpoint_directory_that_cannot_be_made_fails_the_checkpoint(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_checkpoint_directory_that_cannot_be_made_fails_the_checkpoint(tmp_path: Path) -> None:
+    async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
         for number in range(1, 4):
             (bench.directory / f"chk-{number}").write_text("in the way")
         await bench.trigger()
         assert isinstance(bench.listener.answers[0], out.RequestFailed)
-
-    run(tmp_path, test, tolerable_failed_checkpoints=5)
 
 
 class TestMetadata:
@@ -191,10 +173,12 @@ class TestMetadata:
 
         monkeypatch.setattr(storage_effects, "write_metadata", write)
 
-    def test_a_write_that_failed_fails_the_checkpoint(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_write_that_failed_fails_the_checkpoint(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.write(monkeypatch, StorageError("full", "x"))
 
-        async def test(bench: Bench) -> None:
+        async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
             checkpoint_id, options = await bench.trigger()
             bench.acknowledge(checkpoint_id, options.directory)
             await bench.until(lambda: bool(bench.listener.answers))
@@ -204,51 +188,43 @@ class TestMetadata:
             assert bench.names() == []
             assert bench.pointers.present == {}
 
-        run(tmp_path, test, tolerable_failed_checkpoints=5)
-
     @pytest.mark.parametrize("happens", [True, False])
-    def test_an_unknown_outcome_is_settled_by_looking(
+    async def test_an_unknown_outcome_is_settled_by_looking(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: bool
     ) -> None:
         self.write(monkeypatch, AmbiguousWriteError("timeout", "x"), StorageError("late", "x"), happens=happens)
 
-        async def test(bench: Bench) -> None:
+        async with opened(tmp_path) as bench:
             checkpoint_id, _ = await bench.checkpoint()
             assert (bench.directory / f"chk-{checkpoint_id}" / "_metadata").exists()
 
-        run(tmp_path, test)
-
-    def test_a_second_attempt_that_is_refused_does_not_tell_what_became_of_the_first(
+    async def test_a_second_attempt_that_is_refused_does_not_tell_what_became_of_the_first(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         refusals = [InvalidLocationError("no such store", "x"), CorruptFileError("foreign", "x"), ValueError("odd")]
         self.write(monkeypatch, AmbiguousWriteError("timeout", "x"), *refusals)
 
-        async def test(bench: Bench) -> None:
+        async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
             checkpoint_id, _ = await bench.checkpoint()
             assert (bench.directory / f"chk-{checkpoint_id}" / "_metadata").exists()
             assert bench.listener.aborted == []
 
-        run(tmp_path, test, tolerable_failed_checkpoints=5)
-
-    def test_without_its_local_directory_the_first_attempt_left_nothing(
+    async def test_without_its_local_directory_the_first_attempt_left_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.write(monkeypatch, AmbiguousWriteError("timeout", "x"), NotFoundError("gone", "x"))
 
-        async def test(bench: Bench) -> None:
+        async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
             checkpoint_id, options = await bench.trigger()
             bench.acknowledge(checkpoint_id, options.directory)
             await bench.until(lambda: bool(bench.listener.answers))
             assert isinstance(bench.listener.answers[0], out.RequestFailed)
             assert "gone" in bench.listener.answers[0].message
 
-        run(tmp_path, test, tolerable_failed_checkpoints=5)
-
 
 class TestPointers:
-    def test_one_that_cannot_be_added_fails_the_checkpoint(self, tmp_path: Path) -> None:
-        async def test(bench: Bench) -> None:
+    async def test_one_that_cannot_be_added_fails_the_checkpoint(self, tmp_path: Path) -> None:
+        async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
             bench.pointers.add_errors = [StorageError("no", "x")]
             checkpoint_id, options = await bench.trigger()
             bench.acknowledge(checkpoint_id, options.directory)
@@ -257,28 +233,22 @@ class TestPointers:
             assert isinstance(bench.listener.answers[0], out.RequestFailed)
             assert bench.names() == []
 
-        run(tmp_path, test, tolerable_failed_checkpoints=5)
-
-    def test_an_unknown_outcome_is_settled(self, tmp_path: Path) -> None:
-        async def test(bench: Bench) -> None:
+    async def test_an_unknown_outcome_is_settled(self, tmp_path: Path) -> None:
+        async with opened(tmp_path) as bench:
             bench.pointers.add_errors = [AmbiguousWriteError("timeout", "x")] * 3
             checkpoint_id, _ = await bench.checkpoint()
             assert bench.pointers.present == {checkpoint_id: True}
 
-        run(tmp_path, test)
-
-    def test_a_second_attempt_that_fails_does_not_tell_what_became_of_the_first(self, tmp_path: Path) -> None:
-        async def test(bench: Bench) -> None:
+    async def test_a_second_attempt_that_fails_does_not_tell_what_became_of_the_first(self, tmp_path: Path) -> None:
+        async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
             bench.pointers.add_errors = [AmbiguousWriteError("timeout", "x"), *[StorageError("away", "x")] * 3]
             checkpoint_id, _ = await bench.checkpoint()
             assert bench.pointers.present == {checkpoint_id: True}
             assert bench.names() == [f"chk-{checkpoint_id}"]
             assert bench.listener.aborted == []
 
-        run(tmp_path, test, tolerable_failed_checkpoints=5)
-
-    def test_one_that_cannot_be_removed_is_tried_again_before_files_go(self, tmp_path: Path) -> None:
-        async def test(bench: Bench) -> None:
+    async def test_one_that_cannot_be_removed_is_tried_again_before_files_go(self, tmp_path: Path) -> None:
+        async with opened(tmp_path) as bench:
             await bench.checkpoint()
             bench.pointers.remove_errors = [StorageError("no", "x")] * 2
             second, _ = await bench.checkpoint()
@@ -287,10 +257,8 @@ class TestPointers:
             assert bench.names() == [f"chk-{second}"]
             assert list(bench.pointers.present) == [second]
 
-        run(tmp_path, test)
 
-
-def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
+async def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = storage_effects.delete_checkpoint
@@ -305,7 +273,7 @@ def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
     monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1_000_000)
     monkeypatch.setattr(snapshot_deletions, "RETRY_MAX_MS", 1_000_000)
 
-    async def test(bench: Bench) -> None:
+    async with opened(tmp_path) as bench:
         await bench.checkpoint()
         await bench.checkpoint()
         assert bench.names() == ["chk-1", "chk-2"]
@@ -314,10 +282,10 @@ def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
         await bench.settle()
         assert bench.names() == ["chk-3"]
 
-    run(tmp_path, test)
 
-
-def test_deletions_that_failed_go_on_after_the_end_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deletions_that_failed_go_on_after_the_end_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     delete = storage_effects.delete_checkpoint
     refusals = [StorageError("away", "x")] * 5
 
@@ -329,15 +297,13 @@ def test_deletions_that_failed_go_on_after_the_end_of_the_job(tmp_path: Path, mo
     monkeypatch.setattr(storage_effects, "delete_checkpoint", refuse)
     monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
 
-    async def test(bench: Bench) -> None:
+    async with opened(tmp_path) as bench:
         await bench.checkpoint()
         bench.shell.clean_up_after(JobStatus.FINISHED)
         await bench.until(lambda: isinstance(bench.listener.answers[-1], out.ShutdownComplete))
         async with asyncio.timeout(TIMEOUT_S):
             while bench.directory.exists():
                 await asyncio.sleep(0.001)
-
-    run(tmp_path, test)
 
 
 @pytest.fixture
@@ -351,8 +317,8 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
 class TestStorageThatIsAway:
     """A mount that is missing shows an empty directory in its place; what was on it comes back with it."""
 
-    def test_an_aborted_checkpoint_goes_when_it_is_back(self, mount: Mount) -> None:
-        async def test(bench: Bench) -> None:
+    async def test_an_aborted_checkpoint_goes_when_it_is_back(self, mount: Mount) -> None:
+        async with opened(mount.path, tolerable_failed_checkpoints=5) as bench:
             checkpoint_id, options = await bench.trigger()
             bench.acknowledge(checkpoint_id, options.directory)[0].touch()
             mount.goes_away()
@@ -361,23 +327,21 @@ class TestStorageThatIsAway:
             mount.comes_back()
             await once(lambda: bench.names() == [])
 
-        run(mount.path, test, tolerable_failed_checkpoints=5)
-
-    def test_nothing_is_written_in_its_place(self, mount: Mount) -> None:
-        async def test(bench: Bench) -> None:
+    async def test_nothing_is_written_in_its_place(self, mount: Mount) -> None:
+        async with opened(mount.path, tolerable_failed_checkpoints=5) as bench:
             mount.goes_away()
             await bench.trigger()
             assert isinstance(bench.listener.answers[0], out.RequestFailed)
             assert "its storage is away" in bench.listener.answers[0].message
             assert list(mount.path.iterdir()) == []
 
-        run(mount.path, test, tolerable_failed_checkpoints=5)
-
     @pytest.mark.parametrize("keeps_nothing", [True, False])
-    def test_the_directory_of_a_job_that_ended_meanwhile_goes_when_it_is_back(
+    async def test_the_directory_of_a_job_that_ended_meanwhile_goes_when_it_is_back(
         self, mount: Mount, keeps_nothing: bool
     ) -> None:
-        async def test(bench: Bench) -> None:
+        retention = None if keeps_nothing else CheckpointRetention.RETAIN_ON_CANCELLATION
+        settings = {} if retention is None else {"retention": retention}
+        async with opened(mount.path, tolerable_failed_checkpoints=5, **settings) as bench:
             bench.shell.storage.prepare()
             checkpoint_id, _ = await bench.trigger()
             mount.goes_away()
@@ -388,11 +352,7 @@ class TestStorageThatIsAway:
             assert (bench.directory / f"chk-{checkpoint_id}").exists()
             await once(lambda: not bench.directory.exists())
 
-        retention = None if keeps_nothing else CheckpointRetention.RETAIN_ON_CANCELLATION
-        settings = {} if retention is None else {"retention": retention}
-        run(mount.path, test, tolerable_failed_checkpoints=5, **settings)
-
-    def test_what_became_of_a_write_is_not_settled_before_it_is_back(
+    async def test_what_became_of_a_write_is_not_settled_before_it_is_back(
         self, mount: Mount, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = storage_effects.write_metadata
@@ -406,7 +366,7 @@ class TestStorageThatIsAway:
 
         monkeypatch.setattr(storage_effects, "write_metadata", written_but_unknown)
 
-        async def test(bench: Bench) -> None:
+        async with opened(mount.path, tolerable_failed_checkpoints=5) as bench:
             checkpoint_id, options = await bench.trigger()
             bench.acknowledge(checkpoint_id, options.directory)
             await bench.settle()
@@ -414,10 +374,8 @@ class TestStorageThatIsAway:
             mount.comes_back()
             await bench.until(lambda: bench.listener.completed == [checkpoint_id])
 
-        run(mount.path, test, tolerable_failed_checkpoints=5)
-
-    def test_what_a_killed_worker_left_is_sought_when_it_is_back(self, mount: Mount) -> None:
-        async def test(bench: Bench) -> None:
+    async def test_what_a_killed_worker_left_is_sought_when_it_is_back(self, mount: Mount) -> None:
+        async with opened(mount.path, tolerable_failed_checkpoints=5) as bench:
             checkpoint_id, _ = await bench.trigger()
             left = bench.directory / "shared" / f"chk-{checkpoint_id}-left"
             left.touch()
@@ -431,8 +389,6 @@ class TestStorageThatIsAway:
             while left.exists():
                 await bench.checkpoint()
 
-        run(mount.path, test, tolerable_failed_checkpoints=5)
-
 
 async def once(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
@@ -440,8 +396,8 @@ async def once(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_after_closing_nothing_is_answered_and_no_timer_fires(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
+async def test_after_closing_nothing_is_answered_and_no_timer_fires(tmp_path: Path) -> None:
+    async with opened(tmp_path, interval_ms=10) as bench:
         bench.shell.tell(on.TriggerRequested("r", CheckpointProperties()))
         bench.shell.close()
         await bench.settle()
@@ -449,12 +405,10 @@ def test_after_closing_nothing_is_answered_and_no_timer_fires(tmp_path: Path) ->
         assert bench.listener.answers == []
         assert not bench.shell._timers
 
-    run(tmp_path, test, interval_ms=10)
-
 
 @pytest.mark.parametrize("event", [SuspendRequested(), LeadershipLost()])
-def test_what_another_driver_may_be_writing_stays_behind_a_suspended_job(tmp_path: Path, event: JobInput) -> None:
-    async def test(bench: Bench) -> None:
+async def test_what_another_driver_may_be_writing_stays_behind_a_suspended_job(tmp_path: Path, event: JobInput) -> None:
+    async with opened(tmp_path) as bench:
         await bench.checkpoint()
         (bench.directory / "chk-2").mkdir()
         (bench.directory / "chk-2" / "state-0").write_bytes(b"its metadata comes last")
@@ -462,8 +416,6 @@ def test_what_another_driver_may_be_writing_stays_behind_a_suspended_job(tmp_pat
         await bench.until(lambda: any(isinstance(answer, out.ShutdownComplete) for answer in bench.listener.answers))
         await bench.settle()
         assert bench.names() == ["chk-1", "chk-2"]
-
-    run(tmp_path, test)
 
 
 def test_waits_between_retries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

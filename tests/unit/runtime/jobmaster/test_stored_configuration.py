@@ -18,7 +18,7 @@ from ckpt_runtime.jobmaster.gateway_errors import NotReady
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.storage.errors import AmbiguousWriteError
-from tests.unit.runtime.jobmaster.drivers import crash, driver, make_hasty, run, submission_found_by, taken_over
+from tests.unit.runtime.jobmaster.drivers import crash, driver, make_hasty, submission_found_by, taken_over
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
 TIMEOUT, DIRECTORY = "execution.checkpointing.timeout", "execution.checkpointing.dir"
@@ -46,8 +46,8 @@ async def change(job: JobMaster, *, restarts: bool = False, **options: str | Non
 
 @pytest.mark.row("530.5")
 @pytest.mark.row("530.9")
-def test_a_new_driver_goes_on_with_configuration_graph_version_and_overrides(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_new_driver_goes_on_with_configuration_graph_version_and_overrides(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         job = world.submit_durably(driver(tmp_path), my__mark="a")
         await world.running(job)
         await job.patch_checkpoint_config(CheckpointOverrides(interval_ms=77_000))
@@ -69,8 +69,6 @@ def test_a_new_driver_goes_on_with_configuration_graph_version_and_overrides(tmp
         settings = (await job.patch_checkpoint_config(None)).settings
         assert settings.interval_ms is None
 
-    run(tmp_path, test)
-
 
 class Unsure(DurableRecord):
     """Stores nothing and cannot tell; what is settled is told."""
@@ -80,8 +78,8 @@ class Unsure(DurableRecord):
 
 
 @pytest.mark.row("530.5")
-def test_what_was_not_stored_after_all_is_not_in_force(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_what_was_not_stored_after_all_is_not_in_force(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store, record=Unsure(store, JOB))
         await world.running(job)
@@ -91,8 +89,6 @@ def test_what_was_not_stored_after_all_is_not_in_force(tmp_path: Path) -> None:
         assert job.config_info().version == 1
         assert job.checkpoint_config().settings.timeout_ms == 600_000
         assert job.metrics()["numRestarts"] == "0"
-
-    run(tmp_path, test)
 
 
 def as_stored_before(store: Any, **configuration: str) -> None:
@@ -107,8 +103,8 @@ def as_stored_before(store: Any, **configuration: str) -> None:
 
 
 @pytest.mark.row("530.9")
-def test_a_job_of_an_earlier_version_has_version_1_and_what_is_removed_stays_so(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_job_of_an_earlier_version_has_version_1_and_what_is_removed_stays_so(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="50 s")
         await world.running(job)
         await crash(job)
@@ -125,12 +121,10 @@ def test_a_job_of_an_earlier_version_has_version_1_and_what_is_removed_stays_so(
         assert job.configuration["of.cluster"] == "c"
         assert job.config_info().version == 2
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("530.9")
-def test_what_the_cluster_says_of_an_option_counts_again_when_the_job_s_is_removed(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_what_the_cluster_says_of_an_option_counts_again_when_the_job_s_is_removed(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store, execution__checkpointing__timeout="50 s")
         await world.running(job)
@@ -147,5 +141,3 @@ def test_what_the_cluster_says_of_an_option_counts_again_when_the_job_s_is_remov
         submission = submission_found_by(driver(tmp_path, 3))
         assert submission.configuration[TIMEOUT] == "40 s"
         assert TIMEOUT not in submission.own.given
-
-    run(tmp_path, test)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,19 +45,17 @@ class Driver:
         await self.submissions.retire(job_id, self.started.__contains__, now_ms, self.pool)
 
 
-def run(directory: Path, test: Callable[[Driver, Driver], Coroutine[Any, Any, None]]) -> None:
-    async def inside() -> None:
-        first, second = Driver(directory, 1), Driver(directory, 2)
-        await test(first, second)
-        first.pool.shutdown()
-        second.pool.shutdown()
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[tuple[Driver, Driver]]:
+    first, second = Driver(directory, 1), Driver(directory, 2)
+    yield first, second
+    first.pool.shutdown()
+    second.pool.shutdown()
 
 
 @pytest.mark.row("air.4")
-def test_a_request_after_its_id_was_retired_starts_nothing(tmp_path: Path) -> None:
-    async def test(driver: Driver, _: Driver) -> None:
+async def test_a_request_after_its_id_was_retired_starts_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (driver, _):
         await driver.retire()
         await driver.retire()
         with pytest.raises(JobIdRetired, match=f"The job id {JOB} is retired"):
@@ -66,12 +64,10 @@ def test_a_request_after_its_id_was_retired_starts_nothing(tmp_path: Path) -> No
         assert driver.started == [OTHER]
         assert driver.submissions.retired() == {JOB: 7}
 
-    run(tmp_path, test)
-
 
 @pytest.mark.row("air.4")
-def test_the_next_driver_knows_the_retired_ids(tmp_path: Path) -> None:
-    async def test(first: Driver, second: Driver) -> None:
+async def test_the_next_driver_knows_the_retired_ids(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (first, second):
         await first.submissions.take_over(first.store)
         await first.retire()
         await second.submissions.take_over(second.store)
@@ -81,11 +77,9 @@ def test_the_next_driver_knows_the_retired_ids(tmp_path: Path) -> None:
             await first.retire(OTHER)
         assert second.submissions.retired() == {JOB: 7}
 
-    run(tmp_path, test)
 
-
-def test_the_id_of_a_living_job_is_not_retired(tmp_path: Path) -> None:
-    async def test(driver: Driver, _: Driver) -> None:
+async def test_the_id_of_a_living_job_is_not_retired(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (driver, _):
         await driver.run()
         with pytest.raises(JobStillRunning, match="has not ended"):
             await driver.retire()
@@ -95,12 +89,10 @@ def test_the_id_of_a_living_job_is_not_retired(tmp_path: Path) -> None:
         with pytest.raises(JobIdRetired):
             await driver.run()
 
-    run(tmp_path, test)
-
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_what_is_being_submitted_is_waited_for(tmp_path: Path, refused: bool) -> None:
-    async def test(driver: Driver, _: Driver) -> None:
+async def test_what_is_being_submitted_is_waited_for(tmp_path: Path, refused: bool) -> None:
+    async with opened(tmp_path) as (driver, _):
         driver.may_submit.clear()
         request = replace(REQUEST, arguments=("refused",)) if refused else REQUEST
         running = [asyncio.create_task(driver.run(request)) for _ in range(2)]
@@ -120,11 +112,9 @@ def test_what_is_being_submitted_is_waited_for(tmp_path: Path, refused: bool) ->
             assert [type(each) for each in found] == [JobStillRunning, type(None), type(None)]
             assert driver.started == [JOB]
 
-    run(tmp_path, test)
 
-
-def test_who_gives_up_waiting_ends_the_submission_for_nobody_else(tmp_path: Path) -> None:
-    async def test(driver: Driver, _: Driver) -> None:
+async def test_who_gives_up_waiting_ends_the_submission_for_nobody_else(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (driver, _):
         driver.may_submit.clear()
         first, second, third = (asyncio.create_task(driver.run()) for _ in range(3))
         await asyncio.sleep(0)
@@ -134,11 +124,10 @@ def test_who_gives_up_waiting_ends_the_submission_for_nobody_else(tmp_path: Path
         await asyncio.gather(first, third)
         assert driver.started == [JOB]
 
-    run(tmp_path, test)
 
+async def test_retiring_an_id_waits_for_a_submission_that_starts_meanwhile(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (driver, _):
 
-def test_retiring_an_id_waits_for_a_submission_that_starts_meanwhile(tmp_path: Path) -> None:
-    async def test(driver: Driver, _: Driver) -> None:
         async def run_again() -> None:
             with pytest.raises(NotReady):
                 await driver.run(replace(REQUEST, arguments=("refused",)))
@@ -159,22 +148,18 @@ def test_retiring_an_id_waits_for_a_submission_that_starts_meanwhile(tmp_path: P
             await retiring
         assert driver.submissions.retired() == {}
 
-    run(tmp_path, test)
 
-
-def test_ids_are_forgotten_after_a_month(tmp_path: Path) -> None:
-    async def test(first: Driver, second: Driver) -> None:
+async def test_ids_are_forgotten_after_a_month(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (first, second):
         await first.submissions.take_over(first.store)
         await first.retire(now_ms=0)
         await first.retire(OTHER, now_ms=KEPT_MS)
         await second.submissions.take_over(second.store)
         assert second.submissions.retired() == {OTHER: KEPT_MS}
 
-    run(tmp_path, test)
 
-
-def test_a_retirement_that_cannot_be_stored_is_not_reported_as_done(tmp_path: Path) -> None:
-    async def test(driver: Driver, _: Driver) -> None:
+async def test_a_retirement_that_cannot_be_stored_is_not_reported_as_done(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (driver, _):
         await driver.submissions.take_over(driver.store)
         (tmp_path / "ha/default/retired").rename(tmp_path / "away")
         (tmp_path / "ha/default/retired").write_text("no directory")
@@ -184,5 +169,3 @@ def test_a_retirement_that_cannot_be_stored_is_not_reported_as_done(tmp_path: Pa
         (tmp_path / "away").rename(tmp_path / "ha/default/retired")
         await driver.retire()
         assert driver.store.read() == {JOB: 7}
-
-    run(tmp_path, test)

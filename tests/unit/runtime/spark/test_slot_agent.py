@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,35 +73,29 @@ def use_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     return use
 
 
-def run(test: Callable[[SlotListener], Coroutine[Any, Any, None]], *, shut_down: bool = True) -> None:
-    async def inside() -> None:
-        driver = SlotListener()
-        async with running_agent(driver, Spawner()) as agent:
-            await test(driver)
-            if shut_down:
-                driver.send(ShutdownAgent())
-        for worker in list(agent._workers.values()):
-            await asyncio.wait_for(asyncio.to_thread(worker.wait), TIMEOUT_S)
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def opened(*, shut_down: bool = True) -> AsyncIterator[SlotListener]:
+    driver = SlotListener()
+    async with running_agent(driver, Spawner()) as agent:
+        yield driver
+        if shut_down:
+            driver.send(ShutdownAgent())
+    for worker in list(agent._workers.values()):
+        await asyncio.wait_for(asyncio.to_thread(worker.wait), TIMEOUT_S)
 
 
-def test_it_says_who_it_is_and_answers_pings() -> None:
-    async def test(driver: SlotListener) -> None:
+async def test_it_says_who_it_is_and_answers_pings() -> None:
+    async with opened() as driver:
         assert driver.agent is not None
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         assert driver.agent.registration == RegisterAgent("3-1", "127.0.0.1", cpus, own_identity())
         assert await driver.answers()
 
-    run(test)
 
-
-def test_a_worker_that_it_does_not_know_cannot_be_killed() -> None:
-    async def test(driver: SlotListener) -> None:
+async def test_a_worker_that_it_does_not_know_cannot_be_killed() -> None:
+    async with opened() as driver:
         driver.send(KillWorker("nobody"))
         assert await driver.answers()
-
-    run(test)
 
 
 @pytest.mark.parametrize(
@@ -111,31 +106,27 @@ def test_a_worker_that_it_does_not_know_cannot_be_killed() -> None:
         (b"noise", "what the driver sent is no message"),
     ],
 )
-def test_it_ends_with_its_workers_when_it_cannot_understand_the_driver(
+async def test_it_ends_with_its_workers_when_it_cannot_understand_the_driver(
     use_worker: Callable[[str], Path], body: bytes, told: str
 ) -> None:
     started = use_worker(OBEDIENT)
-
-    async def inside() -> None:
-        driver = SlotListener()
-        with pytest.raises(MalformedMessageError, match=told):
-            async with running_agent(driver, Spawner()):
-                driver.send(SpawnWorker("w1"))
-                await until(started.exists)
-                assert driver.agent is not None
-                driver.agent._writer.write(struct.pack("<I", len(body)) + body)
-
     before = set(children(os.getpid()))
-    asyncio.run(inside())
+    driver = SlotListener()
+    with pytest.raises(MalformedMessageError, match=told):
+        async with running_agent(driver, Spawner()):
+            driver.send(SpawnWorker("w1"))
+            await until(started.exists)
+            assert driver.agent is not None
+            driver.agent._writer.write(struct.pack("<I", len(body)) + body)
     assert not set(children(os.getpid())) - before
 
 
-def test_a_worker_gets_its_parameters_on_its_input_and_is_killed_on_request(
+async def test_a_worker_gets_its_parameters_on_its_input_and_is_killed_on_request(
     use_worker: Callable[[str], Path],
 ) -> None:
     started = use_worker(OBEDIENT)
 
-    async def test(driver: SlotListener) -> None:
+    async with opened() as driver:
         driver.send(SpawnWorker("w1"))
         await until(started.exists)
         line = json.loads(started.read_text())
@@ -143,8 +134,6 @@ def test_a_worker_gets_its_parameters_on_its_input_and_is_killed_on_request(
         assert line["driver"][0] == "127.0.0.1"
         driver.send(KillWorker("w1"))
         assert await driver.exited() == WorkerExited("w1", -9)
-
-    run(test)
 
 
 BUSY_FOR_EACH_LINE = """
@@ -158,7 +147,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not show the processor time")
-def test_the_progress_of_a_worker_is_told_on_request_and_changes_only_while_it_works(
+async def test_the_progress_of_a_worker_is_told_on_request_and_changes_only_while_it_works(
     use_worker: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_worker(BUSY_FOR_EACH_LINE)
@@ -170,7 +159,7 @@ def test_the_progress_of_a_worker_is_told_on_request_and_changes_only_while_it_w
 
     monkeypatch.setattr(worker_processes, "subprocess", SimpleNamespace(Popen=note, PIPE=subprocess.PIPE))
 
-    async def test(driver: SlotListener) -> None:
+    async with opened() as driver:
         driver.send(SpawnWorker("w1"))
         told: set[int] = set()
 
@@ -200,21 +189,17 @@ def test_the_progress_of_a_worker_is_told_on_request_and_changes_only_while_it_w
         await driver.answers("w1")
         assert driver.progress == {}
 
-    run(test)
 
-
-def test_the_exit_of_a_worker_is_reported_with_its_code(use_worker: Callable[[str], Path]) -> None:
+async def test_the_exit_of_a_worker_is_reported_with_its_code(use_worker: Callable[[str], Path]) -> None:
     use_worker(FAILING)
 
-    async def test(driver: SlotListener) -> None:
+    async with opened() as driver:
         for number in range(3):
             driver.send(SpawnWorker(f"w{number}"))
             assert await driver.exited() == WorkerExited(f"w{number}", 7)
 
-    run(test)
 
-
-def test_a_worker_that_is_gone_before_it_reads_is_reported_like_any_other(
+async def test_a_worker_that_is_gone_before_it_reads_is_reported_like_any_other(
     use_worker: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_worker(FAILING)
@@ -227,12 +212,10 @@ def test_a_worker_that_is_gone_before_it_reads_is_reported_like_any_other(
 
     monkeypatch.setattr(worker_processes, "subprocess", SimpleNamespace(Popen=start_and_wait, PIPE=pipe))
 
-    async def test(driver: SlotListener) -> None:
+    async with opened() as driver:
         driver.send(SpawnWorker("w1"))
         assert await driver.exited() == WorkerExited("w1", 7)
         assert await driver.answers()
-
-    run(test)
 
 
 WRITING = """
@@ -263,10 +246,10 @@ SlotAgent(AgentParameters("127.0.0.1", 1, "secret", "3"), Starter())._obey(Spawn
 
 class TestTemporaryFiles:
     @pytest.mark.parametrize("by", ["kill", "shutdown"])
-    def test_they_go_with_their_worker(self, use_worker: Callable[[str], Path], elsewhere: Path, by: str) -> None:
+    async def test_they_go_with_their_worker(self, use_worker: Callable[[str], Path], elsewhere: Path, by: str) -> None:
         started = use_worker(WRITING)
 
-        async def test(driver: SlotListener) -> None:
+        async with opened() as driver:
             driver.send(SpawnWorker("w1"))
             await until(started.exists)
             directory = Path(json.loads(started.read_text())["directory"])
@@ -275,11 +258,9 @@ class TestTemporaryFiles:
             if by == "kill":
                 driver.send(KillWorker("w1"))
                 await until(lambda: not os.listdir(elsewhere))
-
-        run(test)
         assert list(elsewhere.iterdir()) == []
 
-    def test_those_of_an_agent_that_was_killed_go_with_the_next_worker_of_any(
+    async def test_those_of_an_agent_that_was_killed_go_with_the_next_worker_of_any(
         self, use_worker: Callable[[str], Path], elsewhere: Path
     ) -> None:
         started = use_worker(WRITING)
@@ -287,23 +268,21 @@ class TestTemporaryFiles:
         assert killed.returncode == -signal.SIGKILL
         assert len(os.listdir(elsewhere)) == 1
 
-        async def test(driver: SlotListener) -> None:
+        async with opened() as driver:
             driver.send(SpawnWorker("w1"))
             await until(started.exists)
             assert [Path(json.loads(started.read_text())["directory"]).name] == os.listdir(elsewhere)
 
-        run(test)
-
-    def test_those_of_a_worker_that_is_kept_stay(self, use_worker: Callable[[str], Path], elsewhere: Path) -> None:
+    async def test_those_of_a_worker_that_is_kept_stay(
+        self, use_worker: Callable[[str], Path], elsewhere: Path
+    ) -> None:
         started = use_worker(WRITING + "open(os.path.dirname(__file__) + '/free', 'w').close()")
 
-        async def test(driver: SlotListener) -> None:
+        async with opened(shut_down=False) as driver:
             driver.send(SpawnWorker("w1"))
             await until(started.exists)
             driver.send(ShutdownAgent(("w1",)))
             await until((started.parent / "free").exists)
-
-        run(test, shut_down=False)
         assert len(list(elsewhere.glob("ckpt-worker-*/left"))) == 1
 
     def test_an_agent_that_ends_waits_until_they_are_deleted(
@@ -345,27 +324,25 @@ class TestTemporaryFiles:
             waited_for.set()
 
     @pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
-    def test_an_adopting_agent_removes_them_and_nothing_else(self, tmp_path: Path, elsewhere: Path) -> None:
+    async def test_an_adopting_agent_removes_them_and_nothing_else(self, tmp_path: Path, elsewhere: Path) -> None:
         own, other = elsewhere / "ckpt-worker-x", elsewhere / "other"
         own.mkdir()
         other.mkdir()
         strangers = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]
 
-        async def test(driver: SlotListener) -> None:
+        async with opened() as driver:
             for process, directory in zip(strangers, (own, other), strict=True):
                 began = started(process.pid)
                 driver.send(AdoptWorker("w", ProcessIdentity("", process.pid, began), str(directory)))
                 driver.send(KillWorker("w"))
                 assert await driver.exited() == WorkerExited("w", None)
-
-        run(test)
         for process in strangers:
             process.communicate()
         assert list(elsewhere.iterdir()) == [other]
 
 
 @pytest.mark.parametrize("lacking", ["space", "processes"])
-def test_a_worker_that_cannot_be_started_is_reported_and_the_agent_lives_on(
+async def test_a_worker_that_cannot_be_started_is_reported_and_the_agent_lives_on(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
     def fail(*arguments: Any, **settings: Any) -> Any:
@@ -376,59 +353,51 @@ def test_a_worker_that_cannot_be_started_is_reported_and_the_agent_lives_on(
     else:
         monkeypatch.setattr(worker_processes, "subprocess", SimpleNamespace(Popen=fail, PIPE=-1))
 
-    async def test(driver: SlotListener) -> None:
+    async with opened() as driver:
         driver.send(SpawnWorker("w1"))
         assert await driver.exited() == WorkerExited("w1", None)
         assert await driver.answers()
-
-    run(test)
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_worker_does_not_inherit_the_token_of_the_rest_api(
+async def test_a_worker_does_not_inherit_the_token_of_the_rest_api(
     use_worker: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     started = use_worker(f"sys.exit(9 if {TOKEN_VARIABLE!r} in os.environ else 8)")
     assert not started.exists()
 
-    async def test(driver: SlotListener) -> None:
+    async with opened() as driver:
         driver.send(SpawnWorker("w1"))
         assert (await driver.exited()).code == 8
-
-    run(test)
 
 
 @pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
 class TestAdoption:
-    def test_an_adopted_process_is_killed_reported_and_ended_like_a_child(self) -> None:
+    async def test_an_adopted_process_is_killed_reported_and_ended_like_a_child(self) -> None:
         strangers = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]
 
-        async def test(driver: SlotListener) -> None:
+        async with opened() as driver:
             for number, process in enumerate(strangers):
                 began = started(process.pid)
                 driver.send(AdoptWorker(f"w{number}", ProcessIdentity("", process.pid, began), ""))
             driver.send(KillWorker("w0"))
             assert await driver.exited() == WorkerExited("w0", None)
-
-        run(test)
         assert [process.wait(TIMEOUT_S) for process in strangers] == [-9, -9]
         for process in strangers:
             process.communicate()
 
-    def test_one_that_is_gone_is_reported_as_ended(self) -> None:
-        async def test(driver: SlotListener) -> None:
+    async def test_one_that_is_gone_is_reported_as_ended(self) -> None:
+        async with opened() as driver:
             driver.send(AdoptWorker("w1", ProcessIdentity("", os.getpid(), 0), ""))
             assert await driver.exited() == WorkerExited("w1", None)
 
-        run(test)
-
-    def test_workers_to_be_kept_survive_the_agent_and_see_their_pipe_closed(
+    async def test_workers_to_be_kept_survive_the_agent_and_see_their_pipe_closed(
         self, use_worker: Callable[[str], Path]
     ) -> None:
         started = use_worker(OBEDIENT + "open(os.path.dirname(__file__) + '/free', 'w').close()")
 
-        async def test(driver: SlotListener) -> None:
+        async with opened(shut_down=False) as driver:
             driver.send(SpawnWorker("w1"))
             await until(started.exists)
             driver.send(
@@ -441,30 +410,23 @@ class TestAdoption:
             )
             await until((started.parent / "free").exists)
 
-        run(test, shut_down=False)
-
 
 @pytest.mark.parametrize("by", ["shutdown", "hang-up"])
-def test_its_workers_never_outlive_it(use_worker: Callable[[str], Path], by: str) -> None:
+async def test_its_workers_never_outlive_it(use_worker: Callable[[str], Path], by: str) -> None:
     started = use_worker(OBEDIENT)
 
-    async def test(driver: SlotListener) -> None:
+    async with opened(shut_down=by == "shutdown") as driver:
         driver.send(SpawnWorker("w1"))
         await until(started.exists)
         if by == "hang-up":
             assert driver.agent is not None
             driver.agent.close()
 
-    run(test, shut_down=by == "shutdown")
 
-
-def test_a_driver_with_another_secret_is_an_error() -> None:
-    async def test() -> None:
-        endpoint = ControlEndpoint("127.0.0.1", "other", SlotListener())
-        port = await endpoint.start()
-        agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", "0"))
-        with pytest.raises((AuthenticationError, ConnectionError)):
-            await asyncio.get_running_loop().run_in_executor(None, agent.run)
-        await endpoint.stop()
-
-    asyncio.run(test())
+async def test_a_driver_with_another_secret_is_an_error() -> None:
+    endpoint = ControlEndpoint("127.0.0.1", "other", SlotListener())
+    port = await endpoint.start()
+    agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", "0"))
+    with pytest.raises((AuthenticationError, ConnectionError)):
+        await asyncio.get_running_loop().run_in_executor(None, agent.run)
+    await endpoint.stop()

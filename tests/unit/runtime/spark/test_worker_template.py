@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,16 +40,14 @@ class Driver(SlotListener):
         return exit_.code
 
 
-def run(test: Callable[[Driver], Coroutine[Any, Any, None]], *, shut_down: bool = True) -> None:
-    async def inside() -> None:
-        driver = Driver()
-        async with running_agent(driver):
-            await test(driver)
-            if shut_down:
-                driver.send(ShutdownAgent())
-
+@asynccontextmanager
+async def opened(*, shut_down: bool = True) -> AsyncIterator[Driver]:
     before = set(children(os.getpid()))
-    asyncio.run(inside())
+    driver = Driver()
+    async with running_agent(driver):
+        yield driver
+        if shut_down:
+            driver.send(ShutdownAgent())
     assert not set(children(os.getpid())) - before
 
 
@@ -70,12 +67,12 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_workers_share_a_template_and_live_and_die_by_themselves(
+async def test_workers_share_a_template_and_live_and_die_by_themselves(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
 
-    async def test(driver: Driver) -> None:
+    async with opened() as driver:
         pids = await driver.started("w1", "w2", "w3")
         assert len(set(pids)) == 3
         assert {command_name(pid) for pid in pids} == {processes.WORKER}
@@ -94,13 +91,11 @@ def test_workers_share_a_template_and_live_and_die_by_themselves(
         (again,) = await driver.started("w4")
         assert again in children(template())
         await until(lambda: len(os.listdir(directory)) == 1)
-
-    run(test)
     assert not list(directory.iterdir())
 
 
-def test_a_worker_whose_template_hangs_is_killed_with_it_and_the_next_one_starts(directory: Path) -> None:
-    async def test(driver: Driver) -> None:
+async def test_a_worker_whose_template_hangs_is_killed_with_it_and_the_next_one_starts(directory: Path) -> None:
+    async with opened() as driver:
         driver.send(SpawnWorker("w1"))
         await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
         hung = template()
@@ -111,22 +106,18 @@ def test_a_worker_whose_template_hangs_is_killed_with_it_and_the_next_one_starts
         driver.send(KillWorker("w1"))
         assert await driver.code_of("w1") is None
         await driver.started("w2")
-
-    run(test)
     assert not list(directory.iterdir())
 
 
-def test_an_agent_that_ends_while_its_template_starts_leaves_nothing(directory: Path) -> None:
-    async def test(driver: Driver) -> None:
+async def test_an_agent_that_ends_while_its_template_starts_leaves_nothing(directory: Path) -> None:
+    async with opened() as driver:
         driver.send(SpawnWorker("w1"))
         await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
-
-    run(test)
     assert not list(directory.iterdir())
 
 
-def test_workers_outlive_their_template_and_the_next_one_comes_when_it_is_needed() -> None:
-    async def test(driver: Driver) -> None:
+async def test_workers_outlive_their_template_and_the_next_one_comes_when_it_is_needed() -> None:
+    async with opened() as driver:
         pids = await driver.started("w1", "w2")
         old = template()
         os.kill(old, signal.SIGKILL)
@@ -138,13 +129,11 @@ def test_workers_outlive_their_template_and_the_next_one_comes_when_it_is_needed
         await until(lambda: "w3" in driver.workers)
         assert template() != old
 
-    run(test)
 
-
-def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
+async def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
     kept: list[int] = []
 
-    async def test(driver: Driver) -> None:
+    async with opened(shut_down=False) as driver:
         kept.extend(await driver.started("w1", "w2"))
         driver.send(ShutdownAgent(("w1",)))
         await until(lambda: driver.workers["w2"] in driver.lost)
@@ -152,20 +141,16 @@ def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
         assert driver.workers["w1"] not in driver.lost
         driver.workers["w1"].close()
         await until(lambda: not living(kept))
-
-    run(test, shut_down=False)
     assert not list(directory.iterdir())
 
 
-def test_a_template_that_is_gone_in_the_moment_of_asking_is_told_of_like_a_worker_that_ended() -> None:
-    async def test(driver: Driver) -> None:
+async def test_a_template_that_is_gone_in_the_moment_of_asking_is_told_of_like_a_worker_that_ended() -> None:
+    async with opened() as driver:
         driver.send(SpawnWorker("w1"))
         await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
         os.kill(template(), signal.SIGKILL)
         assert await driver.code_of("w1") is None
         await driver.started("w2")
-
-    run(test)
 
 
 SIBLINGS = """

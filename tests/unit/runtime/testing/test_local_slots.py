@@ -75,5 +75,5 @@ def test_a_cluster_starts_without_slots_and_stops() -> None:
 
 
 def test_waiting_for_what_never_happens_names_it() -> None:
-    with pytest.raises(ClusterTimeoutError, match=r"0\.02 s waiting for the moon"):
+    with pytest.raises(ClusterTimeoutError, match=r"timed out after [0-9.]+ s waiting for the moon"):
         MiniCluster.wait_until(lambda: False, "the moon", timeout_s=0.02)
