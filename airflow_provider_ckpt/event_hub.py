@@ -50,7 +50,7 @@ STARTING_SECONDS = 5.0
 SETTLING_SECONDS = 2.0
 """How long a first look waits for the stream to begin: later changes then arrive as events."""
 STREAM_AGAIN_SECONDS = 60.0
-"""After this time a job manager without a stream is asked for one again."""
+"""After this time a stream is requested again from a job manager that had none."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 5.0
 
 
@@ -104,8 +104,8 @@ class Member(AsyncCalls):
 
     def pace(self) -> float:
         """Seconds until the next look, unless it is called."""
-        tells = self._hub.streams if self.job_id == ANY_JOB else self._hub.tells
-        if self.condition.absence.in_doubt or not tells:
+        notifies = self._hub.streams if self.job_id == ANY_JOB else self._hub.notifies
+        if self.condition.absence.in_doubt or not notifies:
             return self.interval * random.uniform(0.8, 1.2)
         return self._hub.until_all_look(self.job_id)
 
@@ -230,7 +230,7 @@ class EventHub:
         self._answers = SharedAnswers(client.execute)
         self._away: CkptClientError | None = None
         self._settled = asyncio.Event()
-        self.tells = self.streams = False
+        self.notifies = self.streams = False
         # Not in the context of the trigger that comes first: lines logged here belong to no task's log.
         loop = asyncio.get_running_loop()
         self._watching = loop.create_task(self._watch(), name="ckpt-event-hub", context=contextvars.Context())
@@ -281,13 +281,13 @@ class EventHub:
     def _take(self, event: StreamedEvent) -> None:
         if event.type == START:
             self.streams = True
-            self._begins_to_tell()
+            self._notifications_begin()
         elif event.type == RESET:
             self._call_all()
         elif event.job_id is not None:
-            self._tell(event)
+            self._notify(event)
 
-    def _tell(self, event: StreamedEvent) -> None:
+    def _notify(self, event: StreamedEvent) -> None:
         for job_id in (event.job_id or "", ANY_JOB):
             members = self._members.get(job_id, ())
             if members:
@@ -297,10 +297,10 @@ class EventHub:
                 if member.condition.concerns(event):
                     member.call()
 
-    def _begins_to_tell(self) -> None:
+    def _notifications_begin(self) -> None:
         """Events arrive from now on; events from before a break follow, or the stream is reset."""
-        missed = not self.tells or self._away is not None
-        self.tells, self._away = True, None
+        missed = not self.notifies or self._away is not None
+        self.notifies, self._away = True, None
         self._settled.set()
         if missed:
             self._call_all()
@@ -325,15 +325,18 @@ class EventHub:
         async with self._client, self._answers:
             while True:
                 try:
-                    await self._tell_by_stream_or_poll()
+                    await self._notify_by_stream_or_poll()
                 except Exception:  # a mistake here may cost time, but must not fail a task
-                    logger.exception("the waits at %s look by themselves for a while", self._client.url)
-                    self.tells, self.streams, self._away = False, False, None
+                    logger.exception(
+                        "the event hub of %s failed; its waits poll on their own until it is restarted",
+                        self._client.url,
+                    )
+                    self.notifies, self.streams, self._away = False, False, None
                     self._settled.set()
                     self._call_all()
                     await asyncio.sleep(STREAM_AGAIN_SECONDS)
 
-    async def _tell_by_stream_or_poll(self) -> None:
+    async def _notify_by_stream_or_poll(self) -> None:
         feed, pause = EventFeed(), FIRST_PAUSE_SECONDS
         while True:
             begun, lost = await self._stream(feed)
@@ -378,7 +381,7 @@ class EventHub:
     async def _poll(self, seconds: float) -> None:
         """Ask about all jobs in one request; what it cannot show is looked at equally often."""
         end, known = _now() + seconds, dict[str, JobLine]()
-        self.tells = self.streams = False
+        self.notifies = self.streams = False
         while _now() < end:
             try:
                 jobs = await self._client.execute(requests.list_jobs())
@@ -386,10 +389,10 @@ class EventHub:
                 if is_passing(error):
                     self._is_away(error)
                 else:
-                    self._begins_to_tell()
+                    self._notifications_begin()
                     self._call_all()  # each of them is refused individually
             else:
-                self._begins_to_tell()
+                self._notifications_begin()
                 present = {line.job_id: line for line in jobs}
                 self._compare(known, present)
                 known = present
@@ -404,8 +407,8 @@ class EventHub:
                 or _looks(line) != _looks(earlier)
                 or any(member.has_seen_another(line) for member in self._members[job_id])
             ):
-                self._tell(StreamedEvent("", "job-status", {"jobid": job_id}))
-            self._tell(StreamedEvent("", POLL, {"jobid": job_id}))
+                self._notify(StreamedEvent("", "job-status", {"jobid": job_id}))
+            self._notify(StreamedEvent("", POLL, {"jobid": job_id}))
 
     @property
     def _interval(self) -> float:

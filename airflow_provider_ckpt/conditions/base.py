@@ -130,7 +130,7 @@ class Condition(ABC):
         """Look once at the remote side; None means "not yet"."""
 
     async def detail(self, client: AsyncCalls) -> str:
-        """More about the standing, for the log; asked for when a line of it is due, and may fail."""
+        """More about the standing, for the log; called when a line is due, and may fail."""
         return ""
 
     @property

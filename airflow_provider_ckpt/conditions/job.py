@@ -1,4 +1,4 @@
-"""Conditions on the state of a job, and what a task's log says of a job: its last checkpoint, and why it failed."""
+"""Conditions on the state of a job, and what a task's log has of a job: its last checkpoint, and why it failed."""
 
 from __future__ import annotations
 

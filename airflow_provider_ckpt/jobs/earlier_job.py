@@ -1,7 +1,7 @@
 """How a try handles the job that an earlier one has started. Pure: from what is known of that job to a plan.
 
 An earlier job that has completed a checkpoint has committed output up to it. Another job that starts from nothing would
-write that output again, so it resumes from the latest retained checkpoint, or not at all unless a person says so.
+write that output again, so it resumes from the latest retained checkpoint, or not at all unless a person decides so.
 
 The reason for the new try matters only for a job whose end the task has reported. A retry follows a failure, so no
 success was reported. A task that had succeeded runs again only because a person cleared it: a job that FINISHED or was

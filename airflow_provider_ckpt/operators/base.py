@@ -24,7 +24,7 @@ from airflow_provider_ckpt.exceptions import (
     CkptWaitTimeout,
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.lineage import TellsLineage
+from airflow_provider_ckpt.lineage import ReportsLineage
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.tasks import CkptJobTask, CkptTask
 from airflow_provider_ckpt.triggers.wait import with_time_left
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class CkptOperator(TellsLineage, CkptTask, BaseOperator):
+class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
     """Base of the operators; not for use in DAGs.
 
     Durations are a number of seconds, a text such as ``"90 s"`` or ``"5 min"``, or a timedelta.
@@ -57,7 +57,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
     :param defer_after: how long to wait in the worker first, since most operations take less than a deferral does; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
-    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, unless an operator says otherwise.
+    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, or as the operator documents.
         A shorter ``execution_timeout`` of the task applies too, also while it is deferred. (templated)
     :param poll_interval: between two polls; default ``[ckpt] poll_interval``. (templated)
     :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
@@ -65,8 +65,8 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
     :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
         request_patience``
-    :raises CkptNotFound: the job manager has said several times that it does not know the job
-    :raises CkptOperationFailed: what was asked for came to nothing
+    :raises CkptNotFound: the job manager has answered several times that it does not know the job
+    :raises CkptOperationFailed: the requested operation failed
     :raises CkptWaitTimeout: ``wait_timeout`` has passed; the message says what became of the remote operation
     """
 
@@ -104,7 +104,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     def deadline(self) -> float | None:
         """When this try gives up, in seconds since the epoch; ``None``: never.
 
-        :raises CkptArgumentInvalid: for any argument that says how to wait; each ``execute`` begins with this.
+        :raises CkptArgumentInvalid: for any argument of the wait; each ``execute`` begins with this.
         """
         self.pause()
         self.seconds_here()

@@ -49,7 +49,7 @@ class DisposeSavepointOperator(CkptOperator):
         record = journal.read() if journal.read().get("savepoint_path") == path else {}
         if record.get("done"):
             self.log.info("This task has deleted %s before", path)
-            self.tell_lineage(deletes=[path])
+            self.report_lineage(deletes=[path])
             return {"savepoint_path": path}
         trigger_id = record.get("trigger_id")
         with self.connected(deadline) as client:
@@ -71,7 +71,7 @@ class DisposeSavepointOperator(CkptOperator):
             raise self.failure(context, event)
         Journal(context, _RECORD).write(**event["result"], done=True)
         self.log.info("Deleted %s", self.path())
-        self.tell_lineage(deletes=[self.path()])
+        self.report_lineage(deletes=[self.path()])
         return event["result"]
 
     def after_timeout(self, context: Context, event: Json | None) -> str:

@@ -207,7 +207,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
 
     def _report_lineage(self, path: str, job_id: str) -> None:
         program = program_location(self.ckpt_conn_id, self._pipeline(), self._uploaded())
-        self.tell_lineage(reads=[program, path], job_id=job_id)
+        self.report_lineage(reads=[program, path], job_id=job_id)
 
     def _judged(self, client: CkptClient, event: Json) -> str | None:
         """Return what a drill that did not pass proves against its savepoint; None: nothing."""

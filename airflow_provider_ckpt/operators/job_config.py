@@ -134,7 +134,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
             text = "%s: %s -> %s (%s)" + (f", hidden by the override {hidden}" if hidden else "")
             self.log.info(text, key, option["before"], option["after"], option["change"])
         if not changes:
-            self.log.info("Nothing differs in meaning: version %s stays", change.version)
+            self.log.info("The change makes no difference in meaning: version %s stays", change.version)
         result = {"job_id": job_id, "version": change.version, "restart": change.restart}
         result |= {"dry_run": change.dry_run, "changes": changes}
         if not change.dry_run:
@@ -151,8 +151,8 @@ class UpdateJobConfigOperator(CkptJobOperator):
     def _succeed(self, context: Context, result: Json) -> Json:
         Journal(context, _RECORD).forget()
         self.forget_job(context)
-        said = "would have" if result["dry_run"] else "runs with"
-        self.log.info("Job %s %s version %s of its configuration", result["job_id"], said, result["version"])
+        verb = "would run with" if result["dry_run"] else "runs with"
+        self.log.info("Job %s %s version %s of its configuration", result["job_id"], verb, result["version"])
         return result
 
     def after_timeout(self, context: Context, event: Json | None) -> str:

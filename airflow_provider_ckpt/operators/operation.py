@@ -195,7 +195,7 @@ class CkptOperationOperator(CkptJobOperator):
     def _succeed(self, context: Context, result: Json) -> Json:
         self.keep(context, Journal(context, RECORD).read(), result)
         path = result.get("savepoint_path")
-        self.tell_lineage(writes=[] if path is None else [Written(path)], job_id=self.found_job)
+        self.report_lineage(writes=[] if path is None else [Written(path)], job_id=self.found_job)
         self.log.info("The %s of job %s succeeded: %s", self.operation.noun, self.found_job, result)
         return result
 

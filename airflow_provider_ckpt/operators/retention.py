@@ -107,7 +107,7 @@ class CleanUpSavepointsOperator(CkptOperator):
             for path, reason in decision.kept.items():
                 self.log.info("Kept: %s, %s", path, reason)
             deleted, refused = self._delete(client, decision, deadline, preview=preview)
-        self.tell_lineage(deletes=() if preview else deleted)
+        self.report_lineage(deletes=() if preview else deleted)
         result: Json = {"directory": limits.directory, "kept": dict(decision.kept), "unreadable": unreadable}
         return result | {"deleted": deleted, "refused": refused, "dry_run": preview}
 

@@ -345,7 +345,7 @@ class StopSessionOperator(CkptOperator):
 
 
 def _check_token(endpoint: Endpoint, configuration: Mapping[str, str]) -> None:
-    """A session without a token does not start unless that is asked for."""
+    """A session without a token does not start unless the configuration allows it."""
     if not endpoint.token and configuration.get("rest.authentication", "").upper() != "NONE":
         raise CkptArgumentInvalid(
             "password of the connection",

@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.exceptions import CkptNotFound, CkptSnapshotDamaged, CkptTargetExists
-from airflow_provider_ckpt.lineage import TellsLineage, Written
+from airflow_provider_ckpt.lineage import ReportsLineage, Written
 from airflow_provider_ckpt.processes import SnapshotProcess
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SAME = ("job_id", "checkpoint_id", "completion_timestamp", "bytes")
 
 
-class CkptSnapshotOperator(TellsLineage, BaseOperator):
+class CkptSnapshotOperator(ReportsLineage, BaseOperator):
     """Base of the operators that run ``ckpt snapshot`` on the worker; not for use in DAGs.
 
     :param savepoint_path: the savepoint, or a task's result that has one. (templated)
@@ -71,7 +71,7 @@ class VerifySavepointOperator(CkptSnapshotOperator):
 
     def execute(self, context: Context) -> Any:
         path = self.path()
-        self.tell_lineage(reads=[path])
+        self.report_lineage(reads=[path])
         found = self.process.run("verify", path, accepted=(0, 1))
         if not found["intact"]:
             reasons = "; ".join(f"{item['state']}: {item['reason']}" for item in found["problems"])
@@ -112,7 +112,7 @@ class CopySavepointOperator(CkptSnapshotOperator):
         except CkptTargetExists as error:
             copied = self._copied_earlier(source, target, error)
         self.log.info("%s is a copy of %s", copied["location"], source)
-        self.tell_lineage(reads=[source], writes=[Written(copied["location"], copied["bytes"])])
+        self.report_lineage(reads=[source], writes=[Written(copied["location"], copied["bytes"])])
         return {"savepoint_path": copied["location"], "copied_from": source, "bytes": copied["bytes"]}
 
     def _copied_earlier(self, source: str, target: str, error: Exception) -> Any:

@@ -331,7 +331,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         configuration = dict(options.configuration)
         name = arguments.optional_text("job_name", self.job_name)
         if name is not None and configuration.setdefault(_NAME_OPTION, name) != name:
-            allowed = f"configuration[{_NAME_OPTION!r}] says {configuration[_NAME_OPTION]!r}: give one of them"
+            allowed = f"configuration[{_NAME_OPTION!r}] is {configuration[_NAME_OPTION]!r}: give one of them"
             raise CkptArgumentInvalid("job_name", name, allowed)
         if name is not None:
             # Runs that start at the same moment do not see each other's jobs; the job manager does. Flink ignores the
@@ -443,7 +443,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self.log.info("Job %s is %s", record["job_id"], facts["status"])
         program = program_location(self.ckpt_conn_id, self._pipeline(), record.get("pipeline_id"))
         reads = () if record.get("reused") else (program, record.get("snapshot"))
-        self.tell_lineage(reads=reads, job_id=record["job_id"])
+        self.report_lineage(reads=reads, job_id=record["job_id"])
         return facts | {"pipeline_id": record.get("pipeline_id"), "started_from": record.get("snapshot")}
 
     # -- ends --------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class SuspendJobOperator(CkptStepsOperator):
     :param savepoint_format: ``NATIVE`` or ``CANONICAL``. (templated)
     :param savepoint_timeout: how long the job may take to be ready for a savepoint. (templated)
     :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
-    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message names the snapshot to start from
     """
 
     template_fields: Collection[str] = (
@@ -98,7 +98,7 @@ class ResumeJobOperator(CkptStepsOperator):
     :param healthy_timeout: how long it may take to become healthy. (templated)
     :param healthy_checkpoints: how many checkpoints have to complete. (templated)
     :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
-    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message names the snapshot to start from
     """
 
     template_fields: Collection[str] = (*CkptStepsOperator.template_fields, "configuration", "healthy_checkpoints")

@@ -57,7 +57,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
     :param pause_before_start: end with the old version stopped, for an approval. (templated)
     :param fail_on_rollback: whether a rollback fails the task, without a retry.
     :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
-    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message names the snapshot to start from
     :raises CkptUpgradeRolledBack: the new version did not become healthy, and the old one runs again; not with
         ``fail_on_rollback=False``
     """
@@ -174,7 +174,7 @@ class FinishUpgradeOperator(CkptStepsOperator):
     :param approved_by: the person that decided, for the record. (templated)
     :param fail_on_rollback: whether a rollback fails the task, without a retry.
     :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
-    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message names the snapshot to start from
     :raises CkptUpgradeRolledBack: it was rejected, or did not become healthy, and the old version runs again; not
         with ``fail_on_rollback=False``
     """

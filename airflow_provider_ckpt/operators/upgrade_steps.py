@@ -1,6 +1,6 @@
 """What the operators share that replace, suspend and resume a job: they follow the steps of one record.
 
-The record, with every id, is in the journal before the first request. Each answer is written down before the next
+The record, with every id, is in the journal before the first request. Each answer is recorded before the next
 step. So a crash of worker, triggerer or scheduler repeats at most one request, which has the same id again.
 """
 
@@ -26,11 +26,18 @@ from airflow_provider_ckpt.lineage import Written, program_location
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from airflow_provider_ckpt.upgrades.actions import Action, Answer
 from airflow_provider_ckpt.upgrades.condition import UpgradeCondition, wall_clock_ms
-from airflow_provider_ckpt.upgrades.driving import drive
 from airflow_provider_ckpt.upgrades.executor import perform
-from airflow_provider_ckpt.upgrades.machine import WATCHES
-from airflow_provider_ckpt.upgrades.messages import ending, result_of, standing
-from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade
+from airflow_provider_ckpt.upgrades.machine import WATCHES, drive
+from airflow_provider_ckpt.upgrades.record import (
+    Goal,
+    Mode,
+    Outcome,
+    Step,
+    Upgrade,
+    ending,
+    result_of,
+    standing,
+)
 from ckpt_runtime.client.clients import CkptClient
 
 if TYPE_CHECKING:
@@ -98,7 +105,7 @@ class CkptStepsOperator(CkptJobOperator):
         limits: dict[str, int] = self.limits()
         return _SPARE_SECONDS + sum(limits.values()) * 2 / 1000
 
-    # -- going on ----------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------
 
     def execute(self, context: Context) -> Any:
         self.check_arguments()
@@ -180,7 +187,7 @@ class CkptStepsOperator(CkptJobOperator):
         )
         started = record.outcome in _STARTED
         program = record.desired.program if record.outcome is Outcome.UPGRADED else record.old_program
-        self.tell_lineage(
+        self.report_lineage(
             reads=[
                 program_location(self.ckpt_conn_id, None, program) if started else None,
                 None if writes and not started else record.snapshot,

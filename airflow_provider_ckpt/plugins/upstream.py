@@ -1,4 +1,4 @@
-"""Asking the job manager of a connection for what a page in Airflow shows. The token of the connection stays here.
+"""Requests to the job manager of a connection for a page in Airflow. The token of the connection stays here.
 
 Only the paths that the pages need, only GET, no redirects, and answers of a bounded size that are JSON.
 """
@@ -119,7 +119,7 @@ async def asked_of(conn_id: str, path: str, query: Mapping[str, str]) -> Upstrea
 
 
 def _unanswered(conn_id: str, error: Exception, timeout: float) -> str:
-    why = f"nothing came within {timeout:g} s" if isinstance(error, httpx.TimeoutException) else str(error)
+    why = f"no answer within {timeout:g} s" if isinstance(error, httpx.TimeoutException) else str(error)
     text = f"The job manager of {conn_id!r} does not answer: {why or type(error).__name__}"
     return advice.on_unreachable(text, conn_id)
 
@@ -139,7 +139,7 @@ async def _checked(conn_id: str, response: httpx.Response) -> UpstreamAnswer:
     if response.status_code in (401, 403):
         raise UpstreamRefused(502, f"The job manager refuses the token of the connection {conn_id!r}.")
     if not response.headers.get("content-type", "").startswith("application/json") or response.is_redirect:
-        raise UpstreamRefused(502, f"What answers at the address of {conn_id!r} is no job manager.")
+        raise UpstreamRefused(502, f"The server at the address of {conn_id!r} is not a job manager.")
     content = bytearray()
     async for chunk in response.aiter_bytes():
         content += chunk

@@ -54,7 +54,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
     :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
         request_patience``
-    :raises CkptNotFound: the job manager has said several times that it does not know the job
+    :raises CkptNotFound: the job manager has answered several times that it does not know the job
     :raises CkptJobNotFound: no job of this name lives; the message lists those that do
     :raises CkptJobAmbiguous: several living jobs have the name; the message lists them
     """

@@ -74,11 +74,11 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
                             found, pause = await self._look(watch, member, pause)
                             for facts in found:
                                 yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
-                            await progress.has_come_to(watch.mark, told=bool(found))
+                            await progress.advanced_to(watch.mark, has_events=bool(found))
                             await asyncio.sleep(min(self.poll_interval, _GAP_SECONDS))
                             await member.rest(pause or member.pace())
                 except (CkptClientError, AirflowException) as error:
-                    pause = self._tell(error, pause)
+                    pause = self._log_trouble(error, pause)
                 await asyncio.sleep(pause)
 
     async def _look(self, watch: SnapshotWatch, member: Member, pause: float) -> tuple[list[Json], float]:
@@ -88,9 +88,9 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
             await member.settled()
             return await watch.look(member), 0.0
         except (CkptClientError, AirflowException) as error:
-            return [], self._tell(error, pause)
+            return [], self._log_trouble(error, pause)
 
-    def _tell(self, error: Exception, pause: float) -> float:
+    def _log_trouble(self, error: Exception, pause: float) -> float:
         """Log what prevents the look; return the pause for that, given the previous one."""
         self.log.warning("%s of job %r cannot be looked at: %s", self.snapshots, self.job, error)
         return min(max(pause, self.poll_interval, 1.0) * 2, _LONGEST_PAUSE_SECONDS) * random.uniform(0.8, 1.0)
@@ -107,7 +107,7 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
 
 
 class _Progress:
-    """Stores how far a watch has come, but not before Airflow has stored its events.
+    """Stores how far a watch has advanced, but not before Airflow has stored its events.
 
     A trigger's event waits in its process for a while. If the progress were stored and the process ended before that,
     the event would be lost.
@@ -118,15 +118,15 @@ class _Progress:
         self._mark = self._stored = mark
         self._following: asyncio.Task[None] | None = None
 
-    async def has_come_to(self, mark: Json | None, *, told: bool) -> None:
-        """Record the progress; ``told`` when events were given since the last call."""
+    async def advanced_to(self, mark: Json | None, *, has_events: bool) -> None:
+        """Record the progress; ``has_events`` when events were given since the last call."""
         if mark == self._mark:
             return
         self._mark = mark
         if self._following is not None and self._following.done():
             following, self._following = self._following, None
             following.result()
-        if told and self._following is None:
+        if has_events and self._following is None:
             self._following = asyncio.create_task(self._follow())
         elif self._following is None:
             await self._write(mark)
@@ -150,7 +150,7 @@ class _Progress:
 class SnapshotWatch:
     """Gives each completed snapshot once, in the order of their ids.
 
-    ``mark`` is how far the watch has come, ``{"job_id", "id", "at_ms"}``: the caller keeps it, so that another process
+    ``mark`` is the progress of the watch, ``{"job_id", "id", "at_ms"}``: the caller keeps it, so that another process
     continues from there. Without a mark, snapshots that exist at the first look are not new; all snapshots of a job
     that starts later are new. The job manager shows the newest entries only, 10 by default: if more complete between
     two looks, the rest are not seen. Savepoints that were taken before the first look, while no process watched, are

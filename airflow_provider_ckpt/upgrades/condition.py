@@ -10,8 +10,7 @@ from airflow_provider_ckpt.conditions.job import job_line
 from airflow_provider_ckpt.upgrades.actions import Action, Answer, JobMissing, Look, LookAtStop, Seen, StopSeen
 from airflow_provider_ckpt.upgrades.executor import watched
 from airflow_provider_ckpt.upgrades.machine import action_of, advance
-from airflow_provider_ckpt.upgrades.messages import standing
-from airflow_provider_ckpt.upgrades.record import Upgrade
+from airflow_provider_ckpt.upgrades.record import Upgrade, standing
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_ckpt.assets import create_asset
 from airflow_provider_ckpt.exceptions import CkptJobFailed, CkptSnapshotDamaged
-from airflow_provider_ckpt.lineage import TellsLineage, convert_asset_to_openlineage, dataset_name
+from airflow_provider_ckpt.lineage import ReportsLineage, convert_asset_to_openlineage, dataset_name
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
 from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
@@ -213,5 +213,5 @@ def test_all_operators_that_read_or_write_snapshots_can_tell() -> None:
     from airflow_provider_ckpt.operators.base import CkptOperator
     from airflow_provider_ckpt.operators.snapshots import CkptSnapshotOperator
 
-    assert issubclass(CkptOperator, TellsLineage)
-    assert issubclass(CkptSnapshotOperator, TellsLineage)
+    assert issubclass(CkptOperator, ReportsLineage)
+    assert issubclass(CkptSnapshotOperator, ReportsLineage)

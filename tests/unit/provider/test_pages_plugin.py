@@ -118,7 +118,7 @@ def test_why_nothing_comes_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         assert refusal()[1].startswith("connection 'ckpt_default', ca_file: ")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connect(monkeypatch, host="127.0.0.1", port=silent.getsockname()[1], extra={"timeout": 0.1})
-        assert "does not answer: nothing came within 0.1 s" in refusal()[1]
+        assert "does not answer: no answer within 0.1 s" in refusal()[1]
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_the_token_goes_to_the_job_manager_alone(stranger: dict[str, Any]) -> No
         stranger["status"] = status
         assert refusal() == (502, "The job manager refuses the token of the connection 'ckpt_default'.")
     stranger |= {"status": 302, "headers": {"Location": "/elsewhere", "Content-Type": "application/json"}}
-    assert refusal()[1] == "What answers at the address of 'ckpt_default' is no job manager."
+    assert refusal()[1] == "The server at the address of 'ckpt_default' is not a job manager."
     assert {path for path, _ in stranger["seen"]} == {"/overview"}
 
 

@@ -100,7 +100,7 @@ def test_an_end_by_somebody_else_is_not_taken_for_that_of_the_upgrade(state: str
     for answer in (Accepted(), seen(), Accepted(), Fits(), seen(state=state, has_ended=True, newest=newest)):
         record = advance(record, answer, 0)
     assert (record.step, record.outcome) == (Step.RELEASE, Outcome.REFUSED)
-    assert f"was {how} by somebody else" in record.why
+    assert f"was {how} by another client" in record.why
 
 
 def test_a_job_that_somebody_else_upgrades_is_refused_before_anything_is_held(job_manager: JobManager) -> None:
@@ -181,7 +181,7 @@ def test_a_paused_upgrade_is_needed_to_finish_one(job_manager: JobManager) -> No
 def test_a_killed_task_says_where_it_stood(capsys: pytest.CaptureFixture[str]) -> None:
     trigger = CkptTrigger(ckpt_conn_id="c", condition=UpgradeCondition(paused()), deadline=None, poll_interval=1)
     asyncio.run(trigger.on_kill())
-    assert f"PAUSED: job {JOB} has ended, and nothing runs; /s is what to go on from" in capsys.readouterr().out
+    assert f"PAUSED: job {JOB} has ended, and nothing runs; /s is the snapshot to continue from" in capsys.readouterr().out
 
 
 # --- the DAG
