@@ -175,5 +175,5 @@ def test_a_record_survives_its_journal() -> None:
     record = machine.begin(DesiredUpgrade(goal=Run(1).desired.goal, job="0" * 32, program="p"), "series")
     assert Upgrade.from_json(record.to_json()) == record
     assert json.loads(json.dumps(record.to_json())) == record.to_json()  # Airflow's store takes no tuples
-    with pytest.raises(ValueError, match="no record of an upgrade"):
+    with pytest.raises(ValueError, match="not a record of an upgrade"):
         Upgrade.from_json({"step": "NOWHERE"})
