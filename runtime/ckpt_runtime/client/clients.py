@@ -360,6 +360,9 @@ class CkptClient(_Methods):
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Block until a coroutine that uses ``calls`` has ended. What a signal handler raises meanwhile cancels it."""
+        if threading.current_thread().name == _LOOP_THREAD:
+            work.close()
+            raise RuntimeError("a blocking client was called from a coroutine that a blocking client runs")
         future = asyncio.run_coroutine_threadsafe(work, _shared_loop())
         try:
             return future.result()
@@ -388,6 +391,7 @@ class CkptClient(_Methods):
             self.run(events.aclose())  # type: ignore[attr-defined]
 
 
+_LOOP_THREAD = "ckpt-client"
 _loop: asyncio.AbstractEventLoop | None = None
 _loop_lock = threading.Lock()
 
@@ -398,7 +402,7 @@ def _shared_loop() -> asyncio.AbstractEventLoop:
     with _loop_lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="ckpt-client", daemon=True).start()
+            threading.Thread(target=_loop.run_forever, name=_LOOP_THREAD, daemon=True).start()
         return _loop
 
 

@@ -178,7 +178,7 @@ async def wait_for_operation(
 ) -> OperationStatus:
     """Poll until the operation is done. Raises :class:`OperationFailed`, :class:`WaitTimeout`.
 
-    ``on_wait`` is called after each poll that finds the operation not done.
+    ``on_wait`` is called in a thread after each poll that finds the operation not done; it may use a blocking client.
     """
     call = requests.operation_status(kind, trigger_id, job_id)
 
@@ -187,7 +187,7 @@ async def wait_for_operation(
         if status.failure is not None:
             raise OperationFailed(status.failure.exception, status.failure.message, status.failure.stack_trace)
         if not status.done and on_wait is not None:
-            on_wait()
+            await asyncio.to_thread(on_wait)
         return status if status.done else None
 
     return await watch(look, f"The {kind} operation {trigger_id}", timeout_s, poll_interval_s)

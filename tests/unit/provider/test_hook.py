@@ -142,7 +142,9 @@ def test_a_file_without_certificates_is_named(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.row("air.1")
-def test_the_test_button_tells_what_it_found(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_test_reports_version_leader_and_slots(
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"http://127.0.0.1:{job_manager.port}"
     expected = f"version {VERSION}, leader {url}, 6 of 8 slots available, 1 jobs running"
     assert CkptHook().test_connection() == (True, expected)

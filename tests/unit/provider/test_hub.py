@@ -124,7 +124,7 @@ def test_a_wait_looks_only_when_an_event_concerns_it(job_manager: JobManager) ->
     run_at_hubs(wait())
 
 
-def test_without_streams_one_poll_serves_everybody(job_manager: JobManager) -> None:
+def test_without_streams_one_poll_serves_all_waits(job_manager: JobManager) -> None:
     """As against Flink: the list of jobs, and for each job and poll what that cannot tell, however many wait."""
 
     async def polls(more: int) -> None:
@@ -194,7 +194,7 @@ def test_a_wait_that_gets_details_from_before_a_change_looks_again_until_they_ag
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_waits_go_on_behind_another_driver(
+def test_waits_continue_after_another_driver_took_over(
     job_manager: JobManager, streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is away for a while, nobody asks it for anything twice, and what has happened meanwhile was never told."""
@@ -229,7 +229,7 @@ def test_a_driver_that_does_not_lead_is_waited_for(job_manager: JobManager) -> N
     run_at_hubs(wait())
 
 
-def test_a_stream_that_something_on_the_way_holds_back_is_done_without(
+def test_stream_held_back_by_a_proxy_is_replaced_by_polling(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "STARTING_SECONDS", 0.2)
@@ -257,7 +257,7 @@ def test_a_stream_that_something_on_the_way_holds_back_is_done_without(
     job_manager.stop()
 
 
-def test_cancelled_waits_leave_nothing_behind(job_manager: JobManager) -> None:
+def test_cancelled_waits_leave_no_hub_and_no_stream(job_manager: JobManager) -> None:
     """However far they have come; the last one closes the stream."""
     job_manager.streams = True
 
@@ -324,7 +324,7 @@ def test_many_waits_say_the_same_again_less_often(
     run_at_hubs(wait())
 
 
-def test_which_events_are_a_reason_to_look() -> None:
+def test_conditions_look_only_for_the_events_that_concern_them() -> None:
     def concerned(condition: Condition) -> set[str]:
         types = [*EventType, POLL]
         return {kind for kind in types if condition.concerns(StreamedEvent("", kind, {"request-id": "x"}))}

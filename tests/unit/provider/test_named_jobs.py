@@ -91,7 +91,7 @@ def test_a_job_that_is_not_there_fails_the_task_or_skips_it(
             kind(task_id="t", job=job, if_not_found="skip", **arguments).execute(task.context())
 
 
-def test_the_name_of_an_ended_job_is_told_with_what_became_of_it(job_manager: JobManager, task: Task) -> None:
+def test_name_of_an_ended_job_fails_with_the_state_of_that_job(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
     with pytest.raises(CkptJobNotFound, match=f"the latest one, {JOB}, is FINISHED; no job lives in this session"):
         TakeSavepointOperator(task_id="t", job=NAME, **FAST).execute(task.context())
@@ -228,7 +228,7 @@ def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
     assert [job.job_id for job in started(job_manager)] == [OTHER, result["job_id"]]
 
 
-def test_another_refusal_of_the_start_is_told_as_it_is(
+def test_other_refusal_of_the_start_is_reported_unchanged(
     job_manager: JobManager, task: Task, pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run(request: Any) -> Any:
@@ -339,7 +339,7 @@ def test_a_job_starts_from_the_latest_of_another_once(
     assert started(job_manager) == [fresh]
 
 
-def test_a_cleared_success_whose_job_has_ended_goes_on_from_the_latest_of_the_name(
+def test_cleared_success_whose_job_has_ended_resumes_from_the_latest_of_the_name(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     gateway = job_manager.gateway
@@ -353,7 +353,9 @@ def test_a_cleared_success_whose_job_has_ended_goes_on_from_the_latest_of_the_na
     assert finish(submit(pipeline, from_latest_of="orders.py"), task.context())["started_from"] == path
 
 
-def test_nothing_to_start_from_is_told(job_manager: JobManager, task: Task, finish: Finish, pipeline: str) -> None:
+def test_missing_snapshot_to_start_from_is_reported(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+) -> None:
     with pytest.raises(CkptJobNotFound, match="no job is named 'nope'"):
         submit(pipeline, from_latest_of="nope").execute(task.context())
     with pytest.raises(CkptJobNotResumable, match=f"{JOB} .*has no completed checkpoint or savepoint to start from"):

@@ -98,7 +98,7 @@ def test_a_drill_that_fails_is_noted_with_the_reason(
 
 @pytest.mark.row("air.9")
 @pytest.mark.parametrize("end", [JobStatus.CANCELED, None])
-def test_a_drill_that_others_ended_proves_nothing(
+def test_drill_ended_from_outside_is_not_noted(
     job_manager: JobManager, task: Task, drill: RestoreDrillOperator, end: JobStatus | None
 ) -> None:
     """Cancelled by a person, or gone with its driver: it may be tried again."""
@@ -142,7 +142,7 @@ def test_how_far_a_restore_has_come(tasks: dict[str, int], expected: str) -> Non
 
 
 @pytest.mark.row("air.3", "air.9")
-def test_a_later_try_removes_what_an_earlier_one_left(
+def test_later_try_removes_the_drill_of_an_earlier_one(
     job_manager: JobManager, task: Task, drill: RestoreDrillOperator
 ) -> None:
     first = deferral(drill, task.context()).trigger.condition.job_id
@@ -183,7 +183,9 @@ def test_a_server_without_drills_starts_nothing(
     assert job_manager.gateway.planned == []
 
 
-def test_no_good_savepoint_is_told(job_manager: JobManager, task: Task, drill: RestoreDrillOperator) -> None:
+def test_missing_good_savepoint_fails_the_drill(
+    job_manager: JobManager, task: Task, drill: RestoreDrillOperator
+) -> None:
     job_manager.gateway.catalogue = [replace(found, problem="no") for found in job_manager.gateway.catalogue]
     with pytest.raises(CkptNotFound, match="there is no good savepoint"):
         drill.execute(task.context())
@@ -209,7 +211,7 @@ def test_a_refused_drill_is_not_noted(job_manager: JobManager, task: Task, drill
         ({"args": "--rows"}, "args: '--rows' is not acceptable, it must be a list of texts"),
     ],
 )
-def test_bad_arguments_are_told_before_anything_is_sent(
+def test_bad_arguments_are_refused_before_anything_is_sent(
     job_manager: JobManager, task: Task, drill: RestoreDrillOperator, change: dict[str, Any], message: str
 ) -> None:
     for name, value in change.items():

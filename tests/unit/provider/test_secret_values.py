@@ -46,9 +46,7 @@ def test_a_command_is_shown_without_the_values_of_its_options() -> None:
         (None, []),
     ],
 )
-def test_airflow_is_told_which_values_are_secret(
-    monkeypatch: pytest.MonkeyPatch, rendered: object, secrets: list[str]
-) -> None:
+def test_secret_values_are_masked(monkeypatch: pytest.MonkeyPatch, rendered: object, secrets: list[str]) -> None:
     told: list[object] = []
     monkeypatch.setattr(arguments, "mask_secret", told.append)
     arguments.hide(rendered)

@@ -145,7 +145,7 @@ def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, f
     assert httpx.get(f"{started['base_url']}/jobs/overview").status_code == 200
 
 
-def test_a_session_that_never_leads_is_no_success(session: dict[str, Any], task: Task, finish: Finish) -> None:
+def test_session_that_never_leads_times_out(session: dict[str, Any], task: Task, finish: Finish) -> None:
     session["command"].append("standby")
     first = deferral(StartSessionOperator(**session), task.context())
     wait_for_line(Path(first.trigger.condition.process.log_file), "serving")
@@ -161,7 +161,7 @@ def wait_for_line(file: Path, line: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_session_that_dies_while_starting_is_told_at_once_with_its_log(
+def test_session_that_dies_while_starting_fails_at_once_with_its_log(
     session: dict[str, Any], task: Task, finish: Finish
 ) -> None:
     session["command"] = [sys.executable, "-c", "print('no barrier for you', flush=True)"]
@@ -195,7 +195,7 @@ def test_a_task_that_is_marked_failed_ends_the_session_that_was_being_started(
 
 
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_a_session_that_is_ending_is_left_to_it(
+def test_session_that_is_already_ending_is_not_killed(
     session: dict[str, Any], task: Task, finish: Finish, tmp_path: Path, deferrable: bool
 ) -> None:
     """Spark goes behind the REST API, and what the session shared with its workers."""
@@ -217,7 +217,9 @@ def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any],
 
 
 @pytest.mark.parametrize("given", ["{'pid': 5}", 5, {"session_id": "s"}])
-def test_what_is_no_session_is_refused_before_one_is_ended(job_manager: JobManager, task: Task, given: Any) -> None:
+def test_invalid_session_argument_is_refused_before_anything_ends(
+    job_manager: JobManager, task: Task, given: Any
+) -> None:
     """Such as the text that a template makes of a result."""
     with pytest.raises(CkptArgumentInvalid, match="^session: "):
         StopSessionOperator(task_id="s", session=given).execute(task.context())
@@ -254,7 +256,7 @@ def test_the_command_line_of_a_spark_session() -> None:
     assert environment["EXTRA"] == "1"
 
 
-def test_a_session_without_a_token_has_to_be_asked_for() -> None:
+def test_session_without_a_token_needs_explicit_configuration() -> None:
     endpoint = Endpoint("http://127.0.0.1:8081", "127.0.0.1", 8081)
     files = SessionFiles(properties="/p", log="/l")
     with pytest.raises(CkptArgumentInvalid, match="password of the connection"):
@@ -285,7 +287,7 @@ def options_of(command: list[str]) -> list[tuple[str, str]]:
         ({"host": "yarn", "extra": {"spark-binary": "spark3-submit"}}, {}),
     ],
 )  # fmt: skip
-def test_a_spark_connection_means_what_it_means_to_the_submit_hook(
+def test_spark_connection_gives_the_command_of_the_submit_hook(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: dict[str, Any], expected: dict[str, str]
 ) -> None:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook

@@ -38,7 +38,7 @@ def pipeline(tmp_path: Path) -> str:
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_submitting_waits_until_the_job_runs_and_passes_everything_on(
+def test_submission_waits_until_the_job_runs_and_passes_all_arguments(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str, deferrable: bool
 ) -> None:
     operator = SubmitJobOperator(
@@ -69,7 +69,7 @@ def test_submitting_waits_until_the_job_runs_and_passes_everything_on(
     assert context["ti"].xcoms["_link_CkptJobLink"].endswith(f"/jobs/{result['job_id']}/health")
 
 
-def test_what_the_job_manager_warns_of_is_in_the_log_of_the_task_that_starts_the_job(
+def test_warnings_of_the_job_manager_are_logged_by_the_task(
     job_manager: JobManager, task: Task, pipeline: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_job = job_manager.gateway.add_job
@@ -208,7 +208,7 @@ def test_a_retry_resumes_the_failed_job_and_owns_its_checkpoint(
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_that_would_double_output_is_refused_until_a_person_says_so(
+def test_retry_that_would_repeat_output_is_refused_without_start_over(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
@@ -224,7 +224,7 @@ def test_a_retry_that_would_double_output_is_refused_until_a_person_says_so(
 
 
 @pytest.mark.row("air.3")
-def test_one_answer_that_a_job_has_no_checkpoints_is_not_believed(
+def test_single_answer_without_checkpoints_is_looked_up_again(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
@@ -340,7 +340,7 @@ def test_a_submission_whose_answer_was_lost_starts_one_job(
     assert len([line for line in job_manager.received if line.endswith("/run")]) == 1
 
 
-def test_completion_is_waited_for_without_an_end(job_manager: JobManager, task: Task, pipeline: str) -> None:
+def test_completion_is_waited_for_without_a_limit(job_manager: JobManager, task: Task, pipeline: str) -> None:
     operator = SubmitJobOperator(
         task_id="t", pipeline=pipeline, wait_for_completion=True, defer_after=0, poll_interval=0.01
     )
@@ -352,7 +352,7 @@ def test_completion_is_waited_for_without_an_end(job_manager: JobManager, task: 
 
 
 @pytest.mark.row("air.3")
-def test_after_a_deadline_the_job_goes_on_and_the_next_try_finds_it(
+def test_job_past_the_deadline_keeps_running_and_the_next_try_finds_it(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     limited = {"wait_for_completion": True, "defer_after": 0, "poll_interval": 0.01, "wait_timeout": 0.1}
@@ -366,7 +366,7 @@ def test_after_a_deadline_the_job_goes_on_and_the_next_try_finds_it(
 
 
 @pytest.mark.parametrize("cancel", [True, False])
-def test_the_deadline_cancels_the_job_if_wanted(
+def test_deadline_cancels_the_job_if_configured(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str, cancel: bool
 ) -> None:
     operator = SubmitJobOperator(
@@ -386,7 +386,7 @@ KILLS = [(True, "failed", True), (False, "failed", False), (True, "success", Fal
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize(("given", "state", "cancels"), [*KILLS, (True, None, True)])
 @pytest.mark.parametrize("where", ["in the worker", "deferred"])
-def test_killing_the_task_cancels_the_job_if_wanted_and_nobody_goes_on_with_it(
+def test_killed_task_cancels_its_job_if_configured_and_given_up(
     job_manager: JobManager,
     task: Task,
     pipeline: str,
@@ -430,7 +430,7 @@ def test_a_killed_task_that_waits_in_the_worker_starts_no_other_job(
     assert {job.status for job in job_manager.gateway.jobs.values() if job.job_id != JOB} == {JobStatus.CANCELED}
 
 
-def test_a_job_goes_on_when_airflow_does_not_say_what_became_of_its_task(
+def test_job_keeps_running_when_airflow_does_not_report_the_task_state(
     job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
@@ -462,7 +462,7 @@ def test_airflows_execution_timeout_is_a_limit_as_the_deadline(
 
 
 @pytest.mark.row("air.3")
-def test_a_failed_task_has_told_which_job_it_has_started(
+def test_failed_task_has_published_the_job_that_it_started(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     """For a task that cleans up, whose ``job`` is ``submit.job_id``."""
@@ -504,12 +504,12 @@ def test_a_bad_argument_is_named(job_manager: JobManager, task: Task, arguments:
     assert not [line for line in job_manager.received if line.startswith("POST")]
 
 
-def test_what_is_quick_is_not_deferred(job_manager: JobManager, task: Task, pipeline: str) -> None:
+def test_quick_submission_is_not_deferred(job_manager: JobManager, task: Task, pipeline: str) -> None:
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, poll_interval=0.01)
     assert operator.execute(task.context())["status"] == "RUNNING"
 
 
-def test_what_takes_longer_is_deferred_after_a_while(job_manager: JobManager, task: Task, pipeline: str) -> None:
+def test_slow_submission_is_deferred_after_a_while(job_manager: JobManager, task: Task, pipeline: str) -> None:
     operator = SubmitJobOperator(
         task_id="t", pipeline=pipeline, wait_for_completion=True, defer_after=1, poll_interval=0.01
     )

@@ -84,7 +84,7 @@ def test_every_condition_of_a_trigger_is_tested() -> None:
     assert {type(condition) for condition in CONDITIONS} == set(_CONDITIONS.values())
 
 
-def test_the_event_carries_everything_that_the_trigger_was_made_of(job_manager: JobManager) -> None:
+def test_event_carries_all_arguments_of_the_trigger(job_manager: JobManager) -> None:
     trigger = waiting(JobStatusCondition(JOB, ["RUNNING"]))
     event = first_event(trigger)
     assert event["trigger"] == trigger.serialize()[1]
@@ -92,9 +92,7 @@ def test_the_event_carries_everything_that_the_trigger_was_made_of(job_manager: 
     assert json.loads(json.dumps(event)) == event
 
 
-def test_an_event_that_airflow_would_misread_is_held_back(
-    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_event_is_held_back_for_the_minimum_deferral(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__CKPT__MIN_DEFERRAL", "0.3")
     started = time.monotonic()
     assert first_event(waiting(JobStatusCondition(JOB, ["RUNNING"])))["status"] == "done"
@@ -125,7 +123,7 @@ def test_an_answer_that_no_retry_can_cure_ends_the_wait(
 
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("cancel", [True, False])
-def test_killing_a_waiting_task_cancels_the_job_if_wanted_and_cleaning_up_never_does(
+def test_killed_wait_cancels_the_job_if_configured_and_cleanup_never_does(
     job_manager: JobManager, cancel: bool
 ) -> None:
     trigger = waiting(JobStatusCondition(JOB, ["FINISHED"], cancel_on_kill=cancel))
@@ -147,7 +145,7 @@ def test_killing_a_waiting_task_cancels_the_job_if_wanted_and_cleaning_up_never_
         (NameFreeCondition("orders"), "no job was started"),
     ],
 )
-def test_a_killed_task_says_what_became_of_the_remote_side(
+def test_killed_task_logs_what_becomes_of_the_remote_side(
     job_manager: JobManager, condition: Condition, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import re
@@ -161,7 +159,7 @@ def test_a_killed_task_says_what_became_of_the_remote_side(
 
 
 @pytest.mark.parametrize("is_changed", [True, False])
-def test_a_wait_goes_on_with_the_token_that_the_connection_has_got_meanwhile(
+def test_wait_continues_with_the_new_token_of_the_connection(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch, is_changed: bool
 ) -> None:
     async def wait() -> dict[str, Any]:
