@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_runtime.client.errors import CkptClientError, JobEnded, NotFound, OperationFailed, Unreachable
-from ckpt_runtime.client.models import RETAINS, JobDetails, OperationStatus, RemoteFailure, read
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import (
     POLL_PATIENCE_S,
@@ -25,6 +24,9 @@ from ckpt_runtime.client.waiting import (
     wait_for_state,
     watch,
 )
+from ckpt_runtime.contract.base import read
+from ckpt_runtime.contract.checkpoints import OperationOutcome, OperationStatus
+from ckpt_runtime.contract.jobs import RETAINS, JobDetails, QueueStatus, RemoteFailure
 
 JOB = "ab" * 16
 
@@ -116,10 +118,11 @@ def test_passing_error_is_retried_until_the_patience_is_over(attempts: int) -> N
 
 
 def test_failed_operation_and_job_that_ended_otherwise_are_errors() -> None:
-    failed = OperationStatus(done=True, failure=RemoteFailure("E", "E: no room"))
-    operation = wait_for_operation(script(OperationStatus(done=False), failed), "checkpoint", "t", JOB, timeout_s=None)
+    outcome = OperationOutcome(checkpoint_failure=RemoteFailure(exception="E", stack_trace="E: no room"))
+    failed = OperationStatus(QueueStatus("COMPLETED"), outcome)
+    answers = script(OperationStatus(QueueStatus("IN_PROGRESS")), failed)
     with pytest.raises(OperationFailed) as error:
-        asyncio.run(operation)
+        asyncio.run(wait_for_operation(answers, "checkpoint", "t", JOB, timeout_s=None))
     assert (str(error.value), error.value.exception) == ("no room", "E")
     with pytest.raises(JobEnded, match="CANCELED"):
         asyncio.run(wait_for_state(script("CANCELED"), JOB, {"RUNNING"}, timeout_s=None))

@@ -1,11 +1,10 @@
-"""Metrics in Flink's JSON shapes: lists of names, values as text, aggregations. Pure functions."""
+"""Metrics as the contract shows them: lists of names, values as text, aggregations. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-Json = dict[str, Any]
+from ckpt_runtime.contract.cluster import AggregatedMetric, Metric
 
 AGGREGATIONS = ("min", "max", "avg", "sum", "skew")
 
@@ -20,40 +19,40 @@ def number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def listing(values: Mapping[str, str], names: Sequence[str] | None) -> list[Json]:
+def listing(values: Mapping[str, str], names: Sequence[str] | None) -> list[Metric]:
     """Lists all names if none was requested, else the values of the requested metrics that exist."""
     if names is None:
-        return [{"id": name} for name in values]
-    return [{"id": name, "value": values[name]} for name in dict.fromkeys(names) if name in values]
+        return [Metric(name) for name in values]
+    return [Metric(name, values[name]) for name in dict.fromkeys(names) if name in values]
 
 
-def aggregated(samples: Iterable[Mapping[str, float]], names: Sequence[str] | None, kinds: Sequence[str]) -> list[Json]:
-    """Computes ``min``, ``max``, ``avg``, ``sum`` and ``skew`` over the samples which have the metric."""
+def aggregated(
+    samples: Iterable[Mapping[str, float]], names: Sequence[str] | None, kinds: Sequence[str]
+) -> list[AggregatedMetric]:
+    """Aggregates each requested metric over the samples which have it; lists all names if none was requested."""
     collected: dict[str, list[float]] = {}
     for sample in samples:
         for name, value in sample.items():
             collected.setdefault(name, []).append(float(value))
     if names is None:
-        return [{"id": name} for name in collected]
+        return [AggregatedMetric(name) for name in collected]
     return [
-        {"id": name, **{kind: _aggregate(kind, collected[name]) for kind in kinds}}
+        AggregatedMetric(name, **{kind: _aggregate(kind, collected[name]) for kind in kinds})
         for name in dict.fromkeys(names)
         if name in collected
     ]
 
 
 def _aggregate(kind: str, values: Sequence[float]) -> float:
-    if kind == "min":
-        return min(values)
-    if kind == "max":
-        return max(values)
-    total = sum(values)
-    average = total / len(values)
-    if kind == "avg":
-        return average
-    if kind == "sum":
-        return total
-    if average == 0:
-        return 0.0
+    average = sum(values) / len(values)
+    match kind:
+        case "min":
+            return min(values)
+        case "max":
+            return max(values)
+        case "avg":
+            return average
+        case "sum":
+            return sum(values)
     deviation = sum(abs(value - average) for value in values) / len(values)
-    return 100.0 * deviation / average
+    return 100.0 * deviation / average if average else 0.0
