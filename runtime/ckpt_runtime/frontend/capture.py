@@ -316,8 +316,9 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
 
     ``register`` takes the classes that the program gives to ``spark.dataSource.register``.
     """
-    before = {name: os.environ.get(name) for name in _REMOTE_MODE}
+    before = {name: os.environ.get(name) for name in (*_REMOTE_MODE, "MASTER")}
     os.environ.update(_REMOTE_MODE)
+    os.environ.pop("MASTER", None)  # spark-submit sets it, and PySpark takes either a master or a remote Spark
     try:
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         from pyspark.sql.connect.client.core import ChannelBuilder
@@ -360,6 +361,6 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value

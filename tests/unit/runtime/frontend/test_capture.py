@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from hashlib import sha256
 from typing import Any
 
@@ -79,3 +80,14 @@ def test_action_on_a_frame_is_refused(action: Any) -> None:
 )
 def test_script_is_a_module_whose_own_statements_build_a_session(source: str, is_script: bool) -> None:
     assert builds_session(ast.parse(source)) is is_script
+
+
+def test_builder_of_a_program_gives_the_captured_session_in_an_environment_of_spark_submit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setenv("MASTER", "local[2]")
+    with captured_session(capture({}), lambda _: None) as spark:
+        assert SparkSession.builder.appName("any").config("spark.sql.shuffle.partitions", "2").getOrCreate() is spark
+    assert os.environ["MASTER"] == "local[2]"
