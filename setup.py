@@ -46,6 +46,7 @@ EXTRAS_REQUIRE = {
         "pandas>=2.2",
         "playwright>=1.45",  # drives a Chromium that is installed already
         "psutil>=5.9",
+        "pyspark[connect]>=4.3,<4.4",
         "pytest>=8.0",
         "pytest-timeout>=2.3",
         "s3fs>=2024.12.0",

@@ -35,6 +35,10 @@ EXTRAS_REQUIRE = {
     "rocksdb": [
         "rocksdict>=0.3.29",
     ],
+    # PySpark's own classes build the plans of PySpark programs, and need gRPC's types for it.
+    "connect": [
+        "pyspark[connect]>=4.3,<4.4",
+    ],
     # A release of s3fs works with the very same release of fsspec only.
     "s3": [
         "s3fs>=2024.12.0",
