@@ -32,6 +32,7 @@ from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.leader_store import NotLeaderError
+from tests.support.patience import patient
 from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, found_by, make_hasty, names
 from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World
 
@@ -253,12 +254,17 @@ async def test_the_result_is_stored_before_anything_of_the_job_goes(
     """A crash before it is stored leaves a job that goes on from its checkpoint, not one that starts from nothing."""
     publish = versioned_document.publish
     refused: list[str] = []
+    crashed = threading.Event()
 
     def refuse(location: Location, data: bytes) -> None:
-        if "/results/" in location.path and b'"epoch":1' in data:  # what the first driver still writes in its end
-            refused.append(location.path)
+        """The third try of the first driver is in progress when it crashes, and is lost."""
+        if "/results/" not in location.path or b'"epoch":1' not in data:
+            publish(location, data)
+            return
+        refused.append(location.path)
+        if len(refused) < 3:
             raise StorageError("away", "x")
-        publish(location, data)
+        crashed.wait(patient(30))
 
     async with World.start(tmp_path) as world:
         monkeypatch.setattr(versioned_document, "publish", refuse)
@@ -268,6 +274,7 @@ async def test_the_result_is_stored_before_anything_of_the_job_goes(
         job.cancel()
         await world.until(lambda: len(refused) > 2)
         await crash(job)
+        crashed.set()
         found = found_by(driver(tmp_path, 2))
         assert found.result is None
         assert found.submission is not None
