@@ -7,7 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -137,6 +137,8 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("action", "needs a running Spark"),
         ("pattern", "GGGG"),
         ("foreachBatch", "foreachBatch"),
+        ("legacy option", "spark.sql.legacy"),
+        ("Python function", "common_inline_user_defined_function"),
     ],
 )
 def test_program_that_the_engine_cannot_run_is_refused_by_name_when_it_is_submitted(
@@ -166,9 +168,33 @@ def test_question_of_a_hostile_planning_process_runs_nothing_in_the_driver(
     assert not spark.catalog.tableExists("taken")
 
 
-def test_question_that_reads_files_or_is_no_relation_is_refused(orders: str) -> None:
-    read = Relation(read={"data_source": {"format": "parquet", "paths": [orders]}})
-    for relation, named in ((read.SerializeToString(), "read"), (b"\xff", "not a relation")):
-        assert named in ANALYZER.analyze(AnalysisRequest(relation)).unsupported
+SCALA = {"function_name": "f", "scalar_scala_udf": {"payload": b"\xac\xed\x00\x05"}}
+JAVA = {"function_name": "f", "java_udf": {"class_name": "java.lang.Runtime"}}
+TYPE_WITH_CLASS = {"literal": {"null": {}}}, {"udt": {"type": "udt", "jvm_class": "java.lang.Runtime"}}
+
+
+def selecting(expression: dict[str, Any]) -> Relation:
+    return Relation(project={"input": {"range": {"end": 1, "step": 1}}, "expressions": [expression]})
+
+
+@pytest.mark.parametrize(
+    ("relation", "named"),
+    [
+        (Relation(read={"data_source": {"format": "parquet", "paths": ["/etc"]}}), "relation read"),
+        (Relation(local_relation={"schema": '{"type":"udt","class":"java.lang.Runtime"}'}), "local_relation"),
+        (selecting({"common_inline_user_defined_function": SCALA}), "common_inline_user_defined_function"),
+        (selecting({"common_inline_user_defined_function": JAVA}), "common_inline_user_defined_function"),
+        (selecting({"cast": {"expr": TYPE_WITH_CLASS[0], "type": TYPE_WITH_CLASS[1]}}), "user-defined type"),
+    ],
+)
+def test_plan_that_makes_spark_read_files_or_load_classes_never_reaches_the_jvm(relation: Relation, named: str) -> None:
+    assert named in ANALYZER.analyze(AnalysisRequest(relation.SerializeToString())).unsupported
+
+
+def test_question_that_sets_an_option_of_the_driver_or_is_malformed_is_refused() -> None:
+    rows = Relation(range={"end": 1, "step": 1}).SerializeToString()
+    catalog = {"spark.sql.catalog.taken": "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"}
+    assert "spark.sql.catalog.taken" in ANALYZER.analyze(AnalysisRequest(rows, configuration=catalog)).unsupported
+    assert "not a relation" in ANALYZER.analyze(AnalysisRequest(b"\xff")).unsupported
     with pytest.raises(DocumentError, match="malformed"):
         ANALYZER.answer("{")

@@ -124,7 +124,7 @@ def _with_columns(tree: Expression, columns: list[pa.Array]) -> Expression:
     if isinstance(tree, Literal):
         from ckpt_runtime.expressions.literals import literal_scalar
 
-        columns.append(pa.repeat(literal_scalar(tree), 3))
+        columns.append(pa.repeat(literal_scalar(tree), 5).slice(1, 3))  # a part of a batch, as operators get it
         return Column(len(columns) - 1, tree.type)
     if not isinstance(tree, Call):
         return tree

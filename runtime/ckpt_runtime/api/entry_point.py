@@ -33,7 +33,8 @@ from ckpt_runtime.graph.plan_classes import ISOLATED_PREFIX
 DEFAULT_FUNCTION = "pipeline"
 _ASK_FOR_SPARK = ("_invoke_function", "get_active_spark_context")
 _NO_PYSPARK_FUNCTIONS = (
-    "it needs Spark's JVM, and a pipeline is planned without one. Write expressions with pyarrow.compute, such as "
+    "it needs Spark's JVM, and a pipeline is planned without one. Call its first parameter spark, which makes "
+    "it a PySpark program; or write expressions with pyarrow.compute, such as "
     "pc.field('amount') > 100, and aggregates with count, sum, min, max and avg of ckpt_runtime.api"
 )
 _loaded_directories: list[str] = []

@@ -123,11 +123,7 @@ def evaluate(evaluator: Evaluator, frame: Frame, type_: pa.DataType) -> pa.Array
 
 def broadcast(value: Value, length: int) -> pa.Array:
     """Returns an array of ``length`` values."""
-    if isinstance(value, pa.Scalar):
-        return pa.repeat(value, length)
-    if isinstance(value, pa.ChunkedArray):
-        return value.combine_chunks()
-    return value
+    return pa.repeat(value, length) if isinstance(value, pa.Scalar) else value
 
 
 def _filtered(value: Value, mask: pa.Array) -> Value:

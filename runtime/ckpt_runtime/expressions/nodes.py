@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 from typing import Literal as OneOf
 
@@ -60,3 +61,15 @@ class Call(msgspec.Struct, frozen=True, tag_field="node", tag="call"):
 
 
 Expression: TypeAlias = Column | Literal | Variable | Lambda | Call
+
+
+def rewritten(tree: Expression, replace: Callable[[Expression], Expression | None]) -> Expression:
+    """Returns the tree with each node replaced by what ``replace`` returns; None keeps a node and looks into it."""
+    found = replace(tree)
+    if found is not None:
+        return found
+    if isinstance(tree, Lambda):
+        return Lambda(rewritten(tree.body, replace), tree.parameters)
+    if isinstance(tree, Call):
+        return msgspec.structs.replace(tree, arguments=tuple(rewritten(each, replace) for each in tree.arguments))
+    return tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -9,6 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Value: TypeAlias = "pa.Array | pa.Scalar"
+
+
+EXACT = decimal.Context(prec=1000)
+"""Rounds no operation on decimals of Spark's or Java's, but divisions without an end."""
 
 
 def per_row(compute: Callable[..., Any], result: pa.DataType, *, nulls: bool = False) -> Callable[..., Value]:
@@ -50,7 +55,7 @@ def per_row(compute: Callable[..., Any], result: pa.DataType, *, nulls: bool = F
 def _distinct(column: pa.Array) -> tuple[pa.Array, pa.Array] | None:
     """Returns distinct values with the position of each row's; None for types that Arrow cannot encode."""
     if pa.types.is_dictionary(column.type):
-        return column.dictionary, column.indices
+        column = column.dictionary_decode()  # a dictionary may hold values that no row has
     if pa.types.is_nested(column.type) or pa.types.is_null(column.type) or pa.types.is_floating(column.type):
         return None
     encoded = pc.dictionary_encode(column, null_encoding="encode")

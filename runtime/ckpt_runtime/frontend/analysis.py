@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
-from ckpt_runtime.expressions.nodes import Call, Column, Expression
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, rewritten
 from ckpt_runtime.frontend.catalyst import ExpressionReader, jvm_name
 from ckpt_runtime.frontend.typed_plan import (
+    CONFIGURED,
     Aggregate,
     Analysis,
     AnalysisRequest,
@@ -68,24 +69,27 @@ ANALYZER = Analyzer()
 
 def _spark_session() -> Any:
     """Returns the driver's session. Outside of Spark it starts one, which runs nothing."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.config("spark.ui.enabled", "false").config(
-        "spark.log.structuredLogging.enabled", "false"
-    )
-    active = SparkSession.getActiveSession()
-    return active if active is not None else builder.master("local[1]").getOrCreate()
+    builder = SparkSession.builder
+    if SparkContext._active_spark_context is None:
+        builder = builder.master("local[1]").config("spark.ui.enabled", "false")
+    return builder.getOrCreate()
 
 
 def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors.exceptions.base import PySparkException
 
     try:
         if request.ddl:
-            kind = spark._jvm.org.apache.spark.sql.types.StructType.fromDDL(request.ddl)
-            return Analysis(columns=_columns_of_schema(json.loads(kind.json())))
+            return Analysis(
+                parsed=json.loads(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl).json())
+            )
         session = spark._jsparkSession.newSession()
+        if refused := set(request.configuration) - CONFIGURED:
+            raise UnsupportedExpressionError(f"the option {min(refused)}", "a program cannot set it for the analyzer")
         for key, value in request.configuration.items():
             session.conf().set(key, value)
         planner = _Planner(spark._jvm, session, serial)
@@ -98,37 +102,35 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
         return Analysis(unsupported=str(error))
     except Py4JJavaError as error:
         return Analysis(error=str(error.java_exception.getMessage()))
+    except Py4JError as error:
+        return Analysis(error=f"Spark's analyzer cannot be asked: {error}")
     except PySparkException as error:
         return Analysis(error=str(error.getMessage() or error))
 
 
 _RELATIONS = frozenset(
     {
-        *(
-            "project",
-            "filter",
-            "join",
-            "set_op",
-            "sort",
-            "limit",
-            "aggregate",
-            "sql",
-            "local_relation",
-            "range",
-            "offset",
-        ),
-        *("subquery_alias", "repartition", "to_df", "with_columns_renamed", "drop", "deduplicate", "hint", "unpivot"),
-        *("to_schema", "repartition_by_expression", "with_columns", "with_watermark", "fill_na", "drop_na", "replace"),
-        *("with_relations", "map_partitions", "group_map", "apply_in_pandas_with_state", "as_of_join", "lateral_join"),
+        *("project", "filter", "join", "set_op", "sort", "limit", "offset", "aggregate", "sql", "range", "unpivot"),
+        *("subquery_alias", "repartition", "repartition_by_expression", "to_df", "to_schema", "hint", "deduplicate"),
+        *("drop", "with_columns", "with_columns_renamed", "with_watermark", "fill_na", "drop_na", "replace"),
     }
 )
 """Kinds of relations whose analysis reads no file, asks no other system and runs no code."""
+_EXPRESSIONS = frozenset(
+    {
+        *("literal", "unresolved_attribute", "unresolved_function", "expression_string", "unresolved_star", "alias"),
+        *("cast", "unresolved_regex", "sort_order", "lambda_function", "unresolved_named_lambda_variable", "window"),
+        *("unresolved_extract_value", "update_fields", "call_function", "named_argument"),
+    }
+)
+"""The same of expressions. Functions of users are not among them: Spark deserializes those of Java and Scala."""
+_KINDS = {"Relation": ("rel_type", _RELATIONS), "Expression": ("expr_type", _EXPRESSIONS)}
 _RUN_CODE = ("reflect", "java_method", "try_reflect")
 """Functions that call Java methods. Spark's analyzer evaluates some constants, and no program may run in the driver."""
 
 
 def _checked_relation(relation: bytes) -> bytes:
-    """Returns the relation. Raises UnsupportedExpressionError for one that Spark would read files or connect for."""
+    """Returns the relation. Raises UnsupportedExpressionError for one that may make Spark read, connect or run code."""
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect.proto import Relation
 
@@ -138,11 +140,15 @@ def _checked_relation(relation: bytes) -> bytes:
         raise UnsupportedExpressionError("the plan", f"it is not a relation of Spark Connect: {error}") from None
     while todo:
         message = todo.pop()
-        if message.DESCRIPTOR.name == "Relation":
-            kind = message.WhichOneof("rel_type")
+        name = message.DESCRIPTOR.name
+        if name == "UDT":  # Spark loads its class by name
+            raise UnsupportedExpressionError("a user-defined type", "the engine has no values of it")
+        if name in _KINDS:
+            field, allowed = _KINDS[name]
+            kind = message.WhichOneof(field)
             placeholder = kind == "read" and message.read.is_streaming and message.read.data_source.format == "rate"
-            if kind not in _RELATIONS and not placeholder:
-                raise UnsupportedExpressionError(f"the relation {kind}", "a planned program may not have it")
+            if kind not in allowed and not placeholder:
+                raise UnsupportedExpressionError(f"{name.lower()} {kind}", "the engine does not have it yet")
         for descriptor, value in message.ListFields():
             if descriptor.message_type is not None:
                 several = value.values() if hasattr(value, "values") else value if descriptor.is_repeated else (value,)
@@ -184,10 +190,6 @@ class _Planner:
 def _companion(package: Any, name: str) -> Any:
     """Returns the Scala object that lies beside a class."""
     return getattr(getattr(package, f"{name}$"), "MODULE$")
-
-
-def _columns_of_schema(schema: dict[str, Any]) -> tuple[TypedColumn, ...]:
-    return tuple(TypedColumn(field["name"], field["type"], field["nullable"]) for field in schema["fields"])
 
 
 class _PlanReader:
@@ -286,9 +288,16 @@ class _PlanReader:
             ),
             (),
         )
-        places: dict[str, Column] = {_key(key): Column(at, key.type) for at, key in enumerate(keys)}
-        places |= {_key(call): Column(len(keys) + at, call.type) for at, call in enumerate(calls)}
-        finished = tuple(_replaced(result, places) for result in results)
+        known = [*keys, *calls]
+
+        def computed(tree: Expression) -> Expression | None:
+            if tree in known:
+                return Column(known.index(tree), tree.type)
+            if isinstance(tree, Column):
+                raise UnsupportedExpressionError("an aggregation", "a result uses a column that is not one of its keys")
+            return None
+
+        finished = tuple(rewritten(result, computed) for result in results)
         return self._add(Project(columns=columns, inputs=(grouped,), expressions=finished), ids)
 
 
@@ -301,22 +310,6 @@ def _collect(tree: Expression, calls: list[Call]) -> None:
         return
     for argument in tree.arguments:
         _collect(argument, calls)
-
-
-def _key(tree: Expression) -> str:
-    return repr(tree)
-
-
-def _replaced(tree: Expression, places: dict[str, Column]) -> Expression:
-    found = places.get(_key(tree))
-    if found is not None:
-        return found
-    if isinstance(tree, Column):
-        raise UnsupportedExpressionError("an aggregation", "a result uses a column that is not one of its keys")
-    if not isinstance(tree, Call):
-        return tree
-    arguments = tuple(_replaced(argument, places) for argument in tree.arguments)
-    return Call(tree.function, arguments, tree.type, tree.mode, tree.settings)
 
 
 def _items(sequence: Any) -> list[Any]:

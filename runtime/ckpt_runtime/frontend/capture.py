@@ -20,12 +20,19 @@ from typing import Any
 
 import msgspec
 
-from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded, AnalysisRequest
+from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.frontend.typed_plan import CONFIGURED, Analysis, AnalysisNeeded, AnalysisRequest
 from ckpt_runtime.graph.errors import PlanError
 
 _REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
 """PySpark's switches for a Spark elsewhere; ``SparkSession.builder.getOrCreate()`` returns our session then."""
-_CONFIGURED = ("spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive")
+_CHANGE_RESULTS = (
+    "spark.sql.legacy.",
+    "spark.sql.mapKeyDedupPolicy",
+    "spark.sql.timestampType",
+    "spark.sql.decimalOperations.",
+)
+"""Options of Spark with which expressions have other results. Others say how Spark runs, and have no effect here."""
 
 
 @dataclass(slots=True)
@@ -229,7 +236,9 @@ class _Service:
     def _set(self, key: str, value: str) -> None:
         if not key.startswith("spark."):
             self._capture.configure(key, value)
-        elif key in _CONFIGURED:
+        elif key.startswith(_CHANGE_RESULTS):
+            raise PlanError(key, "expressions are computed as with the default of this option only; leave it out")
+        elif key in CONFIGURED:
             self._capture.configuration[key] = value
 
     def _analyze(self, request: Any) -> Any:
@@ -237,10 +246,14 @@ class _Service:
         kind = request.WhichOneof("analyze")
         if kind == "schema":
             analysis = self._capture.analysis_of(self._capture.request_of(request.schema.plan.root))
-            response.schema.schema.CopyFrom(_proto_schema(analysis))
+            fields = [
+                {"name": column.name, "type": column.type, "nullable": column.nullable, "metadata": {}}
+                for column in analysis.columns
+            ]
+            response.schema.schema.CopyFrom(_proto_type({"type": "struct", "fields": fields}))
         elif kind == "ddl_parse":
             analysis = self._capture.analysis_of(AnalysisRequest(ddl=request.ddl_parse.ddl_string))
-            response.ddl_parse.parsed.CopyFrom(_proto_schema(analysis))
+            response.ddl_parse.parsed.CopyFrom(_proto_type(analysis.parsed))
         elif kind == "is_streaming":
             response.is_streaming.is_streaming = True
         elif kind == "spark_version":
@@ -299,15 +312,12 @@ _DEFAULTS = {
 }
 
 
-def _proto_schema(analysis: Analysis) -> Any:
+def _proto_type(type_: SparkType) -> Any:
+    """Returns a type as PySpark's client gets it."""
     from pyspark.sql.connect.types import pyspark_types_to_proto_types
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import _parse_datatype_json_value
 
-    fields = [
-        {"name": column.name, "type": column.type, "nullable": column.nullable, "metadata": {}}
-        for column in analysis.columns
-    ]
-    return pyspark_types_to_proto_types(StructType.fromJson({"fields": fields}))
+    return pyspark_types_to_proto_types(_parse_datatype_json_value(type_))
 
 
 @contextmanager

@@ -13,29 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
-from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable, rewritten
 from ckpt_runtime.expressions.types import SparkType
 
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
-_TRANSPARENT = frozenset(
-    {"Alias", "KnownNullable", "KnownNotNull", "KnownFloatingPointNormalized", "TaggingExpression"}
-)
-_SETTINGS = frozenset(
-    {
-        *(
-            "ordinal",
-            "escapeChar",
-            "legacySizeOfNull",
-            "followThreeValuedLogic",
-            "failOnError",
-            "withinYearMonthFormat",
-        ),
-        *("unit", "patternToRegex", "legacyCharsets", "numElements", "emptyToNull", "allowNaNInput", "seed"),
-    }
-)
-
-
+_TRANSPARENT = frozenset({"Alias", "KnownNullable", "KnownNotNull"})
+_SETTINGS = ("ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError")
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
@@ -82,7 +66,10 @@ class ExpressionReader:
         if name == "With":
             definitions = dict(self._definitions[1 - len(children) :])
             del self._definitions[1 - len(children) :]
-            return _substituted(children[0], definitions), end
+            defined = rewritten(
+                children[0], lambda tree: definitions.get(tree.id) if isinstance(tree, Variable) else None
+            )
+            return defined, end
         jvm = root.apply(at)
         if jvm_name(jvm) != name:
             raise UnsupportedExpressionError(name, "Spark numbers the nodes of its tree in an unknown order")
@@ -137,17 +124,6 @@ def _common_id(jvm: Any) -> int:
     return -1 - int(jvm.id().id())
 
 
-def _substituted(tree: Expression, definitions: Mapping[int, Expression]) -> Expression:
-    if isinstance(tree, Variable):
-        return definitions.get(tree.id, tree)
-    if isinstance(tree, Lambda):
-        return Lambda(_substituted(tree.body, definitions), tree.parameters)
-    if isinstance(tree, Call):
-        arguments = tuple(_substituted(argument, definitions) for argument in tree.arguments)
-        return Call(tree.function, arguments, tree.type, tree.mode, tree.settings)
-    return tree
-
-
 def jvm_name(jvm: Any) -> str:
     """Returns the simple name of the class of a node in the JVM; that of a Scala object is without its ``$``."""
     return str(jvm.getClass().getSimpleName()).rstrip("$")
@@ -158,7 +134,7 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def _settings(node: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {key: value for key, value in node.items() if key in _SETTINGS and value is not None}
+    settings = {key: node[key] for key in _SETTINGS if node.get(key) is not None}
     if node.get("timeZoneId"):
         settings["zone"] = node["timeZoneId"]
     return settings

@@ -73,8 +73,12 @@ class Aggregate(_Node, frozen=True, tag="aggregate", kw_only=True):
 PlanNode: TypeAlias = Source | Project | Filter | Watermark | Union | Aggregate
 
 
+CONFIGURED = frozenset({"spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"})
+"""The options of Spark that a program's own value reaches the analyzer of. Others can make Spark load classes."""
+
+
 class AnalysisRequest(msgspec.Struct, frozen=True):
-    """What is asked of Spark: the types of a relation (protobuf) and the views that it may name, or of a DDL text."""
+    """What is asked of Spark: the types of a relation (protobuf) and the views that it may name, or a text in DDL."""
 
     relation: bytes = b""
     views: dict[str, bytes] = {}
@@ -85,11 +89,13 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
 class Analysis(msgspec.Struct, frozen=True):
     """Spark's answer: the plan's nodes, the last of which is the query's result; or why it refuses the query.
 
+    ``parsed`` is the type that a text in DDL stands for.
     ``unsupported`` tells a query that Spark takes and the engine does not from one that Spark refuses.
     """
 
     columns: tuple[TypedColumn, ...] = ()
     nodes: tuple[PlanNode, ...] = ()
+    parsed: SparkType = "void"
     error: str = ""
     unsupported: str = ""
 

@@ -87,7 +87,10 @@ class Planner:
                 raise SubmissionFailed(
                     f"the pipeline {order.entry} asks Spark more than {MOST_ANALYSES} questions while it is planned"
                 )
-            order.analyses.update(ANALYZER.answer(result.needed))
+            try:
+                order.analyses.update(ANALYZER.answer(result.needed))
+            except DocumentError as error:
+                raise SubmissionFailed(f"the pipeline {order.entry} cannot be planned: {error}") from error
             result = plan_in_process(order, self.limits, user_environment())
         if result.failure is not None:
             trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
 from ckpt_runtime.expressions.nodes import Call
-from ckpt_runtime.expressions.rows import per_row
+from ckpt_runtime.expressions.rows import EXACT, per_row
 from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
 
 _WRAPPING = {"Add": "add", "Subtract": "subtract", "Multiply": "multiply"}
@@ -102,10 +102,10 @@ def _decimal_operation(call: Call, name: str) -> Callable[..., Value]:
     wide = [_wide_decimal(argument.type) for argument in call.arguments]
     result = arrow_type(call.type)
     if _digits(name, wide) > _MOST_DIGITS:
-        operation = {"add": _WIDE.add, "subtract": _WIDE.subtract, "multiply": _WIDE.multiply}[name]
+        operation = {"add": EXACT.add, "subtract": EXACT.subtract, "multiply": EXACT.multiply}[name]
         quantum = decimal.Decimal(1).scaleb(-scale)
         rounded = per_row(
-            lambda a, b: operation(a, b).quantize(quantum, decimal.ROUND_HALF_UP, _WIDE), pa.decimal256(76, scale)
+            lambda a, b: operation(a, b).quantize(quantum, decimal.ROUND_HALF_UP, EXACT), pa.decimal256(76, scale)
         )
         return _fitting(call, found, rounded, result)
 
@@ -160,8 +160,6 @@ def to_decimal(exact: Value, precision: int, scale: int, result: pa.DataType, mo
     return kept.cast(pa.decimal256(min(76, precision + 1), scale)).cast(result)
 
 
-_WIDE = decimal.Context(prec=200)
-"""Exact for every operation on two decimals of 38 digits but division."""
 _QUOTIENT = decimal.Context(prec=39, rounding=decimal.ROUND_DOWN)
 """Spark divides decimals to 39 digits and cuts the rest off before it rounds to the scale of the result."""
 
@@ -170,7 +168,7 @@ def _guarded(call: Call, divide: Callable[..., Value]) -> Callable[..., Value]:
     """Returns a division that never sees a divisor of zero: an error where both sides have a value, or null."""
 
     def run(left: Value, right: Value) -> Value:
-        zero = _equal(right, _zero_like(right))
+        zero = _equal(right, zero_of(right.type))
         if isinstance(zero, pa.Scalar):
             hit = zero.as_py()
         else:
@@ -186,12 +184,9 @@ def _guarded(call: Call, divide: Callable[..., Value]) -> Callable[..., Value]:
     return run
 
 
-def _zero_like(value: Value) -> pa.Scalar:
-    return (
-        pa.scalar(0, pa.int64()).cast(value.type)
-        if not pa.types.is_decimal(value.type)
-        else pa.scalar(decimal.Decimal(0), pa.decimal128(1, 0)).cast(value.type)
-    )
+def zero_of(kind: pa.DataType) -> pa.Scalar:
+    """Returns the zero of a type of numbers."""
+    return pa.scalar(decimal.Decimal(0), kind) if pa.types.is_decimal(kind) else pa.scalar(0, pa.int8()).cast(kind)
 
 
 @strict("Divide")
@@ -202,7 +197,7 @@ def _divide(call: Call) -> Callable[..., Value]:
     result = arrow_type(call.type)
 
     def quotient(a: decimal.Decimal, b: decimal.Decimal) -> decimal.Decimal:
-        return _QUOTIENT.divide(a, b).quantize(decimal.Decimal(1).scaleb(-found[1]), decimal.ROUND_HALF_UP, _WIDE)
+        return _QUOTIENT.divide(a, b).quantize(decimal.Decimal(1).scaleb(-found[1]), decimal.ROUND_HALF_UP, EXACT)
 
     return _guarded(call, _fitting(call, found, per_row(quotient, pa.decimal256(76, found[1])), result))
 
@@ -218,7 +213,7 @@ def _integral_divide(call: Call) -> Callable[..., Value]:
     if decimal_of(call.arguments[0].type):
 
         def whole(a: decimal.Decimal, b: decimal.Decimal) -> int:
-            quotient = int(_WIDE.divide_int(a, b))
+            quotient = int(EXACT.divide_int(a, b))
             if not -(1 << 63) <= quotient < 1 << 63:
                 raise overflow("bigint")
             return quotient
@@ -243,8 +238,8 @@ def _remainder(call: Call) -> Callable[..., Value]:
     if found is not None:
 
         def decimals(a: decimal.Decimal, b: decimal.Decimal) -> decimal.Decimal:
-            rest = _WIDE.remainder(a, b)
-            return _WIDE.remainder(_WIDE.add(rest, b), b) if positive and rest < 0 else rest
+            rest = EXACT.remainder(a, b)
+            return EXACT.remainder(EXACT.add(rest, b), b) if positive and rest < 0 else rest
 
         exact = per_row(decimals, pa.decimal256(76, 38))
         return _guarded(call, _fitting(call, found, exact, arrow_type(call.type)))
@@ -254,11 +249,10 @@ def _remainder(call: Call) -> Callable[..., Value]:
 
     if is_fractional(call.type):
         return _guarded(call, run)
-    minus_one = -1
 
     def integers(left: Value, right: Value) -> Value:
         # The remainder by -1 is 0, and a division of the least number by it would overflow.
-        return run(left, _if_else(pc.equal(right, pa.scalar(minus_one, right.type)), pa.scalar(1, right.type), right))
+        return run(left, _if_else(pc.equal(right, pa.scalar(-1, right.type)), pa.scalar(1, right.type), right))
 
     return _guarded(call, integers)
 

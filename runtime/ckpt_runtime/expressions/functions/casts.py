@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 from ckpt_runtime.expressions import texts
 from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
-from ckpt_runtime.expressions.functions.arithmetic import to_decimal
+from ckpt_runtime.expressions.functions.arithmetic import to_decimal, zero_of
+from ckpt_runtime.expressions.lists import as_list, with_elements, with_entries
 from ckpt_runtime.expressions.nodes import Call
-from ckpt_runtime.expressions.rows import per_row
+from ckpt_runtime.expressions.rows import EXACT, per_row
 from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
 
 _LIMITS = {"byte": 1 << 7, "short": 1 << 15, "integer": 1 << 31, "long": 1 << 63}
@@ -27,11 +28,6 @@ _DAY = 86_400 * _MICROS
 @strict("Cast")
 def _cast(call: Call) -> Callable[..., Value]:
     return caster(call.arguments[0].type, call.type, call.mode, str(call.settings.get("zone", "UTC")))
-
-
-@strict("TryEval")
-def _try_eval(call: Call) -> Callable[..., Value]:
-    raise UnsupportedExpressionError("a function whose errors become null")
 
 
 def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callable[[Value], Value]:
@@ -58,7 +54,7 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
         exact = _to_decimal("integer", decimals, result, mode)
         return lambda value: exact(value.cast(pa.int32()))
     if number and target == "boolean":
-        return lambda value: pc.not_equal(value, _zero(value.type))
+        return lambda value: pc.not_equal(value, zero_of(value.type))
     if number and is_integral(target):
         return _to_integer(source, target, mode)
     if number and is_fractional(target):
@@ -69,10 +65,6 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
     if conversion is None:
         raise UnsupportedExpressionError(f"a cast from {source} to {target}")
     return conversion
-
-
-def _zero(kind: pa.DataType) -> pa.Scalar:
-    return pa.scalar(decimal.Decimal(0), kind) if pa.types.is_decimal(kind) else pa.scalar(0, pa.int8()).cast(kind)
 
 
 def bad_cast(value: object, source: SparkType, target: SparkType) -> EvaluationError:
@@ -157,11 +149,8 @@ def _to_decimal(source: SparkType, found: tuple[int, int], result: pa.DataType, 
     return per_row(exact, result)
 
 
-_WIDE = decimal.Context(prec=1000)
-
-
 def _fitting(value: decimal.Decimal, found: tuple[int, int], mode: str) -> decimal.Decimal | None:
-    rounded = value.quantize(decimal.Decimal(1).scaleb(-found[1]), decimal.ROUND_HALF_UP, _WIDE)
+    rounded = value.quantize(decimal.Decimal(1).scaleb(-found[1]), decimal.ROUND_HALF_UP, EXACT)
     if abs(rounded) < decimal.Decimal(10) ** (found[0] - found[1]):
         return rounded
     if mode == "ansi":
@@ -314,42 +303,32 @@ def _nested(source: SparkType, target: SparkType, mode: str, zone: str) -> Calla
     if not (isinstance(source, dict) and isinstance(target, dict) and source["type"] == target["type"]):
         raise UnsupportedExpressionError(f"a cast from {source} to {target}")
     result = arrow_type(target)
-    if source["type"] == "array":
-        element = caster(source["elementType"], target["elementType"], mode, zone)
-
-        def run(value: Value) -> Value:
-            if isinstance(value, pa.Scalar):
-                return run(pa.repeat(value, 1))[0]
-            return pa.ListArray.from_arrays(
-                value.offsets, element(value.values).cast(result.value_type), mask=value.is_null()
-            )
-
-        return run
     if source["type"] == "struct":
         fields = [
             caster(old["type"], new["type"], mode, zone)
             for old, new in zip(source["fields"], target["fields"], strict=True)
         ]
 
-        def structs(value: Value) -> Value:
-            if isinstance(value, pa.Scalar):
-                return structs(pa.repeat(value, 1))[0]
+        def structs(value: pa.Array) -> pa.Array:
             children = [convert(child) for convert, child in zip(fields, value.flatten(), strict=True)]
-            return pa.StructArray.from_arrays(
-                [child.cast(field.type) for child, field in zip(children, result, strict=True)],
-                fields=list(result),
-                mask=value.is_null(),
-            )
+            typed = [child.cast(field.type) for child, field in zip(children, result, strict=True)]
+            return pa.StructArray.from_arrays(typed, fields=list(result), mask=value.is_null())
 
-        return structs
+        return _of_arrays(structs)
+    if source["type"] == "array":
+        element = caster(source["elementType"], target["elementType"], mode, zone)
+        return _of_arrays(lambda value: with_elements(value, element(value.flatten()), result))
     keys = caster(source["keyType"], target["keyType"], mode, zone)
     items = caster(source["valueType"], target["valueType"], mode, zone)
 
-    def maps(value: Value) -> Value:
-        if isinstance(value, pa.Scalar):
-            return maps(pa.repeat(value, 1))[0]
-        return pa.MapArray.from_arrays(
-            value.offsets, keys(value.keys).cast(result.key_type), items(value.items).cast(result.item_type), result
-        )
+    def maps(value: pa.Array) -> pa.Array:
+        entries = as_list(value)
+        flat = entries.flatten()
+        return with_entries(entries, keys(flat.field(0)), items(flat.field(1)), result)
 
-    return maps
+    return _of_arrays(maps)
+
+
+def _of_arrays(convert: Callable[[pa.Array], pa.Array]) -> Callable[[Value], Value]:
+    """Returns a conversion of arrays that takes a scalar, too."""
+    return lambda value: convert(pa.repeat(value, 1))[0] if isinstance(value, pa.Scalar) else convert(value)

@@ -19,7 +19,7 @@ from ckpt_runtime.expressions.evaluation import (
 )
 from ckpt_runtime.expressions.functions.predicates import comparison, scattered
 from ckpt_runtime.expressions.nodes import Call
-from ckpt_runtime.expressions.types import arrow_type, is_fractional
+from ckpt_runtime.expressions.types import arrow_type
 
 _if_else = kernel_of("if_else")
 
@@ -97,10 +97,3 @@ def _extreme(call: Call) -> Callable[..., Value]:
         return best
 
     return run
-
-
-@strict("KnownNullable", "KnownNotNull", "NormalizeNaNAndZero")
-def _unchanged(call: Call) -> Callable[..., Value]:
-    if call.function != "NormalizeNaNAndZero" or not is_fractional(call.type):
-        return lambda value: value
-    return lambda value: pc.add(value, pa.scalar(0.0, value.type))

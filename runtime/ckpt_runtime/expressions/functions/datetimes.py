@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import datetime
+import decimal
 from collections.abc import Callable
 from typing import Any
 
@@ -69,9 +70,7 @@ def _second_with_fraction(call: Call) -> Callable[..., Value]:
     return lambda value: micros(local(value))
 
 
-def _decimal_seconds(moment: datetime.datetime) -> Any:
-    import decimal
-
+def _decimal_seconds(moment: datetime.datetime) -> decimal.Decimal:
     return decimal.Decimal(moment.second * 1_000_000 + moment.microsecond).scaleb(-6)
 
 
@@ -155,8 +154,6 @@ def _of_day(moment: datetime.datetime) -> int:
 
 
 def _half_up(value: float) -> float:
-    import decimal
-
     return float(decimal.Decimal(repr(value)).quantize(decimal.Decimal("1e-8"), decimal.ROUND_HALF_UP))
 
 
@@ -192,7 +189,7 @@ def _truncate(call: Call) -> Callable[..., Value]:
 
 
 def _constant(tree: Expression, what: str) -> str:
-    while not isinstance(tree, Literal):
+    if not isinstance(tree, Literal):
         raise UnsupportedExpressionError(f"{what} that is not constant")
     return str(tree.value)
 

@@ -14,7 +14,7 @@ from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressi
 from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
 from ckpt_runtime.expressions.functions.arithmetic import overflow, to_decimal
 from ckpt_runtime.expressions.nodes import Call
-from ckpt_runtime.expressions.rows import per_row
+from ckpt_runtime.expressions.rows import EXACT, per_row
 from ckpt_runtime.expressions.types import arrow_type, decimal_of, is_integral
 
 _DOUBLE = pa.float64()
@@ -164,7 +164,6 @@ _ROUNDING = {
     "RoundCeil": decimal.ROUND_CEILING,
     "RoundFloor": decimal.ROUND_FLOOR,
 }
-_WIDE = decimal.Context(prec=400)
 
 
 @strict(*_ROUNDING)
@@ -179,11 +178,11 @@ def _rounded(call: Call) -> Callable[..., Value]:
             if value != value or abs(value) == math.inf:
                 return value
             text = repr(float(np.format_float_positional(np.float32(value)))) if source == "float" else repr(value)
-            return float(decimal.Decimal(text).quantize(decimal.Decimal(1).scaleb(-scale), rounding, _WIDE))
+            return float(decimal.Decimal(text).quantize(decimal.Decimal(1).scaleb(-scale), rounding, EXACT))
         if isinstance(value, int) and scale >= 0:
             return value
         number = decimal.Decimal(value)  # type: ignore[arg-type]
-        rounded = number.quantize(decimal.Decimal(1).scaleb(-scale), rounding, _WIDE)
+        rounded = number.quantize(decimal.Decimal(1).scaleb(-scale), rounding, EXACT)
         return _in_range(int(rounded), call) if is_integral(source) else rounded
 
     if found is None:

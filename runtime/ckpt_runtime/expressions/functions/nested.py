@@ -19,6 +19,7 @@ from ckpt_runtime.expressions.evaluation import (
     strict,
 )
 from ckpt_runtime.expressions.functions.predicates import sort_key
+from ckpt_runtime.expressions.lists import as_list, with_elements
 from ckpt_runtime.expressions.nodes import Call, Lambda
 from ckpt_runtime.expressions.rows import per_row
 from ckpt_runtime.expressions.types import arrow_type
@@ -309,20 +310,11 @@ def _compiled(call: Call, position: int) -> tuple[Lambda, Evaluator]:
 
 def _elements(value: Value, frame: Frame) -> tuple[pa.Array, pa.Array, Frame]:
     """Returns an array column, the row of each of its elements, and the frame that has a row for each element."""
-    array = broadcast(value, frame.length)
-    if isinstance(array, pa.MapArray):
-        array = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
+    array = as_list(broadcast(value, frame.length))
     rows = pc.list_parent_indices(array)
     columns = [column.take(rows) for column in frame.columns]
     variables = {id_: held if isinstance(held, pa.Scalar) else held.take(rows) for id_, held in frame.variables.items()}
     return array, rows, Frame(columns, len(rows), variables)
-
-
-def _rebuilt(array: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Returns lists of the lengths of ``array`` with other elements."""
-    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
-    offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)]).cast(pa.int32())
-    return pa.ListArray.from_arrays(offsets, values.cast(kind.value_type), mask=array.is_null()).cast(kind)
 
 
 def _positions(array: pa.Array) -> pa.Array:
@@ -344,30 +336,28 @@ def _over_elements(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
             values[body.parameters[1].id] = _positions(array)
         results = broadcast(evaluator(inner.with_variables(values)), inner.length)
         if call.function == "ArrayTransform":
-            return _rebuilt(array, results, kind)
-        lists = _rebuilt(array, results, pa.list_(pa.bool_())).to_pylist()
+            return with_elements(array, results, kind)
+        lists = with_elements(array, results, pa.list_(pa.bool_())).to_pylist()
         if call.function == "ArrayFilter":
             kept = [
                 None if flags is None else [x for x, flag in zip(row, flags, strict=True) if flag]
                 for row, flags in zip(array.to_pylist(), lists, strict=True)
             ]
             return pa.array(kept, kind)
-        decide = _exists if call.function == "ArrayExists" else _for_all
-        return pa.array([None if flags is None else decide(flags, three_valued) for flags in lists], pa.bool_())
+        exists = call.function == "ArrayExists"
+        decided = [None if flags is None else _decided(flags, decisive=exists) for flags in lists]
+        if exists and not three_valued:
+            decided = [None if flags is None else bool(known) for flags, known in zip(lists, decided, strict=True)]
+        return pa.array(decided, pa.bool_())
 
     return run
 
 
-def _exists(flags: list[bool | None], three_valued: bool) -> bool | None:
-    if True in flags:
-        return True
-    return None if three_valued and None in flags else False
-
-
-def _for_all(flags: list[bool | None], three_valued: bool) -> bool | None:
-    if False in flags:
-        return False
-    return None if None in flags else True
+def _decided(flags: list[bool | None], *, decisive: bool) -> bool | None:
+    """Returns ``decisive`` if a flag is, null if one is null, and the opposite otherwise."""
+    if decisive in flags:
+        return decisive
+    return None if None in flags else not decisive
 
 
 @function("ArrayAggregate")
@@ -407,7 +397,7 @@ def _over_entries(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         flat = array.flatten()
         values = {body.parameters[0].id: flat.field(0), body.parameters[1].id: flat.field(1)}
         results = broadcast(evaluator(inner.with_variables(values)), inner.length)
-        entries = _rebuilt(array, results, pa.list_(results.type)).to_pylist()
+        entries = with_elements(array, results, pa.list_(results.type)).to_pylist()
         rows: list[list[tuple[Any, Any]] | None] = []
         for row, made in zip(array.to_pylist(), entries, strict=True):
             if row is None:
@@ -444,6 +434,6 @@ def _zip_with(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         array, _, inner = _elements(pa.array(rows, pa.list_(entry)), frame)
         flat = array.flatten()
         values = {body.parameters[0].id: flat.field(0), body.parameters[1].id: flat.field(1)}
-        return _rebuilt(array, broadcast(evaluator(inner.with_variables(values)), inner.length), kind)
+        return with_elements(array, broadcast(evaluator(inner.with_variables(values)), inner.length), kind)
 
     return run

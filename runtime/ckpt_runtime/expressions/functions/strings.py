@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import decimal
 import hashlib
 import re
 import zlib
@@ -17,7 +18,7 @@ from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressi
 from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, function, kernel_of, strict
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.regex import compile_java, like_pattern
-from ckpt_runtime.expressions.rows import per_row
+from ckpt_runtime.expressions.rows import EXACT, per_row
 from ckpt_runtime.expressions.types import arrow_type
 
 _STRING = pa.string()
@@ -365,7 +366,6 @@ def _elt(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
 def _format_number(call: Call) -> Callable[..., Value]:
     if call.arguments[1].type == "string":
         raise UnsupportedExpressionError("format_number with a pattern")
-    import decimal
 
     def write(value: Any, places: int) -> str | None:
         if places < 0:
@@ -375,9 +375,7 @@ def _format_number(call: Call) -> Callable[..., Value]:
                 return "NaN"
             if abs(value) == float("inf"):
                 return "∞" if value > 0 else "-∞"
-        number = decimal.Decimal(value).quantize(
-            decimal.Decimal(1).scaleb(-places), decimal.ROUND_HALF_EVEN, decimal.Context(prec=400)
-        )
+        number = decimal.Decimal(value).quantize(decimal.Decimal(1).scaleb(-places), decimal.ROUND_HALF_EVEN, EXACT)
         return f"{number:,f}"
 
     return per_row(write, _STRING)

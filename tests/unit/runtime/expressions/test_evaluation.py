@@ -82,6 +82,31 @@ def test_lambda_sees_the_columns_of_its_row() -> None:
     assert computed(tree, lists, pa.array([10.0, 20.0, 30.0, 40.0])) == [[11.0, 12.0], None, [], [None]]
 
 
+INTEGERS = {"type": "array", "elementType": "integer", "containsNull": True}
+TEXTS = {"type": "array", "elementType": "string", "containsNull": True}
+
+
+def test_cast_of_nested_values_keeps_nulls_and_looks_at_the_rows_of_a_slice_only() -> None:
+    lists = pa.array([["bad"], ["1", None], None, []], pa.list_(pa.string())).slice(1)
+    assert computed(call("Cast", INTEGERS, Column(0, TEXTS)), lists) == [[1, None], None, []]  # type: ignore[arg-type]
+    texts = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
+    numbers = {"type": "map", "keyType": "string", "valueType": "integer", "valueContainsNull": True}
+    maps = pa.array([[("a", "bad")], [("b", "2")], None], pa.map_(pa.string(), pa.string())).slice(1)
+    assert computed(call("Cast", numbers, Column(0, texts)), maps) == [[("b", 2)], None]  # type: ignore[arg-type]
+
+
+def test_value_of_a_dictionary_that_no_row_has_does_not_fail_a_cast() -> None:
+    column = pa.array(["bad", "2"]).dictionary_encode().slice(1)
+    assert computed(call("Cast", "integer", Column(0, "string")), column) == [2]
+
+
+def test_lambda_over_a_slice_sees_the_elements_of_its_rows() -> None:
+    element, position = Variable(1, "integer"), Variable(2, "integer")
+    plus = Lambda(call("Add", "integer", element, position), (element, position))
+    lists = pa.array([[9], [1, 2], None, [5]], pa.list_(pa.int32())).slice(1)
+    assert computed(Call("ArrayTransform", (Column(0, INTEGERS), plus), INTEGERS), lists) == [[1, 3], None, [5]]
+
+
 def test_unknown_functions_and_types_are_refused_when_the_expression_is_compiled() -> None:
     with pytest.raises(UnsupportedExpressionError, match="Uuid"):
         compile_expression(call("Uuid", "string"))
