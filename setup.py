@@ -37,6 +37,7 @@ EXTRAS_REQUIRE = {
         "apache-airflow-providers-openlineage>=2.20",
     ],
     "test": [
+        "anyio>=4.5",  # its pytest plugin runs the tests that are coroutines
         "apache-airflow-providers-openlineage>=2.20",
         "cryptography>=43",
         "hypothesis>=6.100",
@@ -53,6 +54,7 @@ EXTRAS_REQUIRE = {
         "schemathesis>=4.0",
     ],
     "dev": [
+        "coverage>=7.6",
         "import-linter>=2.1",
         "mypy>=1.14",
         "pandas-stubs",
