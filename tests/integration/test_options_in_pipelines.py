@@ -33,7 +33,7 @@ def test_they_reach_the_coordinator_and_the_restart_strategy(cluster: MiniCluste
         shown = httpx.get(f"{cluster.rest_url}/jobs/{job_id}/checkpoints/config").json()
         assert (shown["interval"], shown["timeout"]) == (200, 40_000)
         config = cluster.call(cluster.dispatcher.job_config(job_id))
-        assert config.restart_strategy == "fixed-delay"
+        assert config.execution_config["restart-strategy"] == "fixed-delay"
         assert config.configuration["execution.checkpointing.interval"] == "200 ms"
         assert config.configuration["execution.checkpointing.timeout"] == "40 s"
         patched = cluster.call(
@@ -66,6 +66,6 @@ def test_they_win_over_the_clusters_and_survive_the_driver(tmp_path: Path) -> No
         second.wait_for_status(job_id, JobStatus.RUNNING)
         shown = second.call(second.dispatcher.checkpoint_config(job_id)).settings
         assert (shown.interval_ms, shown.timeout_ms, shown.min_pause_ms) == (200, 50_000, 5)
-        assert second.call(second.dispatcher.job_config(job_id)).restart_strategy == "fixed-delay"
+        assert second.call(second.dispatcher.job_config(job_id)).execution_config["restart-strategy"] == "fixed-delay"
         second.wait_for_checkpoints(job_id, 1)
         second.call(second.dispatcher.cancel_job(job_id))

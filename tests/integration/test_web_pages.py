@@ -92,7 +92,7 @@ def test_every_page_of_a_running_job(
     kind = f"{'phone' if size == PHONE else 'desk'}-{'dark' if dark else 'light'}"
     job, dispatcher = f"/jobs/{shown.job_id}", cluster.dispatcher
     vertex = cluster.call(dispatcher.job_details(shown.job_id)).vertices[0].vertex_id
-    agent = cluster.call(dispatcher.slot_agents())[0].slot_id
+    agent = cluster.call(dispatcher.slot_agents())[0].id
     expected = {
         "/": ["running", "healthy", shown.job_id[:8] if size == DESK else HOSTILE],
         job: ["Durations", "Sizes", "History", "completed", "every 1 h"],

@@ -6,7 +6,7 @@ from ckpt_runtime.contract.base import read, reader
 from ckpt_runtime.contract.checkpoints import OperationOutcome, OperationStatus
 from ckpt_runtime.contract.cluster import ClusterOverview, EntryPoint, Holder, Pipeline, RetiredJobId, ThreadInfo
 from ckpt_runtime.contract.cluster import TaskManager as SlotAgent
-from ckpt_runtime.contract.configuration import ConfigChange, ConfigVersion, JobConfig, OptionChange
+from ckpt_runtime.contract.configuration import Bounds, ConfigChange, ConfigVersion, JobConfig, OptionChange
 from ckpt_runtime.contract.jobs import (
     RETAINS,
     TERMINAL_STATES,
@@ -81,9 +81,6 @@ __all__ = [
     "read_operation_status",
     "reader",
 ]
-
-Bounds = tuple[int, int]
-"""The lower and the upper bound of a vertex's parallelism: the least the job runs with, and the most it uses."""
 
 read_backpressure = reader(Backpressure)
 read_execution_result = reader(ExecutionResult)
