@@ -234,7 +234,7 @@ def test_the_message_in_a_stack_trace(trace: str, message: str) -> None:
 
 def test_package_loads_no_heavy_library() -> None:
     code = (
-        "import sys; import ckpt_runtime.client, ckpt_runtime.client.errors, ckpt_runtime.client.models;"
+        "import sys; import ckpt_runtime.client, ckpt_runtime.client.errors, ckpt_runtime.contract.jobs;"
         "assert 'httpx' not in sys.modules;"
         "from ckpt_runtime.client.clients import CkptClient;"
         "heavy = {'pyspark', 'pyarrow', 'numpy', 'pandas', 'fastapi', 'pydantic', 'numba'} & set(sys.modules);"
