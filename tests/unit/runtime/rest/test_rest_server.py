@@ -133,7 +133,7 @@ def test_a_client_that_sends_no_more_still_gets_its_answer() -> None:
     assert asyncio.run(run()).startswith(b"HTTP/1.1 200 ")
 
 
-def test_what_is_no_http_gets_errors_in_the_one_shape() -> None:
+def test_bytes_that_are_not_http_get_errors_in_the_common_shape() -> None:
     async def run() -> bytes:
         running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
         try:
