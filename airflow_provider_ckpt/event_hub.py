@@ -23,8 +23,8 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls, AsyncCkptClient
 from ckpt_runtime.client.errors import CkptClientError, is_passing
 from ckpt_runtime.client.event_stream import RESET, START, EventFeed, StreamedEvent
-from ckpt_runtime.client.models import JobDetails, JobLine
 from ckpt_runtime.client.requests import Call
+from ckpt_runtime.contract.jobs import JobDetails, JobLine
 
 if TYPE_CHECKING:
     from airflow_provider_ckpt.hooks.ckpt import CkptHook

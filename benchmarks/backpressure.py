@@ -31,9 +31,9 @@ from benchmarks.harness import (
     session,
 )
 from benchmarks.shuffle_run import PIPELINE, POLICIES, add_topology_options, drain_and_check, policy_configuration
-from ckpt_runtime.client.checkpoint_models import Checkpoint
 from ckpt_runtime.client.errors import CkptClientError
-from ckpt_runtime.client.models import IoMetrics
+from ckpt_runtime.contract.checkpoints import Checkpoint
+from ckpt_runtime.contract.jobs import IoMetrics
 
 NAME = "backpressure"
 SLEEPS_MS = (0.0, 0.01, 0.1, 1.0)

@@ -26,11 +26,12 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 import pyspark
 
 from benchmarks.process_tree import PeakMemory, listening_port, workers_of
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfigPatch, CheckpointStatistics
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
-from ckpt_runtime.client.models import TERMINAL_STATES, IoMetrics, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, IoMetrics, RunOptions
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 
 PIPELINES = Path(__file__).resolve().parent / "pipelines"

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks import expected
 from benchmarks.harness import BenchmarkError, BenchmarkJob, backend_configuration, progress, session
-from ckpt_runtime.client.checkpoint_models import Checkpoint
+from ckpt_runtime.contract.checkpoints import Checkpoint
 
 WARM_UP_S = 5.0
 

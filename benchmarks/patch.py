@@ -21,8 +21,8 @@ from pathlib import Path
 from benchmarks.harness import BenchmarkError, BenchmarkJob, emit, parser_for, percentile, progress, run_main, session
 from benchmarks.keyed_run import WARM_UP_S, check
 from benchmarks.process_tree import driver_cpu_s
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 
 NAME = "patch"
 PIPELINE = "keyed_count"

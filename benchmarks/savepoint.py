@@ -35,8 +35,8 @@ from benchmarks.harness import (
     session,
 )
 from benchmarks.process_tree import processes_of
-from ckpt_runtime.client.checkpoint_models import Checkpoint
 from ckpt_runtime.configuration.state_options import RocksDBOptions
+from ckpt_runtime.contract.checkpoints import Checkpoint
 
 NAME = "savepoint"
 PARALLELISM = 2

@@ -33,8 +33,8 @@ from benchmarks.harness import (
 )
 from benchmarks.triggerer import Described, Resumed, Triggerer, triggerer
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.jobs import RunOptions
 
 NAME = "triggers"
 PAUSE_S = 2.0

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_ckpt.conditions.base import POLL, Json, Status, Verdict
 from airflow_provider_ckpt.conditions.job import JobCondition, failure_of
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.event_stream import StreamedEvent
-from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
+from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails
 
 _EVENTS = (
     *("checkpoint-completed", "checkpoint-failed", "savepoint-completed", "savepoint-failed"),

@@ -10,9 +10,9 @@ from msgspec import to_builtins
 
 from airflow_provider_ckpt.conditions.base import Json, KilledTask, Status, Verdict
 from airflow_provider_ckpt.conditions.job import JobCondition
-from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.clients import AsyncCalls
-from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, SubtaskTimes
+from ckpt_runtime.contract.checkpoints import CheckpointStatistics
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails, SubtaskTimes
 
 VERDICTS: Final = ("HEALTHY", "DEGRADED", "UNHEALTHY")
 _WITHOUT_SLOTS = ("CREATED", "SCHEDULED")

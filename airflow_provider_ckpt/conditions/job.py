@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from airflow_provider_ckpt.conditions.base import POLL, Condition, Json, KilledTask, Status, Verdict, moment
-from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.event_stream import StreamedEvent
-from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
-from ckpt_runtime.client.stack_traces import telling_line
+from ckpt_runtime.contract.checkpoints import CheckpointStatistics
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails
+from ckpt_runtime.contract.stack_traces import telling_line
 
 STATES: Final = (
     *("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "RECONCILING", "FAILING", "CANCELLING", "SUSPENDED"),

@@ -13,8 +13,9 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound, is_outcome_unknown
 from ckpt_runtime.client.event_stream import StreamedEvent
-from ckpt_runtime.client.models import TERMINAL_STATES, Bounds
-from ckpt_runtime.client.stack_traces import telling_line
+from ckpt_runtime.contract.configuration import Bounds
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
+from ckpt_runtime.contract.stack_traces import telling_line
 
 _ANOTHER_RESCALE = "Another rescale"
 

@@ -8,7 +8,7 @@ from airflow_provider_ckpt.conditions.base import Condition, Json, KilledTask, S
 from airflow_provider_ckpt.processes import SessionProcess
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import Unreachable
-from ckpt_runtime.client.models import ClusterOverview
+from ckpt_runtime.contract.cluster import ClusterOverview
 
 
 @dataclass(eq=False)

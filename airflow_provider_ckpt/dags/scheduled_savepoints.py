@@ -49,7 +49,7 @@ def jobs_to_save(params: dict[str, Any] | None = None) -> list[dict[str, str]]:
 
 def _names_of_living_jobs(connection: str) -> list[str]:
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
-    from ckpt_runtime.client.models import TERMINAL_STATES
+    from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
     with CkptHook(connection).get_conn(patience=_PATIENCE_SECONDS) as client:
         lines = client.list_jobs()

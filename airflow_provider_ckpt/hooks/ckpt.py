@@ -20,8 +20,8 @@ from airflow_provider_ckpt.hooks.connection import Endpoint, leader_of
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptClientError, NotFound
 from ckpt_runtime.client.leader import LeaderSource
-from ckpt_runtime.client.savepoint_models import Savepoint
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
+from ckpt_runtime.contract.checkpoints import Savepoint
 
 
 class CkptHook(BaseHook):

@@ -15,8 +15,8 @@ from enum import Enum, auto
 from typing import Any
 
 from airflow_provider_ckpt.exceptions import CkptJobNotResumable
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
-from ckpt_runtime.client.models import TERMINAL_STATES
+from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
 Json = dict[str, Any]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from airflow_provider_ckpt.conditions.base import Condition, MissingPolicy, Status, Verdict, moment
 from airflow_provider_ckpt.exceptions import CkptJobAmbiguous, CkptJobNotFound
 from ckpt_runtime.client.clients import AsyncCalls
-from ckpt_runtime.client.models import TERMINAL_STATES, JobLine
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobLine
 
 _MOST_SHOWN = 10
 _DIGITS = 32

@@ -10,11 +10,11 @@ from typing import Final
 
 from airflow_provider_ckpt.exceptions import CkptJobNotFound, CkptJobNotResumable
 from airflow_provider_ckpt.jobs.names import resolve
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
-from ckpt_runtime.client.models import TERMINAL_STATES, JobLine
 from ckpt_runtime.client.waiting import until_final
+from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobLine
 
 KINDS: Final = ("ANY", "CHECKPOINT", "SAVEPOINT")
 _WAYS_OUT: Final = "Give a path as savepoint_path, or if_no_snapshot='start' to begin with nothing"

@@ -13,7 +13,7 @@ from airflow_provider_ckpt.exceptions import CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import Conflict
-from ckpt_runtime.client.models import TERMINAL_STATES
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

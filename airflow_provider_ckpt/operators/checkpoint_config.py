@@ -10,12 +10,12 @@ from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import Conflict
-from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.contract.base import plain
+from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

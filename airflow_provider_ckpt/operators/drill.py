@@ -25,7 +25,7 @@ from airflow_provider_ckpt.triggers.wait import ON_KILL_PATIENCE_SECONDS
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound
-from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, RunOptions
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -15,7 +15,8 @@ from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import Conflict
-from ckpt_runtime.client.models import TERMINAL_STATES, ConfigChange, OptionChange
+from ckpt_runtime.contract.configuration import ConfigChange, OptionChange
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
 from ckpt_runtime.secret_keys import MASK, is_secret_key
 
 if TYPE_CHECKING:

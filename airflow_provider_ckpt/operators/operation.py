@@ -27,8 +27,8 @@ from airflow_provider_ckpt.lineage import Written
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import Conflict
-from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

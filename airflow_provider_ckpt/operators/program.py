@@ -10,8 +10,8 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
+from ckpt_runtime.contract.jobs import RunOptions
 
 FIELDS: Final = (
     "pipeline",

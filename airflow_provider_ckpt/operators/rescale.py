@@ -13,7 +13,8 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed,
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import Conflict
-from ckpt_runtime.client.models import TERMINAL_STATES, Bounds, Vertex
+from ckpt_runtime.contract.configuration import Bounds
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, Vertex
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -19,7 +19,7 @@ from airflow_provider_ckpt.processes import SnapshotProcess
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotServed, OperationFailed
-from ckpt_runtime.client.savepoint_models import Savepoint
+from ckpt_runtime.contract.checkpoints import Savepoint
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -15,9 +15,9 @@ from airflow_provider_ckpt.operators.savepoint import CkptSavepointOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import NotFound
-from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import until_final
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

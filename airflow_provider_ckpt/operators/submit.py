@@ -28,9 +28,9 @@ from airflow_provider_ckpt.triggers.wait import ON_KILL_PATIENCE_SECONDS, is_giv
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound
-from ckpt_runtime.client.models import TERMINAL_STATES, JobLine, RunOptions
 from ckpt_runtime.client.requests import job_details
 from ckpt_runtime.client.waiting import until_final
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobLine, RunOptions
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

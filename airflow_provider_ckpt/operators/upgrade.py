@@ -16,7 +16,7 @@ from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Ou
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import NotFound
-from ckpt_runtime.client.models import TERMINAL_STATES
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -15,12 +15,11 @@ from airflow_provider_ckpt.conditions.base import Json, MissingPolicy
 from airflow_provider_ckpt.event_hub import ANY_JOB, Member, joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.jobs.names import chosen
-from ckpt_runtime.client.checkpoint_models import Checkpoint
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, NotFound, is_passing
 from ckpt_runtime.client.event_stream import StreamedEvent
-from ckpt_runtime.client.models import JobLine
-from ckpt_runtime.client.savepoint_models import Savepoint
+from ckpt_runtime.contract.checkpoints import Checkpoint, Savepoint
+from ckpt_runtime.contract.jobs import JobLine
 
 CHECKPOINTS: Final = "checkpoints"
 SAVEPOINTS: Final = "savepoints"

@@ -17,17 +17,11 @@ from airflow_provider_ckpt.conditions.base import MissingPolicy
 from airflow_provider_ckpt.conditions.job import is_starting, root_cause, statistics_of
 from airflow_provider_ckpt.upgrades import actions as act
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import BadRequest, Conflict, NotFound, NotServed
-from ckpt_runtime.client.models import (
-    RETAINS,
-    TERMINAL_STATES,
-    JobDetails,
-    RestorePreview,
-    RunOptions,
-)
-from ckpt_runtime.client.stack_traces import telling_line
+from ckpt_runtime.contract.checkpoints import CheckpointStatistics
+from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES, JobDetails, RestorePreview, RunOptions
+from ckpt_runtime.contract.stack_traces import telling_line
 
 _MOST_LINES = 40
 _HIGH_BACKPRESSURE = 0.5

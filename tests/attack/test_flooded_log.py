@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from tests.support.jobs import PIPELINES
 from tests.support.patience import patient

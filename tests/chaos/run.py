@@ -13,11 +13,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, OperationFailed
-from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, RunOptions
 from tests.chaos.disk import Disk
 from tests.chaos.oracle import Input, check_content
 from tests.chaos.remains import check_checkpoints, check_hidden_files, check_resources

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
+from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata
 from tests.support.driver_processes import Sessions
 from tests.support.jobs import PIPELINES, fast

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptApiError, Unreachable
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
+from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.spark.launch import start_session, stop_session
 from tests.support.driver_processes import Sessions, high_availability
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_ckpt.operators.session import StopSessionOperator
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.jobs import RunOptions
 from tests.support.driver_processes import Sessions
 from tests.support.jobs import PIPELINES, fast
 from tests.support.patience import patient

@@ -14,8 +14,8 @@ from airflow_provider_ckpt.upgrades import machine
 from airflow_provider_ckpt.upgrades.executor import perform
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Outcome, Step, Upgrade
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, RunOptions
 from tests.support.driver_processes import Sessions
 from tests.support.jobs import PIPELINES, fast
 from tests.support.outputs import assert_sequence

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.cli.exit_codes import ExitCode
-from ckpt_runtime.client.checkpoint_models import Checkpoint
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
+from ckpt_runtime.contract.checkpoints import Checkpoint
 from ckpt_runtime.leader_retrieval import LeaderDirectory
 from tests.support.driver_processes import Sessions
 from tests.support.jobs import PIPELINES, fast

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import PIPELINES
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
+from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.spark.launch import start_session, stop_session
 from ckpt_runtime.spark.processes import WORKER
 from tests.support.driver_processes import high_availability

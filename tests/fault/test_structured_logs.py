@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.spark.launch import start_session, stop_session
 from ckpt_runtime.spark.processes import WORKER
 from tests.support.driver_processes import Sessions

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.contract.checkpoints import Checkpoint
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import UNALIGNED, SequenceJob

@@ -9,9 +9,10 @@ from contextlib import closing, contextmanager
 import httpx
 import pytest
 
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch, CheckpointStatistics
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.event_stream import RESET, START, EventFeed, StreamedEvent
+from ckpt_runtime.contract.checkpoints import CheckpointStatistics
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
 from tests.support.patience import patient

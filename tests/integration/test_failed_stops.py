@@ -6,7 +6,7 @@ import pytest
 
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import OperationFailed
-from ckpt_runtime.client.models import JobConfig
+from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
 from tests.support.patience import patient

@@ -9,10 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ckpt_runtime.cli.main import app
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import BadRequest, CkptApiError, Conflict
-from ckpt_runtime.client.models import JobConfig
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch, JobConfig
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.outputs import visible

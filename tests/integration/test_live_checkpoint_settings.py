@@ -7,8 +7,8 @@ import itertools
 import httpx
 import pytest
 
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointCounts
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointCounts
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
 from tests.support.patience import patient

@@ -16,11 +16,11 @@ import pytest
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.cli.exit_codes import ExitCode
 from ckpt_runtime.cli.main import main
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptApiError, is_passing
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
+from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.copying import copy_snapshot

@@ -12,8 +12,8 @@ import pytest
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import BadRequest
-from ckpt_runtime.client.models import RestorePreview, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.jobs import RestorePreview, RunOptions
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.checkpoints import Checkpoint
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
+from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast

@@ -12,8 +12,8 @@ import pytest
 
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import BadRequest, Conflict
-from ckpt_runtime.client.models import TERMINAL_STATES, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, RunOptions
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
 from tests.support.patience import patient

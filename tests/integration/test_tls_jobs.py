@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.leader_retrieval import LeaderDirectory
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.certificates import Authority, internal_options, rest_options

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.client.private_files import write_private
+from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.spark.launch import SessionInfo
 from tests.support.flights import PIPELINES as EXAMPLES
 from tests.support.jobs import FAST

@@ -18,9 +18,9 @@ from benchmarks import backpressure, backpressure_plot, expected, peers, progres
 from benchmarks.backpressure_plot import Point
 from benchmarks.harness import BenchmarkError, Report, not_negative, percentile
 from benchmarks.pipelines import backpressure as topology
-from ckpt_runtime.client.checkpoint_models import Checkpoint
-from ckpt_runtime.client.models import IoMetrics
 from ckpt_runtime.connectors import kernels
+from ckpt_runtime.contract.checkpoints import Checkpoint
+from ckpt_runtime.contract.jobs import IoMetrics
 from ckpt_runtime.state.kernels.compiler import read_only
 
 

@@ -11,7 +11,7 @@ from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.job_commands import JobArgument
 from ckpt_runtime.cli.output import duration_text, size_text
-from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
+from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch
 
 
 def patch_checkpoint_config(  # noqa: PLR0913 -- one parameter for each option

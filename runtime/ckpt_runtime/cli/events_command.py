@@ -11,7 +11,7 @@ from ckpt_runtime.cli import values
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import duration_text, size_text, time_text
 from ckpt_runtime.client.event_stream import END, RESET, START, StreamedEvent
-from ckpt_runtime.client.models import TERMINAL_STATES
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
 JobsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[JOB]...", help="Job ids; all jobs without any.", callback=values.job_ids)

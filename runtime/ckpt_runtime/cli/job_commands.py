@@ -9,9 +9,10 @@ import typer
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import duration_text, size_text, time_text
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointConfig, CheckpointStatistics
-from ckpt_runtime.client.models import TERMINAL_STATES, ExceptionHistory, JobDetails
-from ckpt_runtime.client.stack_traces import telling_line
+from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
+from ckpt_runtime.contract.configuration import CheckpointConfig
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, ExceptionHistory, JobDetails
+from ckpt_runtime.contract.stack_traces import telling_line
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", callback=values.job_id)]
 WaitTimeoutOption = Annotated[

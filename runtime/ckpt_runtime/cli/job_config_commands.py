@@ -19,7 +19,7 @@ from ckpt_runtime.cli.job_commands import JobArgument
 from ckpt_runtime.cli.output import time_text
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict
-from ckpt_runtime.client.models import ConfigChange, JobConfig
+from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would change, and what it takes.")]
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until the job runs with it.")]

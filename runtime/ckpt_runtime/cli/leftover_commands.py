@@ -14,7 +14,7 @@ from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import duration_text, size_text
 from ckpt_runtime.client.errors import NotFound
-from ckpt_runtime.client.models import TERMINAL_STATES
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from ckpt_runtime.connectors.leftovers import HiddenFile

@@ -14,8 +14,8 @@ from ckpt_runtime.cli.run_command import (
     PipelineArgument,
     SavepointOption,
 )
-from ckpt_runtime.client.models import PlanPreview, RestorePreview, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.contract.jobs import PlanPreview, RestorePreview, RunOptions
 
 
 def plan(

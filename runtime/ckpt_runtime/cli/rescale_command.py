@@ -11,7 +11,8 @@ from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.job_commands import JobArgument, WaitTimeoutOption
-from ckpt_runtime.client.models import Bounds, Vertex
+from ckpt_runtime.contract.configuration import Bounds
+from ckpt_runtime.contract.jobs import Vertex
 
 
 def rescale(

@@ -14,12 +14,12 @@ from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.output import size_text
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
-from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.client.waiting import watch
+from ckpt_runtime.contract.checkpoints import CheckpointStatistics
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails, RunOptions
 
 WATCH_INTERVAL_S = 1.0
 

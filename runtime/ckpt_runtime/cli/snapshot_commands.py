@@ -15,11 +15,10 @@ from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
 from ckpt_runtime.cli.job_commands import JobArgument, WaitTimeoutOption
 from ckpt_runtime.cli.output import size_text, user_name
-from ckpt_runtime.client.checkpoint_models import Checkpoint
 from ckpt_runtime.client.errors import UNKNOWN_JOB, CkptClientError, Conflict, NotFound, OperationFailed
-from ckpt_runtime.client.models import OperationStatus
 from ckpt_runtime.client.requests import Format, OperationKind
-from ckpt_runtime.client.stack_traces import telling_line
+from ckpt_runtime.contract.checkpoints import Checkpoint, OperationStatus
+from ckpt_runtime.contract.stack_traces import telling_line
 
 
 class FormatChoice(StrEnum):

@@ -13,45 +13,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from ckpt_runtime.client.checkpoint_models import (
+from ckpt_runtime.contract.base import read, reader
+from ckpt_runtime.contract.checkpoints import (
+    CanceledJob,
     Checkpoint,
-    CheckpointConfig,
-    CheckpointConfigPatch,
     CheckpointStatistics,
+    OperationStatus,
     RetainedCheckpoint,
-    read_checkpoint,
-    read_config,
-    read_retained,
-    read_statistics,
+    Savepoint,
 )
-from ckpt_runtime.client.models import (
+from ckpt_runtime.contract.cluster import ClusterOverview, Pipeline, RetiredJobId, TaskManager, ThreadInfo
+from ckpt_runtime.contract.configuration import Bounds, CheckpointConfig, CheckpointConfigPatch, ConfigChange, JobConfig
+from ckpt_runtime.contract.jobs import (
     Backpressure,
-    Bounds,
-    ClusterOverview,
-    ConfigChange,
     ExceptionHistory,
     ExecutionResult,
-    JobConfig,
     JobDetails,
     JobHealth,
     JobLine,
-    OperationStatus,
-    Pipeline,
     PlanPreview,
-    RetiredJobId,
     RunOptions,
-    SlotAgent,
     SubtaskTimes,
-    ThreadInfo,
     UpgradeInProgress,
     VertexDetails,
-    read,
-    read_backpressure,
-    read_execution_result,
-    read_operation_status,
-    reader,
 )
-from ckpt_runtime.client.savepoint_models import Savepoint
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -264,9 +249,9 @@ def _run_body(chosen: RunOptions) -> dict[str, Any]:
     return body
 
 
-def slot_agents() -> Call[tuple[SlotAgent, ...]]:
+def slot_agents() -> Call[tuple[TaskManager, ...]]:
     """List the slot agents, whose workers run the tasks."""
-    return Call("GET", "/taskmanagers", reader(tuple[SlotAgent, ...], "taskmanagers"))
+    return Call("GET", "/taskmanagers", reader(tuple[TaskManager, ...], "taskmanagers"))
 
 
 def thread_dump(slot_agent: str | None = None) -> Call[tuple[ThreadInfo, ...]]:
@@ -355,7 +340,7 @@ def job_exceptions(job_id: str, max_entries: int = 20) -> Call[ExceptionHistory]
 
 def execution_result(job_id: str) -> Call[ExecutionResult]:
     """Read how the job ended, or that it has not ended."""
-    return Call("GET", _job(job_id, "/execution-result"), read_execution_result)
+    return Call("GET", _job(job_id, "/execution-result"), reader(ExecutionResult))
 
 
 def cancel_job(job_id: str, *, owner: str | None = None) -> Call[None]:
@@ -369,7 +354,13 @@ def cancel_and_retain(job_id: str, *, owner: str | None = None) -> Call[Retained
     Returns the latest checkpoint so far. Flink ignores the argument and answers with an empty body, which is an error.
     """
     query = {"mode": "cancel", "retain": "true"}
-    return Call("PATCH", _job(job_id), read_retained, query=query, headers=_owned(owner))
+    return Call(
+        "PATCH",
+        _job(job_id),
+        lambda document: read(document, CanceledJob).retained_checkpoint,
+        query=query,
+        headers=_owned(owner),
+    )
 
 
 def vertex_details(job_id: str, vertex_id: str) -> Call[VertexDetails]:
@@ -385,7 +376,7 @@ def subtask_times(job_id: str, vertex_id: str) -> Call[tuple[SubtaskTimes, ...]]
 
 def vertex_backpressure(job_id: str, vertex_id: str) -> Call[Backpressure]:
     """Read the backpressured, idle and busy shares of a vertex's subtasks."""
-    return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}/backpressure"), read_backpressure)
+    return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}/backpressure"), reader(Backpressure))
 
 
 def vertex_metrics(job_id: str, vertex_id: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
@@ -396,12 +387,12 @@ def vertex_metrics(job_id: str, vertex_id: str, names: tuple[str, ...]) -> Call[
 
 def checkpoint_statistics(job_id: str) -> Call[CheckpointStatistics]:
     """Read counts, summary, the latest checkpoints and the history."""
-    return Call("GET", _job(job_id, "/checkpoints"), read_statistics)
+    return Call("GET", _job(job_id, "/checkpoints"), reader(CheckpointStatistics))
 
 
 def checkpoint_details(job_id: str, checkpoint_id: int) -> Call[Checkpoint]:
     """Read one checkpoint with its vertices."""
-    return Call("GET", _job(job_id, f"/checkpoints/details/{int(checkpoint_id)}"), read_checkpoint)
+    return Call("GET", _job(job_id, f"/checkpoints/details/{int(checkpoint_id)}"), reader(Checkpoint))
 
 
 def checkpoint_subtasks(job_id: str, checkpoint_id: int, vertex_id: str) -> Call[Mapping[str, Any]]:
@@ -412,19 +403,19 @@ def checkpoint_subtasks(job_id: str, checkpoint_id: int, vertex_id: str) -> Call
 
 def checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
     """Read the checkpoint configuration now in effect."""
-    return Call("GET", _job(job_id, "/checkpoints/config"), read_config)
+    return Call("GET", _job(job_id, "/checkpoints/config"), reader(CheckpointConfig))
 
 
 def patch_checkpoint_config(job_id: str, patch: CheckpointConfigPatch) -> Call[CheckpointConfig]:
     """Change the checkpoint configuration of a running job (FLIP-571); returns the resulting configuration."""
     path = _job(job_id, "/checkpoints/configuration")
-    return Call("PATCH", path, read_config, body=patch.to_json(), feature=_FLIP_571)
+    return Call("PATCH", path, reader(CheckpointConfig), body=patch.to_json(), feature=_FLIP_571)
 
 
 def reset_checkpoint_config(job_id: str) -> Call[CheckpointConfig]:
     """Return to the submitted checkpoint configuration."""
     path = _job(job_id, "/checkpoints/configuration")
-    return Call("DELETE", path, read_config, feature=_FLIP_571)
+    return Call("DELETE", path, reader(CheckpointConfig), feature=_FLIP_571)
 
 
 def resource_requirements(job_id: str) -> Call[dict[str, int]]:
@@ -558,7 +549,7 @@ def mark_savepoint(
 def operation_status(kind: OperationKind, trigger_id: str, job_id: str | None = None) -> Call[OperationStatus]:
     """Read the status of an asynchronous operation. ``job_id`` is needed for all but disposals."""
     if kind == "savepoint-disposal":
-        return Call("GET", f"/savepoint-disposal/{_segment(trigger_id)}", read_operation_status)
+        return Call("GET", f"/savepoint-disposal/{_segment(trigger_id)}", reader(OperationStatus))
     if job_id is None:
         raise ValueError(f"job_id: is needed for a {kind} operation")
-    return Call("GET", _job(job_id, f"/{kind}s/{_segment(trigger_id)}"), read_operation_status)
+    return Call("GET", _job(job_id, f"/{kind}s/{_segment(trigger_id)}"), reader(OperationStatus))

@@ -25,8 +25,10 @@ from ckpt_runtime.client.errors import (
     is_outcome_unknown,
     is_passing,
 )
-from ckpt_runtime.client.models import RETAINS, TERMINAL_STATES, Bounds, OperationStatus
 from ckpt_runtime.client.requests import Call, OperationKind
+from ckpt_runtime.contract.checkpoints import OperationStatus
+from ckpt_runtime.contract.configuration import Bounds
+from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ def always(default: T) -> T:
     """A field that every answer of this server has, and that readers need not find: Flink may lack it.
 
     In structs with ``omit_defaults`` a field with a plain default is left out of answers while it has that default; a
-    field made by this function is never left out. ``default`` must not be changed by anybody: all instances share it.
+    field made by this function is never left out. All instances share ``default``, so nothing may change it.
     """
     return msgspec.field(default_factory=lambda: default)
 

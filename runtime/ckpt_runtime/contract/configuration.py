@@ -134,6 +134,10 @@ class CheckpointConfigPatch(Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return body
 
 
+Bounds = tuple[int, int]
+"""The lower and the upper bound of a vertex's parallelism: the least the job runs with, and the most it uses."""
+
+
 class ParallelismRange(Struct, frozen=True, rename=spelling.PARALLELISM_BOUNDS):
     """The lower and the upper bound of a vertex's parallelism."""
 

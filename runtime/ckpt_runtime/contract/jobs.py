@@ -504,7 +504,8 @@ class QueueStatus(Struct, frozen=True):
         return self.id == "COMPLETED"
 
 
-COMPLETED, IN_PROGRESS = QueueStatus("COMPLETED"), QueueStatus("IN_PROGRESS")
+COMPLETED = QueueStatus("COMPLETED")
+IN_PROGRESS = QueueStatus("IN_PROGRESS")
 
 
 class JobResult(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=spelling.JOB_RESULT):

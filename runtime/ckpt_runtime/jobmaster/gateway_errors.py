@@ -1,4 +1,4 @@
-"""The errors that a gateway call may raise on purpose: each is a REST answer, and its message is for the client."""
+"""The errors that the dispatcher raises on purpose: each is a REST answer, and its message is for the client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 
 
 class GatewayError(Exception):
-    """Is the base of the errors that a gateway call may raise on purpose; the message is for the client."""
+    """Base of the errors that the dispatcher raises on purpose; the message is for the client."""
 
 
 class NotFound(GatewayError):
@@ -104,8 +104,8 @@ class JobTerminated(Conflict):
 class SnapshotInUse(Conflict):
     """A snapshot to be disposed of, or claimed, is in use by a living job."""
 
-    def __init__(self, path: str, job_id: str, state: str, reason: str, wish: str = "disposed of") -> None:
-        super().__init__(f"{path} cannot be {wish} while job {job_id} is {state}: {reason}")
+    def __init__(self, path: str, job_id: str, state: str, reason: str, action: str = "disposed of") -> None:
+        super().__init__(f"{path} cannot be {action} while job {job_id} is {state}: {reason}")
 
 
 class SnapshotNotFound(Conflict):

@@ -10,13 +10,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.rest.audit import AuditLog, Write
-from ckpt_runtime.rest.auth import Guard
-from ckpt_runtime.rest.errors import install_error_handlers, moved, without_prefix
+from ckpt_runtime.rest.auth import Guard, WebSessions
 from ckpt_runtime.rest.event_stream import EventStreams
 from ckpt_runtime.rest.handlers import checkpoints, cluster, configuration, jobs, pages
 from ckpt_runtime.rest.openapi import install_openapi
-from ckpt_runtime.rest.uploads import DEFAULT_MAX_UPLOAD_BYTES
-from ckpt_runtime.rest.web_sessions import WebSessions
+from ckpt_runtime.rest.request_body import DEFAULT_MAX_UPLOAD_BYTES
+from ckpt_runtime.rest.responses import install_error_handlers, moved, without_prefix
 
 _PREFIX = "/v1"
 _DESCRIPTION = (

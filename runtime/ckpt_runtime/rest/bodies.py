@@ -33,9 +33,9 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ckpt_runtime.rest.errors import BadRequest, echo
-from ckpt_runtime.rest.json_body import read_object
 from ckpt_runtime.rest.parameters import HEX_ID_PATTERN, OWNER_PATTERN
+from ckpt_runtime.rest.request_body import read_object
+from ckpt_runtime.rest.responses import BadRequest, echo
 
 MAX_PATH_CHARS = 4096
 MAX_TEXT_CHARS = 64 * 1024

@@ -15,8 +15,8 @@ from pydantic import AfterValidator
 
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_values import Precondition
-from ckpt_runtime.rest.errors import BadRequest, echo
 from ckpt_runtime.rest.job_answers import FLAME_GRAPH_KINDS
+from ckpt_runtime.rest.responses import BadRequest, echo
 
 _MOST_SUBTASKS = 32767
 HEX_ID_PATTERN = "^[0-9a-fA-F]{32}$"

@@ -8,12 +8,7 @@ import pytest
 
 from airflow_provider_ckpt.exceptions import CkptJobNotResumable
 from airflow_provider_ckpt.jobs.earlier_job import EarlierJob, NextStep, Plan, plan
-from ckpt_runtime.client.checkpoint_models import (
-    Checkpoint,
-    CheckpointCounts,
-    CheckpointStatistics,
-    LatestCheckpoints,
-)
+from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointCounts, CheckpointStatistics, LatestCheckpoints
 
 JOB = "ab" * 16
 STARTED = {"job_id": JOB, "started": True, "given": None, "snapshot": None}

@@ -20,7 +20,7 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.drill import RestoreDrillOperator
-from ckpt_runtime.client.models import JobDetails, Vertex
+from ckpt_runtime.contract.jobs import JobDetails, Vertex
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway_values as g
 from ckpt_runtime.scheduler.job_status import JobStatus

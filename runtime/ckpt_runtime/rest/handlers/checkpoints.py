@@ -39,7 +39,6 @@ from ckpt_runtime.rest.bodies import (
     refused,
     spelled,
 )
-from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import (
     CheckpointId,
@@ -52,7 +51,7 @@ from ckpt_runtime.rest.parameters import (
     TriggerId,
     VertexId,
 )
-from ckpt_runtime.rest.responses import flink_router, now_ms
+from ckpt_runtime.rest.responses import BadRequest, flink_router, now_ms
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 checkpoints = flink_router(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])

@@ -37,8 +37,6 @@ from ckpt_runtime.rest.bodies import (
     body_of,
     spelled,
 )
-from ckpt_runtime.rest.errors import BadRequest
-from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import (
     ApplicationId,
@@ -52,8 +50,8 @@ from ckpt_runtime.rest.parameters import (
     TheDispatcher,
     listed,
 )
-from ckpt_runtime.rest.responses import flink_router, now_ms
-from ckpt_runtime.rest.uploads import PART_NAME, receive_pipeline
+from ckpt_runtime.rest.request_body import PART_NAME, receive_pipeline, whole_request
+from ckpt_runtime.rest.responses import BadRequest, flink_router, now_ms
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.thread_dump import ThreadInfo
 

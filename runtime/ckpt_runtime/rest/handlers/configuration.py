@@ -34,11 +34,10 @@ from ckpt_runtime.rest.bodies import (
     spelled,
 )
 from ckpt_runtime.rest.checkpoint_answers import config as checkpoint_config
-from ckpt_runtime.rest.errors import BadRequest, echo
-from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import Condition, JobId, TheDispatcher
-from ckpt_runtime.rest.responses import flink_router
+from ckpt_runtime.rest.request_body import whole_request
+from ckpt_runtime.rest.responses import BadRequest, echo, flink_router
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
 job_configuration = flink_router(prefix="/jobs/{jobid}/config", tags=["job configuration"])

@@ -41,12 +41,10 @@ from ckpt_runtime.contract.jobs import (
 from ckpt_runtime.jobmaster import gateway_values, health
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated, NotFound, VertexNotFound
-from ckpt_runtime.rest import checkpoint_answers, job_answers, metrics, prometheus
+from ckpt_runtime.rest import checkpoint_answers, job_answers, metrics
 from ckpt_runtime.rest.bodies import Body, HexId, Location, Owner, Within, body_of, spelled
-from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
 from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams
 from ckpt_runtime.rest.handlers.cluster import cluster_configuration
-from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import (
     HEX_ID_PATTERN,
@@ -70,7 +68,8 @@ from ckpt_runtime.rest.parameters import (
     selected_jobs,
     selected_subtasks,
 )
-from ckpt_runtime.rest.responses import flink_router, now_ms
+from ckpt_runtime.rest.request_body import whole_request
+from ckpt_runtime.rest.responses import ApiError, BadRequest, echo, flink_router, now_ms
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 jobs = flink_router(prefix="/jobs", tags=["jobs"])
@@ -270,7 +269,7 @@ async def prometheus_metrics(dispatcher: TheDispatcher) -> Response:
             jobs.append((job, await dispatcher.job_metrics(job.job_id), await _health(job.job_id, dispatcher)))
         except JobNotFound:
             continue
-    return Response(prometheus.text(await dispatcher.cluster_overview(), jobs), media_type=CONTENT_TYPE_LATEST)
+    return Response(metrics.prometheus_text(await dispatcher.cluster_overview(), jobs), media_type=CONTENT_TYPE_LATEST)
 
 
 # --- events

@@ -12,10 +12,9 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from ckpt_runtime.rest.errors import ApiError, BadRequest, not_found, original_path
-from ckpt_runtime.rest.json_body import read_object, whole_request
-from ckpt_runtime.rest.responses import flink_router
-from ckpt_runtime.rest.web_sessions import LIFETIME_S, WebSessions, cookie_name, is_same_origin
+from ckpt_runtime.rest.auth import LIFETIME_S, WebSessions, cookie_name, is_same_origin
+from ckpt_runtime.rest.request_body import read_object, whole_request
+from ckpt_runtime.rest.responses import ApiError, BadRequest, flink_router, not_found, original_path
 from ckpt_runtime.web.files import INDEX, page_files
 
 router = flink_router(include_in_schema=False)

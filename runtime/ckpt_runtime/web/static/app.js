@@ -1,4 +1,4 @@
-// The frame around the pages: which one is shown, how often it is asked for again, and what happens when nobody answers.
+// The frame around the pages: which one is shown, how often it is refreshed, and what happens when the session does not answer.
 
 import { ApiError, logout, session } from "./api.js";
 import { h } from "./dom.js";
@@ -64,7 +64,7 @@ function replace(content) {
   if (focused) [...main.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
 }
 
-/** Whoever marks text to copy it does not want it replaced. */
+/** A reader who selects text to copy it does not want it replaced. */
 function isSelecting() {
   const selection = document.getSelection();
   return selection !== null && !selection.isCollapsed && main.contains(selection.anchorNode);

@@ -37,10 +37,10 @@ function row(subtask, checkpoint) {
     return { label, order: Infinity, title: `Subtask ${label}: ${running ? "not done yet" : "never done"}`, parts: [], note: running ? "not yet" : "never" };
   }
   const parts = partsOf(subtask);
-  const told = parts.map((part) => `${PARTS.find(([kind]) => kind === part.kind)[1]} ${duration(part.to - part.from)}`).join(", ");
+  const shares = parts.map((part) => `${PARTS.find(([kind]) => kind === part.kind)[1]} ${duration(part.to - part.from)}`).join(", ");
   return {
     label, parts, order: subtask.end_to_end_duration,
-    title: `Subtask ${label}: ${duration(subtask.end_to_end_duration)} in all${told ? `: ${told}` : ""}; ${bytes(subtask.checkpointed_size)}${subtask.unaligned_checkpoint ? ", unaligned" : ""}${subtask.aborted ? ", aborted" : ""}`,
+    title: `Subtask ${label}: ${duration(subtask.end_to_end_duration)} in all${shares ? `: ${shares}` : ""}; ${bytes(subtask.checkpointed_size)}${subtask.unaligned_checkpoint ? ", unaligned" : ""}${subtask.aborted ? ", aborted" : ""}`,
   };
 }
 

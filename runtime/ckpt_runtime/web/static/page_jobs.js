@@ -1,4 +1,4 @@
-// All jobs of the session, those that need somebody first.
+// All jobs of the session, those that need attention first.
 
 import { get, getIfAny, inTurn, serverNow } from "./api.js";
 import { badge, h, table, tile } from "./dom.js";

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import (
     BadRequest,
@@ -25,9 +24,10 @@ from ckpt_runtime.client.errors import (
     Unreachable,
     WaitTimeout,
 )
-from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
+from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch
+from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.scheduler.job_status import JobStatus

@@ -17,10 +17,10 @@ from ckpt_runtime.cli.framework import Cli, Settings
 from ckpt_runtime.cli.output import CommandOutput
 from ckpt_runtime.cli.snapshot_commands import StartedOperation
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptApiError, Conflict, NotFound, NotServed, UnexpectedAnswer
 from ckpt_runtime.contract.base import read
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import IoMetrics
 from ckpt_runtime.contract.stack_traces import telling_line
 

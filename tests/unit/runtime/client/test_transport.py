@@ -16,8 +16,8 @@ import pytest
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptApiError
-from ckpt_runtime.client.stack_traces import root_message
 from ckpt_runtime.client.transport import InvalidToken, InvalidUrl, client_options, normalise_url
+from ckpt_runtime.contract.stack_traces import root_message
 
 JOB = "ab" * 16
 T = TypeVar("T")
@@ -234,7 +234,7 @@ def test_the_message_in_a_stack_trace(trace: str, message: str) -> None:
 
 def test_package_loads_no_heavy_library() -> None:
     code = (
-        "import sys; import ckpt_runtime.client, ckpt_runtime.client.errors, ckpt_runtime.client.models;"
+        "import sys; import ckpt_runtime.client, ckpt_runtime.client.errors, ckpt_runtime.contract.jobs;"
         "assert 'httpx' not in sys.modules;"
         "from ckpt_runtime.client.clients import CkptClient;"
         "heavy = {'pyspark', 'pyarrow', 'numpy', 'pandas', 'fastapi', 'pydantic', 'numba'} & set(sys.modules);"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.rest.json_body import MAX_BODY_BYTES, JsonRefused, parse_json
+from ckpt_runtime.rest.request_body import MAX_BODY_BYTES, JsonRefused, parse_json
 from tests.unit.runtime.rest.conftest import JOB, Send, send_to
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
@@ -151,7 +151,7 @@ def test_too_large_a_body_is_refused_before_it_is_parsed(send: Send) -> None:
     assert_4xx(send("POST", f"/jobs/{JOB}/checkpoints", content=b"{}", headers={"content-length": "9" * 40}), 413)
 
 
-def test_a_driver_that_is_not_ready_says_so(send: Send, gateway: FakeGateway) -> None:
+def test_request_to_a_driver_that_is_not_ready_gets_503(send: Send, gateway: FakeGateway) -> None:
     gateway.ready = False
     response = send("GET", "/jobs")
     assert response.status_code == 503

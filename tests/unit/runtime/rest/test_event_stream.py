@@ -96,7 +96,7 @@ def test_a_client_that_closes_is_forgotten_before_anything_is_written(serve: Cal
     assert time.monotonic() - begun < event_stream.KEEP_ALIVE_S
 
 
-def test_a_slow_reader_is_told_and_cut_off_and_holds_nobody_up(serve: Callable[..., Served]) -> None:
+def test_slow_reader_gets_reset_and_is_disconnected_and_delays_no_other_stream(serve: Callable[..., Served]) -> None:
     served = serve(capacity=16)
     text = "x" * 100_000
 
@@ -161,7 +161,7 @@ def test_a_stream_ends_with_the_server(serve: Callable[..., Served]) -> None:
 
 
 @pytest.mark.parametrize("path", ["/events", "/v1/events", f"/jobs/{'0' * 32}/events"])
-def test_nobody_listens_without_the_token(serve: Callable[..., Served], path: str) -> None:
+def test_stream_without_the_token_is_refused(serve: Callable[..., Served], path: str) -> None:
     served = serve(token="open sesame")
 
     async def ask() -> int:

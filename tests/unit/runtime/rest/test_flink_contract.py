@@ -189,7 +189,7 @@ def test_recorded_exchange(exchange: dict[str, Any]) -> None:
         assert missing(recorded, ours) == []
 
 
-def test_subtasks_are_told_apart_by_the_names_that_flinks_client_knows() -> None:
+def test_class_names_of_subtasks_are_those_of_flink() -> None:
     exchange = next(item for item in CONTRACT if "have not acknowledged" in item["name"])
     answer = send_to(prepared(exchange))("GET", exchange["path"].replace(RECORDED_VERTICES[1], VERTICES[1])).json()
     names = {(item["className"], item["status"]) for item in answer["subtasks"]}
@@ -204,7 +204,7 @@ def test_slashes_around_a_path_do_not_matter(send: Send, path: str) -> None:
     assert wrong == {"errors": [f"Not found: {path}no/such/"]}
 
 
-def test_what_a_query_selects_is_all_that_counts(send: Send, gateway: FakeGateway) -> None:
+def test_query_selects_the_jobs_and_subtasks_that_are_aggregated(send: Send, gateway: FakeGateway) -> None:
     """Flink's parameters, each of which may come again and again."""
     other = gateway.add_job("1" * 32)
     uptime = "/jobs/metrics?get=uptime&get=numberOfCompletedCheckpoints&agg=MAX&agg=sum"

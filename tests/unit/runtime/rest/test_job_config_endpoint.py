@@ -35,7 +35,7 @@ def errors(answer: Any, status: int) -> str:
 
 
 @pytest.mark.row("530.1")
-def test_the_configuration_with_its_version_and_who_made_it(send: Send) -> None:
+def test_configuration_has_its_version_and_its_author(send: Send) -> None:
     answer = put(send, interval="5 s")
     assert answer.status_code == 200
     assert answer.json() == {
@@ -76,7 +76,7 @@ class TestStatuses:
         assert send("PUT", PATH, content=body).status_code == 400
         assert send("GET", PATH).json()["version"] == 1
 
-    def test_400_names_the_option_the_value_and_what_is_allowed(self, send: Send) -> None:
+    def test_invalid_value_gets_400_with_option_value_and_allowed_values(self, send: Send) -> None:
         message = errors(put(send, interval="often", timeout="5 ms", unknown="is mine"), 400)
         first, second = message.splitlines()
         assert first.startswith(f"{INTERVAL}: 'often' is not acceptable; allowed: ")
@@ -89,7 +89,7 @@ class TestStatuses:
     def test_400_keys_that_a_job_has_not(self, send: Send, key: str) -> None:
         assert key in errors(put(send, **{key: "1"}), 400)
 
-    def test_400_what_can_never_change_says_why(self, send: Send) -> None:
+    def test_change_of_an_unchangeable_option_gets_400_with_the_reason(self, send: Send) -> None:
         message = errors(put(send, **{"pipeline.name": "other", "state.backend.type": "rocksdb"}), 400)
         name, backend = message.splitlines()
         assert name.startswith("pipeline.name: 'other' is not acceptable")
@@ -148,7 +148,7 @@ def test_what_means_the_same_changes_nothing_at_any_version(send: Send) -> None:
 
 
 @pytest.mark.row("530.10")
-def test_a_dry_run_says_what_it_takes(send: Send, gateway: FakeGateway) -> None:
+def test_dry_run_reports_needed_restart_and_changes_nothing(send: Send, gateway: FakeGateway) -> None:
     gateway.jobs[JOB].overrides = CheckpointOverrides(timeout_ms=77)
     options = {TIMEOUT: "1 min", "execution.buffer-timeout.interval": "5 ms"}
     answer = put(send, query="?dry-run=true", **options).json()
@@ -177,7 +177,7 @@ class TestPatch:
     def patch(self, send: Send, headers: dict[str, str] | None = None, **options: Any) -> Any:
         return send("PATCH", PATH, json={"configuration": given(options)}, headers=headers or {})
 
-    def test_only_what_is_given_changes_and_null_removes(self, send: Send) -> None:
+    def test_patch_changes_given_options_only_and_null_removes_one(self, send: Send) -> None:
         put(send, interval="5 s", timeout="1 min")
         answer = self.patch(send, timeout=None, **{"my.number": 3}).json()
         assert (answer["version"], answer["restart"]) == (3, True)
@@ -188,7 +188,7 @@ class TestPatch:
     def test_with_the_version_that_it_was_made_of(self, send: Send, header: str, status: int) -> None:
         assert self.patch(send, {"If-Match": header}, interval="5 s").status_code == status
 
-    def test_what_is_not_there_cannot_be_removed_and_that_is_fine(self, send: Send) -> None:
+    def test_removal_of_an_unset_option_changes_nothing(self, send: Send) -> None:
         assert self.patch(send, timeout=None).json()["version"] == 1
 
     @pytest.mark.parametrize("body", [{}, {"configuration": None}, {"configuration": {"a": []}}, {"version": 1}])

@@ -26,7 +26,7 @@ OPERATIONS = [
 NAMES = [f"{method} {path}" for method, path, _ in OPERATIONS]
 
 
-def test_it_describes_what_is_served(send: Send) -> None:
+def test_document_describes_the_served_paths(send: Send) -> None:
     assert send("GET", "/openapi.json").json() == DOCUMENT
     patch = DOCUMENT["paths"]["/jobs/{jobid}/checkpoints/configuration"]["patch"]
     schema = patch["requestBody"]["content"]["application/json"]["schema"]

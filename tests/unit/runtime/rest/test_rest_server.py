@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ckpt_runtime.rest import http_protocol, json_body, server
+from ckpt_runtime.rest import http_protocol, request_body, server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB
@@ -133,7 +133,7 @@ def test_a_client_that_sends_no_more_still_gets_its_answer() -> None:
     assert asyncio.run(run()).startswith(b"HTTP/1.1 200 ")
 
 
-def test_what_is_no_http_gets_errors_in_the_one_shape() -> None:
+def test_bytes_that_are_not_http_get_errors_in_the_common_shape() -> None:
     async def run() -> bytes:
         running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
         try:
@@ -152,7 +152,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, method: str, path: str, trickles: bool
 ) -> None:
     """Whether it stalls or comes byte by byte; and nothing has happened."""
-    monkeypatch.setattr(json_body, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(request_body, "BODY_TIMEOUT_S", 0.1)
     gateway = FakeGateway()
     gateway.add_job(JOB)
     head = f"{method} {path or f'/jobs/{JOB}'} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"

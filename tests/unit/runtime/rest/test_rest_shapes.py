@@ -42,7 +42,7 @@ def test_statistics_without_any_checkpoint(send: Send) -> None:
 
 
 @pytest.mark.row("571.9")
-def test_a_pending_checkpoint_shows_who_has_acknowledged_and_its_deadline(send: Send, gateway: FakeGateway) -> None:
+def test_pending_checkpoint_shows_acknowledgements_and_deadline(send: Send, gateway: FakeGateway) -> None:
     checkpoint_id = gateway.start_checkpoint(gateway.jobs[JOB])
     (pending,) = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
     assert (pending["num_subtasks"], pending["num_acknowledged_subtasks"]) == (6, 0)
@@ -186,7 +186,7 @@ def test_a_vertex_has_the_durations_of_all_states(send: Send) -> None:
     assert (agent["taskmanager-id"], agent["endpoint"], agent["status"]) == ("agent-0", "localhost:37401", "RUNNING")
 
 
-def test_a_vertex_without_watermarks_and_accumulators_says_so(send: Send) -> None:
+def test_watermarks_and_accumulators_of_a_vertex_are_empty(send: Send) -> None:
     vertex = f"/jobs/{JOB}/vertices/{VERTICES[0]}"
     assert send("GET", f"{vertex}/watermarks").json() == []
     assert send("GET", f"{vertex}/accumulators").json() == {"id": VERTICES[0], "user-accumulators": []}
@@ -243,7 +243,7 @@ def test_names_are_shown_as_they_are(send: Send, gateway: FakeGateway) -> None:
     assert nodes[-1]["description"] == "a -> 'b' & <c>"
 
 
-def test_what_is_not_measured_is_not_complete() -> None:
+def test_metrics_without_all_measurements_are_not_complete() -> None:
     measures = SubtaskMeasures("v", 0, 0, 0, 0, 7, 0, 1.5, 2.5, 3.5)
     partly, wholly = answers.io_metrics([measures, None]), answers.io_metrics([measures, measures])
     assert (partly.write_bytes, partly.write_bytes_complete) == (7, False)

@@ -18,7 +18,7 @@ def savepoints(gateway: FakeGateway) -> None:
 
 
 @pytest.mark.row("air.10")
-def test_savepoints_are_listed_with_what_is_known(send: Send) -> None:
+def test_savepoints_are_listed_with_their_known_properties(send: Send) -> None:
     answer = send("GET", "/v1/savepoints", params={"directory": "/data/savepoints"}).json()
     proven, failed, old, damaged = answer["savepoints"]
     assert answer["directory"] == "/data/savepoints"
@@ -71,7 +71,7 @@ def test_a_mark_that_is_no_mark_is_refused(send: Send, change: dict[str, object]
     ("call", "path"),
     [(requests.trigger_savepoint, "savepoints"), (requests.stop_with_savepoint, "stop")],
 )
-def test_who_asks_comes_in_a_header(send: Send, gateway: FakeGateway, call: object, path: str) -> None:
+def test_requester_is_read_from_a_header(send: Send, gateway: FakeGateway, call: object, path: str) -> None:
     assert callable(call)
     built = call(JOB, "/s", requester="airflow: nächtlich/savepoint 100%")
     assert send("POST", f"/jobs/{JOB}/{path}", json=built.body, headers=built.headers).status_code == 202
