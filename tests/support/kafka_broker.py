@@ -57,14 +57,19 @@ class KafkaBroker:
             settings["transactional.id"] = transaction
         producer = Producer(settings)
         failures: list[Any] = []
+
+        def delivered(error: Any, _: Any) -> None:
+            if error is not None:
+                failures.append(error)
+
         if transaction:
             producer.init_transactions(patient(30))
             producer.begin_transaction()
         for value in values:
-            producer.produce(topic, value, on_delivery=lambda error, _: error and failures.append(error), **message)
+            producer.produce(topic, value, on_delivery=delivered, **message)
             producer.poll(0)
         left = producer.flush(patient(30))
-        assert not left and not failures, (left, failures[:3])
+        assert (left, failures[:3]) == (0, [])
         if transaction:
             producer.commit_transaction(patient(30))
 
