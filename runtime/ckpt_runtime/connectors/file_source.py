@@ -222,6 +222,8 @@ class FileReader(SplitReader):
 
     def _open(self, split: Split, position: int) -> Iterator[pa.RecordBatch]:
         description = split.description
+        if not description["size"]:
+            return  # as in Spark, in every format
         location = resolve(split.id)
         if position:
             now = file_entry(location)

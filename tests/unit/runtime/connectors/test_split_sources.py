@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
 from ckpt_runtime.storage.errors import StorageError
+from tests.docs.markdown import blocks
 from tests.unit.runtime.connectors.harness import Collector, context, opened, redistributed, snapshot_of
 
 States = list[list[OperatorListState]]
@@ -355,3 +358,27 @@ def test_batches_of_rate_have_one_time_each() -> None:
 def test_rate_and_socket_cannot_end_with_what_is_there() -> None:
     with pytest.raises(PlanError, match="no data at its start"):
         source_schema("rate", {"availableNow": "true"}, None)
+
+
+def test_the_source_of_the_documentation_gives_each_row_once_through_restores(tmp_path: Path) -> None:
+    [block] = [block for block in blocks("python") if block.page.name == "sources.md" and "(Source)" in block.text]
+    names: dict[str, Any] = {}
+    exec(compile(block.text, str(block), "exec"), names)
+    options = {"path": str(tmp_path), "availableNow": "true"}
+    for file in range(3):
+        with closing(sqlite3.connect(tmp_path / f"{file}.db")) as database:
+            database.execute("CREATE TABLE rows (word TEXT)")
+            database.executemany("INSERT INTO rows VALUES (?)", [(f"{file}-{at}",) for at in range(10)])
+            database.commit()
+    job = Job(names["Databases"], options, parallelism=2, most_rows=3)
+    job.discover()
+    job.read(2)
+    state = job.checkpoint(1, 1)
+    kept = job.rows
+    assert 0 < len(kept) < 30
+    again = Job(names["Databases"], options, restored=state)
+    again.run()
+    assert Counter(row["word"] for row in kept + again.rows) == Counter(
+        f"{f}-{at}" for f in range(3) for at in range(10)
+    )
+    assert again.ended
