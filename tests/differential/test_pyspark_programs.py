@@ -136,7 +136,7 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("output mode", "append mode"),
         ("action", "needs a running Spark"),
         ("pattern", "GGGG"),
-        ("foreachBatch", "foreachBatch"),
+        ("memory", "'memory' has no table"),
         ("legacy option", "spark.sql.legacy"),
         ("Python function", "common_inline_user_defined_function"),
     ],
@@ -198,3 +198,11 @@ def test_question_that_sets_an_option_of_the_driver_or_is_malformed_is_refused()
     assert "not a relation" in ANALYZER.analyze(AnalysisRequest(b"\xff")).unsupported
     with pytest.raises(DocumentError, match="malformed"):
         ANALYZER.answer("{")
+
+
+def test_text_of_sql_is_not_filled_in_with_the_environment_of_the_driver() -> None:
+    """Spark replaces ``${env:NAME}`` and ``${system:name}`` in SQL, also in a column's name, which programs can read."""
+    relation = Relation(sql={"query": "SELECT 1 AS `${env:PATH}`, 2 AS `${system:java.home}`"}).SerializeToString()
+    analysis = ANALYZER.analyze(AnalysisRequest(relation))
+    names = [column.name for column in analysis.columns]
+    assert names in ([], ["${env:PATH}", "${system:java.home}"]), analysis.error

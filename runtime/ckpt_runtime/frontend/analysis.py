@@ -60,14 +60,14 @@ class Analyzer:
         """Returns Spark's answer, errors of the author included. Blocks; calls from several threads take turns."""
         with self._lock:
             self._serial += 1
-            return _analyze(_spark_session(), request, self._serial)
+            return _analyze(spark_session(), request, self._serial)
 
 
 ANALYZER = Analyzer()
 """That of this process: Spark has one session in it."""
 
 
-def _spark_session() -> Any:
+def spark_session() -> Any:
     """Returns the driver's session. Outside of Spark it starts one, which runs nothing."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -167,6 +167,8 @@ class _Planner:
             place = (option.apply("builtin"), option.apply("system"))
             registry.dropFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *place))
         session.conf().set("spark.sql.runSQLOnFiles", "false")
+        # Otherwise Spark replaces ${env:NAME} in SQL texts by a variable of the driver's environment.
+        session.conf().set("spark.sql.variable.substitute", "false")
         holder = connect.service.SessionHolder("engine", f"00000000-0000-0000-0000-{serial:012}", session)
         self._planner = connect.planner.SparkConnectPlanner(holder, jvm.scala.Option.empty())
         self._jvm = jvm
