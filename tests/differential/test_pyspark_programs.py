@@ -201,8 +201,6 @@ def test_question_that_sets_an_option_of_the_driver_or_is_malformed_is_refused()
 
 
 def test_text_of_sql_is_not_filled_in_with_the_environment_of_the_driver() -> None:
-    """Spark replaces ``${env:NAME}`` and ``${system:name}`` in SQL, also in a column's name, which programs can read."""
-    relation = Relation(sql={"query": "SELECT 1 AS `${env:PATH}`, 2 AS `${system:java.home}`"}).SerializeToString()
-    analysis = ANALYZER.analyze(AnalysisRequest(relation))
-    names = [column.name for column in analysis.columns]
-    assert names in ([], ["${env:PATH}", "${system:java.home}"]), analysis.error
+    """Spark replaces ``${env:NAME}`` in SQL, and its message for a column of that name would reach the program."""
+    relation = Relation(sql={"query": "SELECT `${env:PATH}` FROM range(1)"}).SerializeToString()
+    assert "${env:PATH}" in ANALYZER.analyze(AnalysisRequest(relation)).error
