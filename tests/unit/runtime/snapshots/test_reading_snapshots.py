@@ -22,7 +22,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots import trial
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_in_place, open_snapshot
-from ckpt_runtime.storage.channel_state_frame import ElementKind, InFlightWatermark, frame_header, watermark_body
+from ckpt_runtime.storage.channel_state_reader import ElementKind, InFlightWatermark, frame_header, watermark_body
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
@@ -177,7 +177,7 @@ def test_storage_that_is_away_is_no_damage(directory: Location, monkeypatch: pyt
     def away(*_: object) -> int:
         raise StorageError("away", "x")
 
-    monkeypatch.setattr("ckpt_runtime.storage.state_file_reader.open_regular", away)
+    monkeypatch.setattr("ckpt_runtime.storage.state_files.open_regular", away)
     with pytest.raises(StorageError, match="away"):
         snapshot.verify()
 
