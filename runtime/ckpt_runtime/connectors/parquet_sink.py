@@ -6,7 +6,7 @@ list state, split among the restored subtasks at any parallelism; each commits i
 snapshot. (Union state would give all names to each, but then no checkpoint can be taken once some subtasks have ended.)
 Files that an earlier attempt left behind and the snapshot does not cover are recognized by their names and deleted, and
 so are those of ended jobs that had the same sink before this one. Never touches files of another sink or of a job that
-may be alive. At the end of the job the driver cleans up (``jobmaster/sink_clean_up.py``).
+may be alive. At the end of the job the driver cleans up (``snapshots/clean_up.py``).
 """
 
 from __future__ import annotations
