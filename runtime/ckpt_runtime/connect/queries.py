@@ -88,9 +88,10 @@ class Queries:
         job_id = uuid.UUID(operation_id).hex
         program = {"settings": dict(settings), "commands": [MessageToDict(command) for command in commands]}
         archive = io.BytesIO()
+        # Equal requests give equal archives, so that entries have no time of their own.
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
-            files.writestr(f"{_MODULE}.py", _PROGRAM)
-            files.writestr("commands.json", json.dumps(program))
+            files.writestr(zipfile.ZipInfo(f"{_MODULE}.py"), _PROGRAM)
+            files.writestr(zipfile.ZipInfo("commands.json"), json.dumps(program, sort_keys=True))
         stored = await self._dispatcher.store_pipeline(f"{name or _MODULE}.zip", _once(archive.getvalue()))
         configuration = {PipelineOptions.NAME.key: name or f"query-{job_id[:8]}", **own}
         await self._dispatcher.run_pipeline(
