@@ -198,7 +198,8 @@ class _QueryMapper:
         spec = sink_spec(start, self._capture, self._resolve, schema)
         node = self._plan.add(LogicalNode(spec, inputs, None))
         if start.query_name:
-            node.uid = node.name = start.query_name
+            # Not the name itself, which programs also give to the operator that the query is about.
+            node.uid, node.name = f"{start.query_name}-sink", start.query_name
 
 
 def _check_expressions(spec: specs.OperatorSpec) -> None:
