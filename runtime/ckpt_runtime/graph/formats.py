@@ -168,6 +168,8 @@ def partition_option(sink: str | type, columns: list[str]) -> str:
 def file_extension(format_: str, options: Mapping[str, Any]) -> str:
     """The ending of a file's name, with that of its compression where the format's readers need it."""
     endings = {"gzip": ".gz", "bzip2": ".bz2", "zstd": ".zst"}
+    if format_ == "foreach":
+        return "arrow"
     return format_ if format_ == "parquet" else format_ + endings.get(options["compression"], "")
 
 
@@ -221,10 +223,10 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             "parquet",
             (
                 Option("path", required=True),
-                Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
                 Option("maxRowsPerFile", int, 0, minimum=0),
                 Option("onMissing", default="fail", choices=("fail", "ignore")),
                 Option("partitionBy"),
+                Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
             ),
             _check_files,
         ),
@@ -294,7 +296,7 @@ def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) 
         return
     if isinstance(sink, type):
         _check_stream(sink, "written", "streamWriter")
-        _check_types_of_pyspark(sink, schema)
+        check_types_of_pyspark(sink.__name__, schema)
         return
     if sink not in SINK_FORMATS:
         raise PlanError("format", _unknown(sink, SINK_FORMATS))
@@ -311,7 +313,7 @@ def _check_stream(source: type, verb: str, *methods: str) -> None:
         )
 
 
-def _check_types_of_pyspark(source: type, schema: pa.Schema) -> None:
+def check_types_of_pyspark(name: str, schema: pa.Schema) -> None:
     """Raises PlanError for a column of a type that the ``StructType`` which a ``DataSource`` gets cannot have."""
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
@@ -321,7 +323,7 @@ def _check_types_of_pyspark(source: type, schema: pa.Schema) -> None:
             to_arrow_type(from_arrow_type(column.type), timezone="UTC")
         except (PySparkTypeError, pa.ArrowInvalid, ValueError):  # ValueError: decimals of too many digits
             problem = f"column {column.name!r} is {column.type}, which PySpark has no type for; cast it before"
-            raise PlanError("schema", f"{source.__name__}: {problem}") from None
+            raise PlanError("schema", f"{name}: {problem}") from None
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:
@@ -348,7 +350,7 @@ def described_data_source(
         except Exception as error:
             raise PlanError("schema", f"{source.__name__}.schema() failed, give .schema(...): {error}") from error
         schema = to_arrow_schema(answer) if schema is None else schema
-    _check_types_of_pyspark(source, schema)
+    check_types_of_pyspark(source.__name__, schema)
     return instance, schema
 
 
