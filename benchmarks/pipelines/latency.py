@@ -21,6 +21,7 @@ REPORT_EVERY_S = 0.5
 
 
 def now_us() -> int:
+    """The time in microseconds since the epoch."""
     return time.time_ns() // 1_000
 
 
@@ -68,7 +69,7 @@ class Measure:
 
 
 def pipeline(session: StreamSession, report: str, rows_per_s: str) -> None:
-    """``report`` is a directory for the sink's reports and the ages; ``rows_per_s`` the rate of all subtasks together."""
+    """``report`` is a directory for reports and ages; ``rows_per_s`` is the rate of all subtasks together."""
     numbers = session.readStream.format("numbers").options(keys=1, rowNumber=True, rowsPerSecond=int(rows_per_s)).load()
     (
         numbers.uid("source")
