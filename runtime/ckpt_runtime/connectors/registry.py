@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckpt_runtime.graph.specs import (
     FILE_FORMATS,
+    STAGED_FORMATS,
     CommitterSpec,
     DrillSinkSpec,
     EnumeratorSpec,
@@ -73,6 +74,10 @@ def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:
         from ckpt_runtime.connectors.datasource_writer import DataSourceSink
 
         return DataSourceSink(spec.format, spec.options)
+    if spec.format in STAGED_FORMATS:
+        from ckpt_runtime.connectors.staged_sinks import staged_sink
+
+        return staged_sink(spec)
     if spec.format in FILE_FORMATS:
         from ckpt_runtime.connectors.file_sink import FileSink
 

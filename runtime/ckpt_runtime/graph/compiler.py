@@ -195,7 +195,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
 def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
     # One subtask: these sinks commit all that was prepared for a checkpoint in one call.
     return LogicalNode(
-        CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema),
+        CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema, spec.function),
         (LogicalInput(node, Partitioning.REBALANCE),),
         None,
         None if node.uid is None else node.uid + COMMITTER_SUFFIX,

@@ -74,7 +74,7 @@ class SinkFormat:
 
 
 def _replay_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
-    _check_location(options["path"])
+    check_location(options["path"])
     schema = declared if declared is not None else _parquet_schema(options["path"])
     for column in split_columns(options["partitionBy"]):
         if column not in schema.names:
@@ -132,14 +132,14 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
     return schema
 
 
-def _check_location(path: str) -> None:
+def check_location(path: str) -> None:
     """Checks a location that subtasks resolve in other directories and on other machines than the author's."""
     if not path.startswith("/") and ":/" not in path:
         raise PlanError("option 'path'", f"{path!r} is relative; give an absolute path or a URL")
 
 
 def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
-    _check_location(options["path"])
+    check_location(options["path"])
     columns = partition_columns(options, schema)
     if columns and len(columns) == len(schema):
         raise PlanError("partitionBy", "all columns are named; at least one has to be left for the files")
@@ -182,6 +182,8 @@ def partition_option(sink: str | type, columns: list[str]) -> str:
 def file_extension(format_: str, options: Mapping[str, Any]) -> str:
     """The ending of a file's name, with that of its compression where the format's readers need it."""
     endings = {"gzip": ".gz", "bzip2": ".bz2", "zstd": ".zst"}
+    if format_ == "foreach":
+        return "arrow"
     return format_ if format_ == "parquet" else format_ + endings.get(options["compression"], "")
 
 
@@ -234,10 +236,10 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             "parquet",
             (
                 Option("path", required=True),
-                Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
                 Option("maxRowsPerFile", int, 0, minimum=0),
                 Option("onMissing", default="fail", choices=("fail", "ignore")),
                 Option("partitionBy"),
+                Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
             ),
             _check_files,
         ),
@@ -298,7 +300,7 @@ def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) 
         return
     if isinstance(sink, type):
         _check_stream(sink, "written", "streamWriter")
-        _check_types_of_pyspark(sink, schema)
+        check_types_of_pyspark(sink.__name__, schema)
         return
     if sink not in SINK_FORMATS:
         raise PlanError("format", _unknown(sink, SINK_FORMATS))
@@ -315,7 +317,7 @@ def _check_stream(source: type, verb: str, *methods: str) -> None:
         )
 
 
-def _check_types_of_pyspark(source: type, schema: pa.Schema) -> None:
+def check_types_of_pyspark(name: str, schema: pa.Schema) -> None:
     """Raises PlanError for a column of a type that the ``StructType`` which a ``DataSource`` gets cannot have."""
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
@@ -325,7 +327,7 @@ def _check_types_of_pyspark(source: type, schema: pa.Schema) -> None:
             to_arrow_type(from_arrow_type(column.type), timezone="UTC")
         except (PySparkTypeError, pa.ArrowInvalid, ValueError):  # ValueError: decimals of too many digits
             problem = f"column {column.name!r} is {column.type}, which PySpark has no type for; cast it before"
-            raise PlanError("schema", f"{source.__name__}: {problem}") from None
+            raise PlanError("schema", f"{name}: {problem}") from None
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:
@@ -352,7 +354,7 @@ def described_data_source(
         except Exception as error:
             raise PlanError("schema", f"{source.__name__}.schema() failed, give .schema(...): {error}") from error
         schema = to_arrow_schema(answer) if schema is None else schema
-    _check_types_of_pyspark(source, schema)
+    check_types_of_pyspark(source.__name__, schema)
     return instance, schema
 
 
