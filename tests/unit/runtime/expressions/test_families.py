@@ -192,7 +192,7 @@ def test_bad_url_fails_in_ansi_mode_and_is_null_otherwise() -> None:
     )
     assert computed(tree, pa.array(["http://h/a b", "http://a_b.com/x"])) == [None, None]
     with pytest.raises(EvaluationError, match="INVALID_URL"):
-        computed(Call("ParseUrl", arguments, "string"), pa.array(["http://h/a b"]))
+        computed(Call("ParseUrl", tree.arguments, "string"), pa.array(["http://h/a b"]))
 
 
 def test_format_string_writes_values_as_java() -> None:
