@@ -16,6 +16,7 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable, rewritten
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.aggregate_calls import aggregate_call
+from ckpt_runtime.frontend.gaps import with_gap
 from ckpt_runtime.frontend.typed_plan import TypedColumn
 
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
@@ -99,7 +100,8 @@ class ExpressionReader:
         if name == "Literal":
             return _literal(jvm.value(), type_)
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
-        return Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
+        call = Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
+        return with_gap(call) if name == "TimestampAddInterval" else call
 
     def _column(self, node: Mapping[str, Any], type_: SparkType) -> Column:
         position = self._columns.get(node["exprId"]["id"])
