@@ -38,7 +38,9 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "gap": lambda rows: rows.groupBy(
         "country", F.session_window("placed_at", F.concat("country", F.lit(" days")))
     ).count(),
-    "aggregate": lambda rows: rows.groupBy("country").agg(F.histogram_numeric(F.length("country"), F.lit(3))),
+    "aggregate": lambda rows: (
+        rows.withWatermark("placed_at", "1 minute").groupBy("placed_at").agg(F.histogram_numeric(F.lit(2), F.lit(3)))
+    ),
     "distinct": lambda rows: rows.groupBy("country").agg(F.sum_distinct(F.length("country"))),
     "Python function": lambda rows: rows.select(F.udf(lambda country: country, "string")("country")),
     "pattern": lambda rows: rows.select(F.date_format("placed_at", "GGGG yyyy").alias("era")),
