@@ -5,7 +5,7 @@ completion renames that to its visible name. With ``partitionBy``, each value ha
 in its directory (``country=AT``); hidden files always lie in the directory of the sink itself, where they are found.
 Files that an earlier attempt left behind and the snapshot does not cover are recognized by their names and deleted, and
 so are those of ended jobs that had the same sink before this one. Never touches files of another sink or of a job that
-may be alive. At the end of the job the driver cleans up (``jobmaster/sink_clean_up.py``).
+may be alive. At the end of the job the driver cleans up (``snapshots/clean_up.py``).
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_slots import JobSlots
 from ckpt_runtime.jobmaster.job_view import JobView
-from ckpt_runtime.jobmaster.sink_clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms
@@ -55,10 +54,10 @@ from ckpt_runtime.scheduler.deployment import JobDescriptor, Program
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.snapshots.clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import crash_point
-from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.leader_store import NotLeaderError
+from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.structured_log import about
 
 logger = logging.getLogger(__name__)

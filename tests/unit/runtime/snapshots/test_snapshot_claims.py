@@ -16,16 +16,16 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.jobmaster.job_host import Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
-from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, OwnedElsewhereError, claim_snapshot
-from ckpt_runtime.jobmaster.snapshot_clean_up import JobCleanUp
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects
+from ckpt_runtime.snapshots.clean_up import JobCleanUp
+from ckpt_runtime.snapshots.job_claims import JobClaims, OwnedElsewhereError, claim_snapshot
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage import filesystem
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import CLAIM_NAME, Claimant, ClaimedError, read_claim
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileWriter
 from tests.support.snapshots import write_snapshot
 
 FIRST, SECOND, THIRD = ("1" * 32, "2" * 32, "3" * 32)

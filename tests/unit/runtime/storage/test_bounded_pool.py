@@ -14,8 +14,7 @@ from weakref import WeakSet
 import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster.bounded_pool import BoundedPool
-from ckpt_runtime.jobmaster.driver_pools import AddressPools, DriverPools
+from ckpt_runtime.storage.driver_pools import AddressPools, BoundedPool, DriverPools
 from ckpt_runtime.storage.errors import AmbiguousWriteError, PoolExhaustedError, StorageTimeoutError
 from ckpt_runtime.storage.filesystem import address_of
 

@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.connectors.part_names import PartName, owner_of
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.jobmaster.sink_clean_up import clean_up_sinks, sink_lineages, sink_outputs
+from ckpt_runtime.snapshots.clean_up import clean_up_sinks, sink_lineages, sink_outputs
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
