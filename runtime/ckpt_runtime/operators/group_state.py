@@ -22,7 +22,6 @@ from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorCon
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.group_kernels import number_groups
-from ckpt_runtime.state.memory.key_index import capacity_for
 from ckpt_runtime.state.states import KeyedRows, RowBufferSpec
 
 WATERMARK = "watermark"
@@ -49,10 +48,11 @@ class GroupStateOperator(Operator):
         self._schema = schema
         self._keys = tuple(keys)
         self._late_rows = None if event_time is None else LateRows(event_time)
-        self._event_time = event_time
+        self.affects = event_time
+        """The column with the earliest time at which a group that a row is added to can end."""
         self._waiting: list[pa.RecordBatch] = []
         self._rows_waiting = 0
-        self._next_end = NEVER
+        self._next_affected = NEVER
         self._watermark = self._watermark_to_keep = 0
         self._marks: AnyArray = np.zeros(1024, dtype=np.uint32)
 
@@ -79,9 +79,9 @@ class GroupStateOperator(Operator):
             self.late_rows_dropped = self._late_rows.dropped
         if not batch.num_rows:
             return
-        if self._event_time is not None:
-            earliest = pc.min(batch.column(self._event_time)).cast(pa.int64()).as_py()
-            self._next_end = self._next_end if earliest is None else min(self._next_end, earliest)
+        if self.affects is not None:
+            earliest = pc.min(batch.column(self.affects)).cast(pa.int64()).as_py()
+            self._next_affected = self._next_affected if earliest is None else min(self._next_affected, earliest)
         self._waiting.append(batch)
         self._rows_waiting += batch.num_rows
         if not self.waits or self._rows_waiting >= MOST_WAITING:
@@ -89,7 +89,7 @@ class GroupStateOperator(Operator):
 
     def _add_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self._rows_waiting, self._next_end = 0, NEVER
+        self._rows_waiting, self._next_affected = 0, NEVER
         if waiting:
             self.add(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting))
             self._buffers.compact_if_due()
@@ -103,7 +103,7 @@ class GroupStateOperator(Operator):
         slots = read_only(self._buffers.slots_of(keys))
         size = int(slots.max()) + 1
         if size > len(self._marks):
-            self._marks = np.zeros(capacity_for(len(self._marks), size), dtype=np.uint32)
+            self._marks = np.zeros(2 * size, dtype=np.uint32)
         groups, firsts = np.empty(len(slots), dtype=np.uint32), np.empty(len(slots), dtype=np.uint32)
         firsts = firsts[: number_groups(slots, self._marks, groups, firsts)]
         return read_only(groups), slots[firsts], firsts
@@ -138,7 +138,7 @@ class GroupStateOperator(Operator):
         """Ends groups whose time has come. The end of data is no time: the groups that it leaves open stay in state."""
         if timestamp_ms != MAX_WATERMARK and timestamp_ms > self._watermark:
             bound = in_unit(timestamp_ms, "us")
-            if self._next_end <= bound:
+            if self._next_affected <= bound:
                 self._add_waiting()
             self._watermark = self._watermark_to_keep = timestamp_ms
             for rows in self._buffer.expired(bound):

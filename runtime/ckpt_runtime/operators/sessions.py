@@ -24,6 +24,7 @@ class SessionOperator(GroupOperator):
         super().__init__(spec)
         assert spec.session is not None
         self._session = spec.session
+        self.affects = spec.session[0]  # a row may extend a session that ends where the row begins
 
     def add(self, batch: pa.RecordBatch) -> None:
         keys = [normal_key(batch.column(name)) for name in self._keys]
