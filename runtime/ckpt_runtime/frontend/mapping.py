@@ -11,6 +11,7 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
+from ckpt_runtime.frontend.sink_mapping import sink_spec
 from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
@@ -26,13 +27,10 @@ from ckpt_runtime.frontend.typed_plan import (
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import check_sink, partition_option, source_schema
+from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 
 Resolve = Callable[[str], str | type]
-
-_OWN_OPTIONS = frozenset({"checkpointlocation"})
-"""Options of Spark's own engine: a session has its checkpoint directory, so that a query needs none."""
 
 
 def spark_columns(source: CapturedSource, resolve: Resolve) -> list[tuple[str, str]]:
@@ -152,18 +150,8 @@ class QueryMapper:
 
     def _sink(self, query: CapturedQuery, inputs: tuple[LogicalInput, ...], schema: pa.Schema) -> None:
         start = query.start
-        _check_start(start)
-        options = {key: value for key, value in start.options.items() if key.lower() not in _OWN_OPTIONS}
-        if start.path:
-            options["path"] = start.path
-        target = self._resolve(start.format or "parquet")
-        if columns := list(start.partitioning_column_names):
-            options["partitionBy"] = partition_option(target, columns)
-        duplicates = {name for name in schema.names if schema.names.count(name) > 1}
-        if duplicates:
-            raise PlanError("writeStream", f"two columns are called {sorted(duplicates)[0]!r}; give them aliases")
-        check_sink(target, options, schema)
-        node = self._plan.add(LogicalNode(specs.SinkSpec(target, options), inputs, None))
+        spec = sink_spec(start, self._capture, self._resolve, schema)
+        node = self._plan.add(LogicalNode(spec, inputs, None))
         if start.query_name:
             # Not the name itself, which programs also give to the operator that the query is about.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
@@ -181,8 +169,3 @@ def check_expressions(spec: specs.OperatorSpec) -> None:
             compile_expression(tree)
         except UnsupportedExpressionError as error:
             raise PlanError("expression", str(error)) from error
-
-
-def _check_start(start: object) -> None:
-    if start.HasField("foreach_writer") or start.HasField("foreach_batch"):  # type: ignore[attr-defined]
-        raise PlanError("writeStream", "foreach and foreachBatch are not supported yet; write with a format")
