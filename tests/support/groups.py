@@ -132,7 +132,7 @@ class GroupJob:
 
     @property
     def late(self) -> int:
-        return self._late + sum(subtask.operator.late_rows_dropped for subtask in self.subtasks)
+        return self._late + sum(int(subtask.operator.late_rows_dropped) for subtask in self.subtasks)
 
     @property
     def living(self) -> int:
