@@ -42,10 +42,12 @@ def check_output_mode(query: CapturedQuery) -> str:
     nodes = query.analysis.nodes
     groupings = [node for node in nodes if isinstance(node, Aggregate)]
     stateful = [node for node in nodes if isinstance(node, Aggregate | Deduplicate)]
-    if mode not in ("append", "update", "complete"):
-        raise PlanError("outputMode", f"{mode!r} is not known; use append, update or complete")
-    if mode == "complete" and not groupings:
-        raise PlanError("outputMode", "complete needs an aggregation; use append")
+    if mode not in ("append", "update"):
+        raise PlanError(
+            "outputMode",
+            f"{mode!r} is not supported: use update, which gives each group that has changed, and keep the last row of "
+            "each key where it is written",
+        )
     if mode == "append" and any(node.event_time is None for node in groupings):
         raise PlanError(
             "outputMode",
@@ -132,8 +134,7 @@ class _Grouping:
             spec, output = running
         else:
             aggregates = tuple(self._group_aggregate(aggregate) for aggregate in node.aggregates)
-            expires = self._event_time if mapper.output_mode != "complete" else None
-            spec = specs.GroupSpec(self._schema, keys, aggregates, mapper.output_mode, expires, self._session)
+            spec = specs.GroupSpec(self._schema, keys, aggregates, mapper.output_mode, self._event_time, self._session)
             output = spec.output_schema
         grouped = mapper.apply(spec, by_key, output, node.plan_id)
         places = iter(self._leaf_names)

@@ -115,7 +115,7 @@ class ExpandSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Aggregates rows by ``keys``. ``schema`` is the input's, ``mode`` is append, update or complete.
+    """Aggregates rows by ``keys``. ``schema`` is the input's, ``mode`` is append or update.
 
     ``event_time`` is the timestamp column, a key, by which a row is late and a group ends; without it no group ends.
     ``session`` names the columns, not keys, of a session's start and end: sessions of a key that touch become one, and

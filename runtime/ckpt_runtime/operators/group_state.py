@@ -7,7 +7,7 @@ row ends. Adding to a group removes its row and stores another one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -152,14 +152,6 @@ class GroupStateOperator(Operator):
 
     def ended(self, columns: list[pa.Array]) -> None:
         """Rows were removed because their time has come."""
-
-    def all_rows(self) -> Iterator[pa.RecordBatch]:
-        """All stored rows, which are taken out and stored again."""
-        parts = list(self._buffers.take_all())
-        for part in parts:
-            slots = self._buffers.slots_of([part.column(name) for name in self._keys])
-            self._buffer.append(part, slots, np.zeros(part.num_rows, dtype=np.uint8))
-        yield from parts
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         self._add_waiting()

@@ -1,8 +1,7 @@
 """Aggregates rows by key, with Spark's output modes.
 
 ``append`` gives the row of a group once, when the watermark has reached its end; ``update`` gives the present row of
-each group of a batch; ``complete`` gives all groups before each checkpoint and at the end of data. Rows of groups that
-have ended are dropped as late. Never blocks.
+each group of a batch. Rows of groups that have ended are dropped as late. Never blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ class GroupOperator(GroupStateOperator):
         self._aggregates = [_Aggregate(spec, index) for index in range(len(spec.aggregates))]
         self.waits = spec.mode != "update"
         self._output_schema = spec.output_schema
-        self._changed = False
 
     @property
     def stored_schema(self) -> pa.Schema:
@@ -43,7 +41,6 @@ class GroupOperator(GroupStateOperator):
         stored = self.combined(len(slots), Rows(old.groups, old.columns[len(keys) :]), Rows(groups, batch.columns))
         at = self._keys.index(self._spec.event_time) if self._spec.event_time else None
         self.store([*grouped, *stored], None if at is None else grouped[at], slots)
-        self._changed = True
         if self._spec.mode == "update":
             self._emit([*grouped, *stored])
 
@@ -69,21 +66,6 @@ class GroupOperator(GroupStateOperator):
     def ended(self, columns: list[pa.Array]) -> None:
         if self._spec.mode == "append":
             self._emit(columns)
-
-    def prepare_snapshot(self, checkpoint_id: int) -> None:
-        super().prepare_snapshot(checkpoint_id)
-        self._emit_all()
-
-    def finish(self) -> None:
-        super().finish()
-        self._emit_all()
-
-    def _emit_all(self) -> None:
-        """Gives the whole result if it has changed."""
-        if self._spec.mode == "complete" and self._changed:
-            self._changed = False
-            for part in self.all_rows():
-                self._emit(part.columns[:-1])
 
 
 class _Aggregate:

@@ -56,4 +56,3 @@ class SessionOperator(GroupOperator):
             for name, part in zip(self._session, (starts, ends), strict=True)
         ]
         self.store([*grouped, *(key.take(first_rows) for key in keys), *stored], grouped[1], slots[of_session])
-        self._changed = True
