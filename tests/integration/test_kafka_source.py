@@ -188,6 +188,25 @@ def test_records_of_a_transaction_are_read_when_it_is_committed(broker: KafkaBro
 
 
 @pytest.mark.row("ends.4")
+def test_a_broker_that_does_not_answer_is_waited_for(
+    broker: KafkaBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.produce(topic, values(0, 5), partition=0)
+    with closing(Job("kafka", options(broker, topic))) as job:
+        read_until(job, 5)
+        with broker.silent():
+
+            def is_noticed() -> bool:
+                job.discover()
+                job.read()
+                return "cannot be listed now" in caplog.text
+
+            until(is_noticed, "the warning")
+        broker.produce(topic, values(5, 5), partition=1)
+        assert numbers(read_until(job, 10)) == Counter(range(10))
+
+
+@pytest.mark.row("ends.4")
 def test_event_time_advances_when_the_records_of_a_range_were_read(broker: KafkaBroker, topic: str) -> None:
     broker.produce(topic, values(0, 40), partition=0)
     broker.produce(topic, values(40, 4), partition=1)

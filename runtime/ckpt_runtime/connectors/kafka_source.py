@@ -33,10 +33,11 @@ from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
 
 _LOG = logging.getLogger(__name__)
-_ANSWER_S = 10.0
+_ANSWER_S = 5.0
 _POLL_FOUND_MS = 100
 _CONSUMED_AT_ONCE = 4_096
-_MOST_BUFFERED = 65_536
+_MOST_BUFFERED_BYTES = 16 << 20
+_BYTES_OF_RECORD = 64
 _TIME_TYPES = {0: -1, 1: 0, 2: 1}
 """From the library's types of timestamps to Kafka's: none, of the producer, of the log."""
 
@@ -91,7 +92,8 @@ class _Found:
 class KafkaEnumerator(SplitEnumerator):
     """Finds partitions. A thread asks the brokers, unless the source is bounded.
 
-    State: the partitions that were sent, by topic, each with the offset up to which it is read, null without an end.
+    State: the partitions that were sent, by topic, each with the offset up to which it is read, null without an end;
+    and the number of splits so far, which makes their ids unique.
     """
 
     idle_ms = _POLL_FOUND_MS
@@ -108,6 +110,7 @@ class KafkaEnumerator(SplitEnumerator):
             for partition, end in partitions.items()
         }
         self._is_first = state is None or not state["looked"]
+        self._splits = int(state["splits"]) if state else 0
         if bounded and any(end is None for end in self._known.values()):
             raise ValueError(
                 "the partitions of the restored snapshot are read without an end, and availableNow asks for one; leave "
@@ -143,6 +146,7 @@ class KafkaEnumerator(SplitEnumerator):
         for split in found.splits:
             described = split.description
             self._known[described["topic"], described["partition"]] = described["end"]
+        self._splits += len(found.splits)
         self._taken.set()
         return found.splits
 
@@ -150,7 +154,7 @@ class KafkaEnumerator(SplitEnumerator):
         partitions: dict[str, dict[str, int | None]] = {}
         for (topic, partition), end in self._known.items():
             partitions.setdefault(topic, {})[str(partition)] = end
-        return {"partitions": partitions, "looked": not self._is_first}
+        return {"partitions": partitions, "looked": not self._is_first, "splits": self._splits}
 
     def close(self) -> None:
         self._closed.set()
@@ -201,13 +205,13 @@ class KafkaEnumerator(SplitEnumerator):
             found.empty[partition] = begin  # the next run continues here
             return
         description = {"topic": topic, "partition": number, "begin": begin, "end": end}
-        name = f"{topic}-{number}" if end is None else f"{topic}-{number}@{begin}"
+        name = f"{topic}-{number}#{self._splits + len(found.splits)}"
         found.splits.append(Split(name, description, bounded=end is not None))
 
     def _begin(self, partition: Partition) -> int:
         """The first offset to read. Partitions that appear later are read from their beginnings."""
         begin = start(self._options)
-        if not self._is_first and begin.partitions is None:
+        if not self._is_first:
             return self._ends(partition)[0]
         number = begin.of(*partition)
         if begin.by_time:
@@ -240,10 +244,16 @@ class KafkaEnumerator(SplitEnumerator):
         wanted: KafkaSubscription = self._subscription
         if wanted.partitions is not None:
             return {(topic, number) for topic, numbers in wanted.partitions.items() for number in numbers}
+        from confluent_kafka import KafkaException
+
         topics = self._consumer.list_topics(timeout=_ANSWER_S).topics
         if wanted.pattern is not None:
             names = [name for name in topics if re.fullmatch(wanted.pattern, name)]
         else:
+            for name in wanted.topics:
+                error = topics[name].error if name in topics else None
+                if error is not None and error.name() not in _DATA_LOSS:
+                    raise KafkaException(error)
             names = [name for name in wanted.topics if name in topics and topics[name].error is None]
             missing = [name for name in wanted.topics if name not in names]
             if missing and not any(name == topic for name in missing for topic, _ in self._known):
@@ -253,12 +263,18 @@ class KafkaEnumerator(SplitEnumerator):
 
 @dataclass(slots=True)
 class _Assigned:
-    """A partition that is read. ``target`` ends the range; rows behind it wait, so that no partition runs ahead."""
+    """A partition that is read. ``target`` ends the range; rows behind it wait, so that no partition runs ahead.
+
+    ``at_end``: nothing was behind the last record when the broker was asked; ``log_end`` was the end then, which lies
+    behind marks of transactions.
+    """
 
     split: Split
     position: int
     target: int | None = None
     at_end: bool = False
+    log_end: int = -1
+    buffered_bytes: int = 0
     paused: bool = False
     is_gone: bool = False
     buffered: deque[Any] = field(default_factory=deque)
@@ -267,6 +283,40 @@ class _Assigned:
     def end(self) -> int | None:
         end: int | None = self.split.description["end"]
         return end
+
+    @property
+    def bound(self) -> int | None:
+        """The offset up to which rows may be given now; None before the range has an end."""
+        if self.target is None:
+            return None
+        return self.target if self.end is None else min(self.target, self.end)
+
+    @property
+    def has_rows(self) -> bool:
+        bound = self.bound
+        return bool(self.buffered) and bound is not None and self.buffered[0].offset() < bound
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is read to its end, or is gone. The last offsets may be those of marks, which are no records."""
+        if self.is_gone:
+            return not self.has_rows
+        if self.end is None:
+            return False
+        if self.buffered:
+            return bool(self.buffered[0].offset() >= self.end)
+        return self.position >= self.end or (self.at_end and self.log_end >= self.end)
+
+    def take(self, most_rows: int) -> list[Any]:
+        """The next records, none behind the bound."""
+        messages: list[Any] = []
+        while len(messages) < most_rows and self.has_rows:
+            message = self.buffered.popleft()
+            self.buffered_bytes -= len(message) + _BYTES_OF_RECORD
+            messages.append(message)
+        if messages:
+            self.position = messages[-1].offset() + 1
+        return messages
 
     def reached(self) -> bool:
         """Whether all rows of the range were given."""
@@ -310,8 +360,8 @@ class KafkaReader(SplitReader):
 
     @property
     def idle_ms(self) -> int:
-        """Records may be there that belong to the next range."""
-        return 0 if any(assigned.buffered for assigned in self._assigned.values()) else 10
+        """Records of the next range may be there already."""
+        return 0 if any(assigned.has_rows for assigned in self._assigned.values()) else 10
 
     @property
     def holds_event_time(self) -> bool:
@@ -371,32 +421,26 @@ class KafkaReader(SplitReader):
             if assigned.target is None and (count := self._waiting(key, assigned)) is not None:
                 share = None if self._limit is None else max(1, self._limit // len(self._assigned))
                 assigned.target = assigned.position + (count if share is None else min(count, share))
-            messages = _taken(assigned, most_rows)
+            messages = assigned.take(most_rows)
             if messages:
-                assigned.position = messages[-1].offset() + 1
                 self._resume(key, assigned)
                 return SplitRows(assigned.split.id, assigned.position, self._batch_of(messages))
-            if assigned.is_gone or (assigned.end is not None and self._is_over(assigned, assigned.end)):
+            if assigned.is_over:
                 self._drop(key)
                 return SplitRows(assigned.split.id, assigned.position, ended=True)
         return None
-
-    @staticmethod
-    def _is_over(assigned: _Assigned, end: int) -> bool:
-        """The last offsets may be those of marks of transactions, which are no records."""
-        if assigned.buffered:
-            return bool(assigned.buffered[0].offset() >= end)
-        return assigned.position >= end
 
     def _waiting(self, key: Partition, assigned: _Assigned) -> int | None:
         """How many offsets lie between the position and the partition's end; None before the first answer."""
         from confluent_kafka import TopicPartition
 
+        if assigned.at_end and not assigned.buffered:
+            return 0
         high = self._consumer.get_watermark_offsets(TopicPartition(*key), cached=True)[1]
         if assigned.buffered:
             high = max(high, assigned.buffered[-1].offset() + 1)
         if high < 0:
-            return 0 if assigned.at_end else None
+            return None
         end = high if assigned.end is None else min(high, assigned.end)
         return max(0, int(end) - assigned.position)
 
@@ -410,11 +454,10 @@ class KafkaReader(SplitReader):
                 if assigned is not None:
                     assigned.at_end = False
                     assigned.buffered.append(message)
+                    assigned.buffered_bytes += len(message) + _BYTES_OF_RECORD
             elif error.name() == "_PARTITION_EOF":
                 if assigned is not None:
-                    assigned.at_end = True
-                    if not assigned.buffered:
-                        assigned.position = max(assigned.position, message.offset())
+                    assigned.at_end, assigned.log_end = True, message.offset()
             elif error.name() in _DATA_LOSS:
                 _data_loss(self._options, f"{_named([(message.topic(), message.partition())])}: {error.str()}")
                 if assigned is not None and error.name() != "OFFSET_OUT_OF_RANGE":
@@ -422,12 +465,12 @@ class KafkaReader(SplitReader):
             elif not error.retriable() and error.name() not in _PASSING:
                 raise KafkaException(error)
         for key, assigned in self._assigned.items():
-            if len(assigned.buffered) > _MOST_BUFFERED and not assigned.paused:
+            if assigned.buffered_bytes > _MOST_BUFFERED_BYTES and not assigned.paused:
                 self._consumer.pause([self._place(key)])
                 assigned.paused = True
 
     def _resume(self, key: Partition, assigned: _Assigned) -> None:
-        if assigned.paused and len(assigned.buffered) < _CONSUMED_AT_ONCE:
+        if assigned.paused and assigned.buffered_bytes < _MOST_BUFFERED_BYTES // 4:
             self._consumer.resume([self._place(key)])
             assigned.paused = False
 
@@ -466,18 +509,6 @@ class KafkaReader(SplitReader):
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _taken(assigned: _Assigned, most_rows: int) -> list[Any]:
-    """The next records of a partition, none behind the end of the range or of the split."""
-    bounds = [bound for bound in (assigned.target, assigned.end) if bound is not None]
-    bound = min(bounds) if assigned.target is not None and bounds else None
-    messages: list[Any] = []
-    if bound is None:
-        return messages
-    while assigned.buffered and len(messages) < most_rows and assigned.buffered[0].offset() < bound:
-        messages.append(assigned.buffered.popleft())
-    return messages
-
-
 def _named(partitions: Sequence[Partition]) -> str:
     return ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
 
@@ -486,6 +517,6 @@ def _data_loss(options: Mapping[str, Any], problem: str) -> None:
     if options["failOnDataLoss"]:
         raise ValueError(
             f"kafka: {problem}; records may have been deleted before they were read. With failOnDataLoss=false the "
-            "source goes on with what is there"
+            "source continues with what is there"
         )
     _LOG.warning("kafka: %s; the source continues with what is there", problem)
