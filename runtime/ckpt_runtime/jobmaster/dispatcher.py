@@ -24,7 +24,7 @@ from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
-from ckpt_runtime.jobmaster.executions import wall_clock_ms
+from ckpt_runtime.jobmaster.executions import limited, wall_clock_ms
 from ckpt_runtime.jobmaster.flame_graphs import FlameGraphs, StackSamples
 from ckpt_runtime.jobmaster.gateway_errors import (
     InvalidRequest,
@@ -47,6 +47,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobDetails,
     JobOverview,
     KnownSavepoints,
+    MetricSeries,
     OperationKind,
     OperationStatus,
     Precondition,
@@ -78,6 +79,7 @@ from ckpt_runtime.jobmaster.snapshot_disposal import dispose_of_snapshot
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.network.control_messages import DumpThreads, ReadLog, RecentLog, ThreadDump
+from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy
@@ -138,6 +140,7 @@ class Dispatcher:
         allow_list = configuration.get(JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST)
         self._configuration_updates = ConfigurationUpdates(self._planner, allow_list)
         self._flame_graphs = FlameGraphs(slots)
+        self._meter = ProcessMeter()
         self._closing = False
         self.shutdown_requested = False
         """Whether the leader was asked to shut down the whole cluster."""
@@ -203,6 +206,7 @@ class Dispatcher:
                 cpus=len(slot.cpus),
                 is_free=slot.owner is None,
                 last_heartbeat_ms=round(epoch_ms + slot.agent.last_heard * 1000),
+                process=None if slot.worker is None else slot.worker.process,
             )
             for slot in self._slots.all()
         )
@@ -214,6 +218,9 @@ class Dispatcher:
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         return self._configuration.displayed()
+
+    async def process_figures(self) -> ProcessFigures:
+        return self._meter.measure()
 
     async def thread_dump(self, slot_id: str | None) -> tuple[ThreadInfo, ...]:
         return dump_threads() if slot_id is None else (await self._slots.ask(slot_id, DumpThreads, ThreadDump)).threads
@@ -353,6 +360,12 @@ class Dispatcher:
     async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
         job = self._job(job_id)
         return job.executions.vertex_metrics(_vertex(job, vertex_id))
+
+    async def task_metrics(self) -> tuple[tuple[MetricSeries, ...], int]:
+        self._check_leads()
+        jobs = [(job.overview(), job.executions) for job in self._known if not job.status.is_globally_terminal]
+        series = [one for job, executions in jobs for one in executions.series(job.job_id, job.name)]
+        return limited(series, self._configuration.get(RestOptions.MAX_METRIC_SERIES))
 
     async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:
         job = self._job(job_id)

@@ -29,6 +29,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobDetails,
     JobOverview,
     KnownSavepoints,
+    MetricSeries,
     OperationKind,
     OperationStatus,
     Precondition,
@@ -39,6 +40,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     VertexPressure,
 )
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview
+from ckpt_runtime.process_figures import ProcessFigures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
@@ -60,6 +62,10 @@ class DispatcherGateway(Protocol):
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         """Gives the cluster's options, secrets already masked."""
+        ...
+
+    async def process_figures(self) -> ProcessFigures:
+        """Memory and processor time of the driver."""
         ...
 
     async def thread_dump(self, slot_id: str | None) -> tuple[ThreadInfo, ...]:
@@ -160,6 +166,13 @@ class DispatcherGateway(Protocol):
 
     async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
         """Maps each subtask's index to its metrics by Flink's names. Raises :class:`VertexNotFound`."""
+        ...
+
+    async def task_metrics(self) -> tuple[tuple[MetricSeries, ...], int]:
+        """The metrics of the subtasks of all jobs that have not ended, then those of their operators.
+
+        At most as many values as the configured limit; the number behind them says how many were left out.
+        """
         ...
 
     async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:

@@ -18,6 +18,7 @@ from ckpt_runtime.configuration.own_configuration import ChangeNote
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.network.control_messages import SubtaskMeasures
+from ckpt_runtime.process_figures import ProcessFigures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 
@@ -73,7 +74,10 @@ class ClusterOverview:
 
 @dataclass(frozen=True, slots=True)
 class SlotOverview:
-    """A slot with the process that supervises it. ``data_port`` is -1 while no worker is ready."""
+    """A slot with the process that supervises it. ``data_port`` is -1 while no worker is ready.
+
+    ``process`` has the figures of its worker; None before the worker's first heartbeat.
+    """
 
     slot_id: str
     endpoint: str
@@ -81,6 +85,7 @@ class SlotOverview:
     cpus: int
     is_free: bool
     last_heartbeat_ms: int
+    process: ProcessFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +223,15 @@ class SubtaskDetails:
     measures: SubtaskMeasures | None = None
     still_ms: float = 0.0
     stalled_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeries:
+    """The metrics of one subtask, or of one operator in it, by Flink's names, with the labels of Flink's reporter."""
+
+    labels: Mapping[str, str]
+    of_operator: bool
+    values: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,10 @@ Aggregations = Annotated[
 SelectedJobs = Annotated[
     list[str] | None, Query(alias="jobs", description="ids of the jobs that count, separated by commas or repeated")
 ]
+SelectedTaskManagers = Annotated[
+    list[str] | None,
+    Query(alias="taskmanagers", description="ids of the slot agents that count, separated by commas or repeated"),
+]
 SelectedSubtasks = Annotated[
     list[str] | None,
     Query(alias="subtasks", description="the subtasks that count: indices and ranges, such as 0,3-5"),

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Depends
 
 from ckpt_runtime.jobmaster.gateway_values import ClusterOverview
+from ckpt_runtime.jobmaster.metric_table import CLUSTER, PROCESS, running, texts
 from ckpt_runtime.rest.json_body import whole_request
 from ckpt_runtime.rest.openapi import errors
 from ckpt_runtime.rest.parameters import Gateway, JobId, MetricNames, listed
@@ -17,8 +18,6 @@ from ckpt_runtime.version import VERSION
 
 router = flink_router(tags=["cluster"])
 
-_ENDED = (JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED)
-
 
 @router.get("/overview", responses=errors())
 async def overview(gateway: Gateway) -> dict[str, Any]:
@@ -27,17 +26,13 @@ async def overview(gateway: Gateway) -> dict[str, Any]:
     return _overview(await gateway.cluster_overview(), dashboard.version, dashboard.revision)
 
 
-def _running(cluster: ClusterOverview) -> int:
-    return sum(count for status, count in cluster.jobs_by_status.items() if status not in _ENDED)
-
-
 def _overview(cluster: ClusterOverview, version: str, revision: str) -> dict[str, Any]:
     jobs = cluster.jobs_by_status
     return {
         "taskmanagers": cluster.slot_agents,
         "slots-total": cluster.slots_total,
         "slots-available": cluster.slots_available,
-        "jobs-running": _running(cluster),
+        "jobs-running": running(cluster),
         "jobs-finished": jobs.get(JobStatus.FINISHED, 0),
         "jobs-cancelled": jobs.get(JobStatus.CANCELED, 0),
         "jobs-failed": jobs.get(JobStatus.FAILED, 0),
@@ -76,15 +71,9 @@ async def cluster_configuration(gateway: Gateway) -> list[dict[str, str]]:
 
 @router.get("/jobmanager/metrics", responses=errors())
 async def driver_metrics(gateway: Gateway, names: MetricNames = None) -> list[dict[str, Any]]:
-    """Names or values of the session's metrics."""
-    cluster = await gateway.cluster_overview()
-    values = {
-        "numRegisteredTaskManagers": str(cluster.slot_agents),
-        "numRunningJobs": str(_running(cluster)),
-        "taskSlotsTotal": str(cluster.slots_total),
-        "taskSlotsAvailable": str(cluster.slots_available),
-    }
-    return metrics.listing(values, listed(names))
+    """Names or values of the metrics of the session and of the driver's process."""
+    cluster = texts(CLUSTER, await gateway.cluster_overview())
+    return metrics.listing({**cluster, **texts(PROCESS, await gateway.process_figures())}, listed(names))
 
 
 @router.get("/jobs/{jobid}/jobmanager/config", responses=errors(400, 404))

@@ -67,7 +67,7 @@ async def health(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(gateway: Gateway) -> Response:
-    """The session and its living jobs in the text format of Prometheus. The series of a job end with it."""
+    """The session, its workers and its living jobs in the format of Prometheus. The series of a job end with it."""
     jobs = []
     for job in await gateway.list_jobs():
         if job.status.is_globally_terminal:
@@ -76,4 +76,13 @@ async def metrics(gateway: Gateway) -> Response:
             jobs.append((job, await gateway.job_metrics(job.job_id), await _health(job.job_id, gateway)))
         except JobNotFound:
             continue
-    return Response(prometheus.text(await gateway.cluster_overview(), jobs), media_type=CONTENT_TYPE_LATEST)
+    series, left_out = await gateway.task_metrics()
+    moment = prometheus.Moment(
+        await gateway.cluster_overview(),
+        await gateway.process_figures(),
+        await gateway.slot_agents(),
+        jobs,
+        series,
+        left_out,
+    )
+    return Response(prometheus.text(moment), media_type=CONTENT_TYPE_LATEST)

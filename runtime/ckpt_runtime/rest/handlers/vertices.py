@@ -7,6 +7,7 @@ from typing import Any
 from ckpt_runtime.jobmaster.gateway import DispatcherGateway
 from ckpt_runtime.jobmaster.gateway_errors import NotFound, VertexNotFound
 from ckpt_runtime.jobmaster.gateway_values import SubtaskDetails, VertexDetails
+from ckpt_runtime.jobmaster.metric_table import text_of
 from ckpt_runtime.rest.clock import now_ms
 from ckpt_runtime.rest.handlers.jobs import aggregations
 from ckpt_runtime.rest.openapi import errors
@@ -59,9 +60,12 @@ async def task_managers(job_id: JobId, vertex_id: VertexId, gateway: Gateway) ->
 
 @router.get("/watermarks", responses=_ONE_VERTEX)
 async def watermarks(job_id: JobId, vertex_id: VertexId, gateway: Gateway) -> list[dict[str, Any]]:
-    """Always empty: no subtask reports its watermark."""
-    await vertex_of(job_id, vertex_id, gateway)
-    return []
+    """The input watermark of each subtask that has one."""
+    return [
+        {"id": f"{subtask.index}.currentInputWatermark", "value": text_of(subtask.measures.input_watermark)}
+        for subtask in (await vertex_of(job_id, vertex_id, gateway)).subtasks
+        if subtask.measures is not None and subtask.measures.input_watermark is not None
+    ]
 
 
 @router.get("/accumulators", responses=_ONE_VERTEX)
@@ -141,7 +145,7 @@ async def subtask_metrics(
     """Names or values of one subtask's metrics."""
     await _subtask_of(job_id, vertex_id, index, gateway)
     measured = (await gateway.vertex_metrics(job_id, vertex_id)).get(index, {})
-    return metrics.listing({name: metrics.number(value) for name, value in measured.items()}, listed(names))
+    return metrics.listing({name: text_of(value) for name, value in measured.items()}, listed(names))
 
 
 async def _subtask_of(job_id: str, vertex_id: str, index: int, gateway: DispatcherGateway) -> SubtaskDetails:
