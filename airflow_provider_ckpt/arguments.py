@@ -1,8 +1,8 @@
 """Arguments of operators and sensors: what they may be, and their checks after templates were rendered.
 
 A property of an operator, such as ``submit.job_id``, is an output of one task. Airflow expands a task over whole
-results only; so the arguments that name a job, a savepoint or a checkpoint also take the result that has it. Pure;
-raises ``CkptArgumentInvalid``.
+results only; so the arguments that name a job, a savepoint or a checkpoint also take the result that has it. Raises
+``CkptArgumentInvalid``. Also here: what a task's log may show of options and commands.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
 from airflow.sdk import XComArg
+from airflow.sdk.log import mask_secret
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+from ckpt_runtime.secret_keys import MASK, is_secret_key
 
 T = TypeVar("T")
 
@@ -39,6 +41,8 @@ _UNIT_MILLIS: Final[Mapping[str, int]] = {
 }
 _SHORTEST_PAUSE_MILLIS: Final = 10
 _DURATION_FORMS: Final = "a number of seconds, a text like '90 s', '5 min' or '250 ms', or a timedelta"
+_ASSIGNMENT: Final = re.compile(r"([^\s=]+)=(.*)", re.DOTALL)
+_PASSWORD_IN_URL: Final = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
 
@@ -206,3 +210,43 @@ def epoch_millis(name: str, value: object) -> int:
         allowed = "it must be milliseconds since the epoch, or a date and time with a time zone"
         raise CkptArgumentInvalid(name, value, allowed)
     return round(moment.timestamp() * 1000)
+
+
+# --- secrets
+
+
+def hide(rendered: object) -> None:
+    """Have Airflow mask the secrets of an argument wherever this task logs or shows it from now on.
+
+    Secrets are values of keys that name a secret, in a mapping or as ``key=value``, and passwords of URLs.
+    """
+    if isinstance(rendered, Mapping):
+        for key, value in rendered.items():
+            if isinstance(value, str):
+                _hide_value(str(key), value)
+    elif isinstance(rendered, str):
+        assigned = _ASSIGNMENT.fullmatch(rendered)
+        _hide_value(*(assigned.groups() if assigned else ("", rendered)))
+
+
+def _hide_value(key: str, value: str) -> None:
+    if value and is_secret_key(key):
+        mask_secret(value)
+    for password in _PASSWORD_IN_URL.findall(value):
+        mask_secret(password)
+
+
+def shown_command(command: Sequence[str]) -> str:
+    """The command without the value of any ``key=value``: only the user knows which option holds a secret."""
+    return " ".join(_ASSIGNMENT.sub(rf"\1={MASK}", part) for part in command)
+
+
+def refuse_secrets(name: str, options: Mapping[str, str]) -> None:
+    """Check options that a task records, where Airflow's users can read them.
+
+    :raises CkptArgumentInvalid: naming a key that names a secret.
+    """
+    secret = next((key for key in options if is_secret_key(key)), None)
+    if secret is not None:
+        allowed = "a secret is not recorded: give it to the session, or when the job is first submitted"
+        raise CkptArgumentInvalid(name, secret, allowed)

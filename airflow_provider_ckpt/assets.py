@@ -11,9 +11,8 @@ from urllib.parse import SplitResult, quote, unquote
 
 from airflow.sdk import Asset, AssetWatcher
 
-from airflow_provider_ckpt.conditions.snapshot_watch import CHECKPOINTS, SAVEPOINTS
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.triggers.snapshots import CkptSnapshotsTrigger
+from airflow_provider_ckpt.triggers.snapshots import CHECKPOINTS, SAVEPOINTS, CkptSnapshotsTrigger
 
 SCHEME: Final = "ckpt"
 _KINDS: Final = (CHECKPOINTS, SAVEPOINTS)
@@ -27,12 +26,12 @@ def savepoints_of(
     poll_interval: float = _DEFAULT_INTERVAL_SECONDS,
     name: str | None = None,
 ) -> Asset:
-    """Makes the asset of a job's savepoints, by its name or id, watched by the triggerer; also of those of stops.
+    """Make the asset of a job's savepoints, those of stops included, which the triggerer watches.
 
-    :param job: the job.
+    :param job: the job, by name or id.
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param poll_interval: seconds between two looks.
-    :param name: of the asset; by default its URI.
+    :param name: the asset's name; by default its URI.
     """
     return _watched(job, SAVEPOINTS, ckpt_conn_id, poll_interval, name)
 
@@ -44,12 +43,12 @@ def checkpoints_of(
     poll_interval: float = _DEFAULT_INTERVAL_SECONDS,
     name: str | None = None,
 ) -> Asset:
-    """Makes the asset of a job's completed checkpoints, by its name or id, watched by the triggerer.
+    """Make the asset of a job's completed checkpoints, which the triggerer watches.
 
-    :param job: the job.
+    :param job: the job, by name or id.
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param poll_interval: seconds between two looks.
-    :param name: of the asset; by default its URI.
+    :param name: the asset's name; by default its URI.
     """
     return _watched(job, CHECKPOINTS, ckpt_conn_id, poll_interval, name)
 
@@ -69,12 +68,12 @@ def create_asset(
     name: str | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Asset:
-    """The asset alone, which nothing watches, such as an outlet of a task that takes savepoints.
+    """Make the asset without a watcher, such as an outlet of a task that takes savepoints.
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param job: name or id of the job.
     :param snapshots: ``savepoints`` or ``checkpoints``.
-    :param name: of the asset; by default its URI.
+    :param name: the asset's name; by default its URI.
     :param extra: JSON values that Airflow keeps with it.
     """
     uri = f"{SCHEME}://{ckpt_conn_id}/{quote(job, safe='')}/{snapshots}"
@@ -82,10 +81,10 @@ def create_asset(
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:
-    """The URI in its one form.
+    """Return the canonical form of an asset's URI.
 
-    :param uri: as a DAG's author has written it.
-    :raises ValueError: when it is none of this scheme.
+    :param uri: the URI as the DAG author has written it.
+    :raises ValueError: for a URI that does not name a job's snapshots.
     """
     parts = [unquote(part) for part in uri.path.strip("/").split("/")]
     if not uri.netloc or len(parts) != 2 or not parts[0] or parts[1] not in _KINDS:

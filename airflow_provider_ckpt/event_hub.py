@@ -12,20 +12,19 @@ import contextvars
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias, TypeVar
 
-from airflow_provider_ckpt.conditions import progress
+from airflow_provider_ckpt.conditions import waiting
 from airflow_provider_ckpt.conditions.base import POLL, MissingPolicy
-from airflow_provider_ckpt.shared_answers import SharedAnswers
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.clients import AsyncCkptClient, run_steps
+from ckpt_runtime.client.clients import AsyncCalls, AsyncCkptClient
 from ckpt_runtime.client.errors import CkptClientError, is_passing
 from ckpt_runtime.client.event_stream import RESET, START, EventFeed, StreamedEvent
 from ckpt_runtime.client.models import JobDetails, JobLine
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.client.waiting import Pause, Steps
 
 if TYPE_CHECKING:
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
@@ -51,8 +50,14 @@ STARTING_SECONDS = 5.0
 SETTLING_SECONDS = 2.0
 """How long a first look waits for the stream to begin: later changes then arrive as events."""
 STREAM_AGAIN_SECONDS = 60.0
-"""After this time a job manager without a stream is asked for one again."""
+"""After this time a stream is requested again from a job manager that had none."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 5.0
+
+
+MAX_AGE_SECONDS = 1.0
+"""Maximum age of an answer that a second wait shares."""
+AT_A_TIME = 8
+"""Maximum number of concurrent requests."""
 
 
 class Interest(Protocol):
@@ -64,8 +69,8 @@ class Interest(Protocol):
         """Whether an event is a reason for another look."""
 
 
-class Member:
-    """One wait. ``called`` is set once an event has come since its last look."""
+class Member(AsyncCalls):
+    """One wait, and the client of its looks. ``called`` is set once an event has come since its last look."""
 
     def __init__(self, hub: EventHub, condition: Interest, job_id: str, interval: float) -> None:
         self._hub = hub
@@ -99,34 +104,118 @@ class Member:
 
     def pace(self) -> float:
         """Seconds until the next look, unless it is called."""
-        tells = self._hub.streams if self.job_id == ANY_JOB else self._hub.tells
-        if self.condition.absence.in_doubt or not tells:
+        notifies = self._hub.streams if self.job_id == ANY_JOB else self._hub.notifies
+        if self.condition.absence.in_doubt or not notifies:
             return self.interval * random.uniform(0.8, 1.2)
         return self._hub.until_all_look(self.job_id)
 
     def silence(self) -> float:
         """Seconds between two lines in the log that say the same."""
-        return max(progress.INTERVAL_SECONDS, sum(hub.waiting for hub in _hubs.values()) / LINES_PER_SECOND)
+        return max(waiting.INTERVAL_SECONDS, sum(hub.waiting for hub in _hubs.values()) / LINES_PER_SECOND)
 
-    async def run(self, steps: Steps[T]) -> T:
-        """Carry out the steps of its wait."""
+    async def settled(self) -> None:
+        """Wait until it is known whether a stream or a poll wakes the waits; at most :data:`SETTLING_SECONDS`."""
         await self._hub.settled(SETTLING_SECONDS)
-        return await run_steps(steps, self._carry_out)
+
+    async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
+        """Send the call once, or share the answer of another wait that has just sent the same."""
+        answer = await self._hub.ask(call, self.job_id)
+        if isinstance(answer, JobDetails) and answer.job_id == self.job_id:
+            self._seen = _standing_of(answer.state, [vertex.tasks for vertex in answer.vertices])
+        return answer
 
     async def rest(self, seconds: float) -> None:
-        """Waits until it is called or ``seconds`` have passed."""
-        await self._carry_out(Pause(seconds))
-
-    async def _carry_out(self, step: Call[Any] | Pause) -> Any:
-        if isinstance(step, Call):
-            answer = await self._hub.ask(step, self.job_id)
-            if isinstance(answer, JobDetails) and answer.job_id == self.job_id:
-                self._seen = _standing_of(answer.state, [vertex.tasks for vertex in answer.vertices])
-            return answer
-        await _set_within(self._call, step.seconds)
+        """Wait until it is called or ``seconds`` have passed."""
+        await _set_within(self._call, seconds)
         if self.called:
             await asyncio.sleep(max(0.0, self._looked_at + GAP_SECONDS - _now()))
-        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """``since`` is the change after which it was sent."""
+
+    since: int
+    at: float
+    answer: asyncio.Task[Any]
+
+    @property
+    def is_usable(self) -> bool:
+        """An error goes to the waits that asked together, and not to later ones."""
+        task = self.answer
+        return not task.done() or (not task.cancelled() and task.exception() is None)
+
+
+class SharedAnswers:
+    """Answers of one job manager that several waits share: after an event the same call is sent once for all of them.
+
+    ``changed`` makes answers from before useless for that job.
+    """
+
+    def __init__(self, execute: Callable[[Call[Any]], Awaitable[Any]]) -> None:
+        self._execute = execute
+        self._asked: dict[tuple[object, ...], _Asked] = {}
+        self._changes: dict[str, int] = {}
+        self._all_changes = 0
+        self._free = asyncio.Semaphore(AT_A_TIME)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Called when no wait needs an answer."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def changed(self, job_id: str | None = None) -> None:
+        """Something has happened to the job, or may have happened to all of them."""
+        if job_id is None:
+            self._all_changes += 1
+        else:
+            self._changes[job_id] = self._changes.get(job_id, 0) + 1
+
+    def forget(self, job_id: str) -> None:
+        """No wait is left for the job, so its changes are not counted."""
+        self._changes.pop(job_id, None)
+        for key in [key for key in self._asked if key[0] == job_id]:
+            del self._asked[key]
+
+    async def get(self, call: Call[T], job_id: str) -> T:
+        """Raises what the call raises. A wait that stops waiting does not cancel the answer for the others."""
+        if call.method != "GET":
+            result: T = await self._execute(call)
+            return result
+        now = asyncio.get_running_loop().time()
+        since = self._all_changes + self._changes.get(job_id, 0)
+        key = (job_id, call.path, *sorted(call.query.items()))
+        known = self._asked.get(key)
+        if known is None or known.since != since or now - known.at > MAX_AGE_SECONDS or not known.is_usable:
+            self._drop_old(now)
+            known = self._asked[key] = _Asked(since, now, self._begin(call))
+        answer: T = await asyncio.shield(known.answer)
+        return answer
+
+    def _begin(self, call: Call[Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(self._ask(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def _ask(self, call: Call[Any]) -> Any:
+        async with self._free:
+            return await self._execute(call)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the waits that asked may be gone
+
+    def _drop_old(self, now: float) -> None:
+        old = [key for key, asked in self._asked.items() if now - asked.at > MAX_AGE_SECONDS and asked.answer.done()]
+        for key in old:
+            del self._asked[key]
 
 
 class EventHub:
@@ -141,7 +230,7 @@ class EventHub:
         self._answers = SharedAnswers(client.execute)
         self._away: CkptClientError | None = None
         self._settled = asyncio.Event()
-        self.tells = self.streams = False
+        self.notifies = self.streams = False
         # Not in the context of the trigger that comes first: lines logged here belong to no task's log.
         loop = asyncio.get_running_loop()
         self._watching = loop.create_task(self._watch(), name="ckpt-event-hub", context=contextvars.Context())
@@ -182,7 +271,7 @@ class EventHub:
         """Waits until it is known whether a stream or a poll wakes the waits."""
         await _set_within(self._settled, seconds)
 
-    async def ask(self, call: Call[Any], job_id: str) -> Any:
+    async def ask(self, call: Call[T], job_id: str) -> T:
         if self._away is not None:
             raise self._away
         return await self._answers.get(call, job_id)
@@ -192,13 +281,13 @@ class EventHub:
     def _take(self, event: StreamedEvent) -> None:
         if event.type == START:
             self.streams = True
-            self._begins_to_tell()
+            self._notifications_begin()
         elif event.type == RESET:
             self._call_all()
         elif event.job_id is not None:
-            self._tell(event)
+            self._notify(event)
 
-    def _tell(self, event: StreamedEvent) -> None:
+    def _notify(self, event: StreamedEvent) -> None:
         for job_id in (event.job_id or "", ANY_JOB):
             members = self._members.get(job_id, ())
             if members:
@@ -208,10 +297,10 @@ class EventHub:
                 if member.condition.concerns(event):
                     member.call()
 
-    def _begins_to_tell(self) -> None:
+    def _notifications_begin(self) -> None:
         """Events arrive from now on; events from before a break follow, or the stream is reset."""
-        missed = not self.tells or self._away is not None
-        self.tells, self._away = True, None
+        missed = not self.notifies or self._away is not None
+        self.notifies, self._away = True, None
         self._settled.set()
         if missed:
             self._call_all()
@@ -236,15 +325,18 @@ class EventHub:
         async with self._client, self._answers:
             while True:
                 try:
-                    await self._tell_by_stream_or_poll()
+                    await self._notify_by_stream_or_poll()
                 except Exception:  # a mistake here may cost time, but must not fail a task
-                    logger.exception("the waits at %s look by themselves for a while", self._client.url)
-                    self.tells, self.streams, self._away = False, False, None
+                    logger.exception(
+                        "the event hub of %s failed; its waits poll on their own until it is restarted",
+                        self._client.url,
+                    )
+                    self.notifies, self.streams, self._away = False, False, None
                     self._settled.set()
                     self._call_all()
                     await asyncio.sleep(STREAM_AGAIN_SECONDS)
 
-    async def _tell_by_stream_or_poll(self) -> None:
+    async def _notify_by_stream_or_poll(self) -> None:
         feed, pause = EventFeed(), FIRST_PAUSE_SECONDS
         while True:
             begun, lost = await self._stream(feed)
@@ -281,7 +373,7 @@ class EventHub:
         if lost is not None and not is_passing(lost):
             return None
         try:
-            await self._client.execute(requests.list_jobs(), patience_s=0)
+            await self._client.execute(requests.list_jobs())
         except CkptClientError as error:
             return error if is_passing(error) else None
         return None
@@ -289,18 +381,18 @@ class EventHub:
     async def _poll(self, seconds: float) -> None:
         """Ask about all jobs in one request; what it cannot show is looked at equally often."""
         end, known = _now() + seconds, dict[str, JobLine]()
-        self.tells = self.streams = False
+        self.notifies = self.streams = False
         while _now() < end:
             try:
-                jobs = await self._client.execute(requests.list_jobs(), patience_s=0)
+                jobs = await self._client.execute(requests.list_jobs())
             except CkptClientError as error:
                 if is_passing(error):
                     self._is_away(error)
                 else:
-                    self._begins_to_tell()
+                    self._notifications_begin()
                     self._call_all()  # each of them is refused individually
             else:
-                self._begins_to_tell()
+                self._notifications_begin()
                 present = {line.job_id: line for line in jobs}
                 self._compare(known, present)
                 known = present
@@ -315,8 +407,8 @@ class EventHub:
                 or _looks(line) != _looks(earlier)
                 or any(member.has_seen_another(line) for member in self._members[job_id])
             ):
-                self._tell(StreamedEvent("", "job-status", {"jobid": job_id}))
-            self._tell(StreamedEvent("", POLL, {"jobid": job_id}))
+                self._notify(StreamedEvent("", "job-status", {"jobid": job_id}))
+            self._notify(StreamedEvent("", POLL, {"jobid": job_id}))
 
     @property
     def _interval(self) -> float:

@@ -1,6 +1,6 @@
-"""Why a task of this provider fails.
+"""The exceptions with which tasks of this provider fail.
 
-All are ``AirflowException``s, so Airflow retries the task, but for those that a retry cannot cure: they are
+All are ``AirflowException``s, so Airflow retries the task, except those that a retry cannot cure: they are
 ``AirflowFailException``s.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 _RETURNED_NOTHING = (
-    ". If it is the result of an upstream task, that task has returned nothing, as one that was marked success or "
-    "skipped: clear it, so that it runs"
+    ". If it is the result of an upstream task, that task has returned nothing, for example because it was marked "
+    "success or skipped: clear it, so that it runs"
 )
 
 
@@ -35,7 +35,7 @@ class CkptRequestRejected(AirflowFailException):
 
 
 class CkptNotFound(AirflowFailException):
-    """The job manager has said several times that it does not know the job, or the pipeline."""
+    """The job manager has answered several times that it does not know the job, or the pipeline."""
 
 
 class CkptJobNotFound(AirflowException):
@@ -63,7 +63,7 @@ class CkptUpgradeRolledBack(AirflowFailException):
 
 
 class CkptUpgradeStranded(AirflowFailException):
-    """Neither version could be started; the message says where the snapshot lies, and what holds the programs."""
+    """Neither version could be started; the message names the snapshot, and what holds the programs."""
 
 
 class CkptUnavailable(AirflowException):
@@ -87,7 +87,7 @@ class CkptTargetExists(AirflowFailException):
 
 
 class CkptDrillFailed(AirflowFailException):
-    """A savepoint could not be restored, or took no checkpoint then; the message says why."""
+    """A savepoint could not be restored, or the restored job completed no checkpoint; the message says why."""
 
 
 class CkptSessionFailed(AirflowException):

@@ -1,4 +1,4 @@
-"""What the provider tells Airflow about itself.
+"""The provider's metadata for Airflow.
 
 Airflow evaluates it while its own configuration initialises, so this module imports nothing, reads nothing and cannot
 fail; the entry point must name the function in this module.
@@ -23,7 +23,7 @@ _OPERATORS = (
     *("savepoint", "session", "snapshots", "stop", "submit", "suspend", "upgrade"),
 )
 _SENSORS = ("checkpoint", "health", "job")
-_TRIGGERS = ("changes", "checkpoint", "drill", "health", "job", "operation", "session", "snapshots", "upgrade")
+_TRIGGERS = ("snapshots", "wait")
 
 _CONNECTION: dict[str, Any] = {
     "connection-type": "ckpt",
@@ -42,14 +42,14 @@ _CONNECTION: dict[str, Any] = {
         },
         "ca_file": {
             "label": "CA bundle",
-            "description": "Path of a PEM file with the authorities to trust instead of the system's.",
+            "description": "Path of a PEM file with the certificate authorities to trust instead of the system's.",
             "schema": {"type": ["string", "null"]},
         },
         "ha_dir": {
             "label": "HA directory",
             "description": (
-                "Instead of the host: the session's high-availability.storageDir, as a path or URL that Airflow's "
-                "machines reach. The job manager that leads is found there, and followed when another one takes over."
+                "The session's high-availability.storageDir, instead of a host: a path or URL that Airflow's machines "
+                "can read. The current leader is found there, also after another job manager has taken over."
             ),
             "schema": {"type": ["string", "null"]},
         },
@@ -60,12 +60,15 @@ _CONNECTION: dict[str, Any] = {
         },
         "timeout": {
             "label": "Request timeout in seconds",
-            "description": "How long one request may take; waiting for jobs and operations is not limited by it.",
+            "description": "Time limit of one request. It does not limit the wait for a job or an operation.",
             "schema": {"type": ["number", "null"], "minimum": 1, "maximum": 600, "default": 30},
         },
         "browser_address": {
             "label": "Address for browsers",
-            "description": "Where links of tasks lead, as https://ckpt.example.com. Empty: to the pages in Airflow.",
+            "description": (
+                "Address to which the links of tasks lead, such as https://ckpt.example.com. If empty, they lead to "
+                "the pages in Airflow."
+            ),
             "schema": {"type": ["string", "null"]},
         },
     },
@@ -73,18 +76,18 @@ _CONNECTION: dict[str, Any] = {
 
 _CONFIG: dict[str, Any] = {
     "ckpt": {
-        "description": "Defaults of the operators and sensors that steer checkpointing stream jobs.",
+        "description": "Defaults of the operators and sensors for checkpointing stream jobs.",
         "options": {
             "deferrable": {
-                "description": "Whether waiting is done in the triggerer, unless a task says otherwise.",
+                "description": "Whether tasks wait in the triggerer. A task's own argument has precedence.",
                 "version_added": "0.1.0",
                 "type": "boolean",
                 "example": None,
                 "default": "True",
             },
             "poll_interval": {
-                "description": "Seconds between two polls, where no stream of events says when to look, unless a task "
-                "says otherwise.",
+                "description": "Seconds between two polls, where no stream of events says when to look. A task's own "
+                "argument has precedence.",
                 "version_added": "0.1.0",
                 "type": "float",
                 "example": None,
@@ -109,8 +112,8 @@ _CONFIG: dict[str, Any] = {
             },
             "wait_timeout": {
                 "description": (
-                    "Seconds that an operator waits for its operation, unless a task says otherwise. The completion of "
-                    "a job is waited for without an end."
+                    "Seconds that an operator waits for its operation. A task's own argument has precedence. There is "
+                    "no limit for the completion of a job."
                 ),
                 "version_added": "0.1.0",
                 "type": "float",
@@ -134,7 +137,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "airflow-provider-ckpt",
         "name": "Checkpoint runtime",
-        "description": "Steers stream jobs with checkpoints and savepoints through a Flink-compatible REST API.",
+        "description": "Operates stream jobs with checkpoints and savepoints through a Flink-compatible REST API.",
         "versions": ["0.1.0"],
         "integrations": [{"integration-name": _INTEGRATION, "external-doc-url": _REST_API, "tags": ["service"]}],
         "operators": _modules("operators", _OPERATORS),

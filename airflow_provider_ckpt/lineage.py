@@ -1,4 +1,4 @@
-"""What tasks tell OpenLineage: programs and snapshots that they have read, savepoints they have written or deleted.
+"""What tasks report to OpenLineage: programs and snapshots that they have read, savepoints that they wrote or deleted.
 
 Datasets have the names of OpenLineage's naming convention. Its classes are imported only when its listener asks, which
 is where ``apache-airflow-providers-openlineage`` is installed.
@@ -31,19 +31,19 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Report:
     reads: tuple[str, ...] = ()
     writes: tuple[Written, ...] = ()
     deletes: tuple[str, ...] = ()
     job_id: str | None = None
 
 
-class TellsLineage:
+class ReportsLineage:
     """Base of operators that read or write programs and snapshots, beside Airflow's own."""
 
-    _lineage = _Told()
+    _lineage = _Report()
 
-    def tell_lineage(
+    def report_lineage(
         self,
         *,
         reads: Collection[str | None] = (),
@@ -52,7 +52,7 @@ class TellsLineage:
         job_id: str | None = None,
     ) -> None:
         """Record what this task has done, for OpenLineage's listener at its end. Values that are None are left out."""
-        self._lineage = _Told(tuple(path for path in reads if path), tuple(writes), tuple(deletes), job_id)
+        self._lineage = _Report(tuple(path for path in reads if path), tuple(writes), tuple(deletes), job_id)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
         """Called by OpenLineage's listener, in the process that ran the task to its end, also to a failure."""
@@ -65,19 +65,19 @@ class TellsLineage:
         )
         from airflow.providers.openlineage.extractors import OperatorLineage
 
-        told = self._lineage
+        report = self._lineage
         outputs = []
-        for one in told.writes:
+        for one in report.writes:
             size = {} if one.size is None else {"outputStatistics": OutputStatisticsOutputDatasetFacet(size=one.size)}
             outputs.append(OutputDataset(*dataset_name(one.location), outputFacets={**size}))
         dropped = LifecycleStateChangeDatasetFacet(lifecycleStateChange=LifecycleStateChange.DROP)
         outputs += [
-            OutputDataset(*dataset_name(path), facets={"lifecycleStateChange": dropped}) for path in told.deletes
+            OutputDataset(*dataset_name(path), facets={"lifecycleStateChange": dropped}) for path in report.deletes
         ]
         job = {}
-        if told.job_id is not None:
-            job["externalQuery"] = ExternalQueryRunFacet(externalQueryId=told.job_id, source=_SOURCE)
-        return OperatorLineage(inputs=[_dataset(path) for path in told.reads], outputs=outputs, run_facets=job)
+        if report.job_id is not None:
+            job["externalQuery"] = ExternalQueryRunFacet(externalQueryId=report.job_id, source=_SOURCE)
+        return OperatorLineage(inputs=[_dataset(path) for path in report.reads], outputs=outputs, run_facets=job)
 
 
 def dataset_name(location: str) -> tuple[str, str]:

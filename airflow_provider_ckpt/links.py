@@ -1,4 +1,4 @@
-"""Links from a task to its job, on the job manager's pages: in Airflow, or where the connection says that browsers go.
+"""Links from a task to its job, on the job manager's pages: in Airflow, or at the connection's address for browsers.
 
 The address is stored as an XCom as soon as the job is known, so that the link works while the task is deferred; a link
 never reads a connection (that would need secrets in the API server).
@@ -32,7 +32,7 @@ class _StoredLink(BaseOperatorLink):
     """A link whose address was pushed by the operator under ``xcom_key``."""
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address, or an empty text when the task has not come to know its job."""
+        """The address, or an empty text when the task does not know its job."""
         known: str | None = getattr(operator, "link_addresses", {}).get(self.xcom_key)
         return known or BaseXCom.get_value(ti_key=ti_key, key=self.xcom_key) or ""  # type: ignore[arg-type]
 
@@ -60,4 +60,4 @@ class CkptCheckpointsLink(_StoredLink):
 
 
 JOB_LINKS = (CkptJobLink(), CkptCheckpointsLink())
-"""What operators with a job offer."""
+"""The links of operators with a job."""

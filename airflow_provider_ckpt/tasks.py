@@ -1,59 +1,86 @@
-"""What operators and sensors have in common: the connection, links to the job, and how a wait begins in the worker."""
+"""What operators and sensors share: the connection, the job that they are about, and waiting for a condition.
+
+The first try looks up a job that is given by its name, and the result is recorded: a retry, and the part of the task
+after a deferral, use the same job although another job may have the name by then. A cleared success looks again.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk import XComArg
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
-from airflow_provider_ckpt import arguments, defaults
+from airflow_provider_ckpt import advice, arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
-from airflow_provider_ckpt.conditions.progress import Log
-from airflow_provider_ckpt.conditions.waiting import Wait
+from airflow_provider_ckpt.conditions.base import Condition, Json, Status, Verdict
+from airflow_provider_ckpt.conditions.waiting import Progress, Wait
+from airflow_provider_ckpt.exceptions import CkptJobNotFound, CkptNotFound, CkptOperationFailed, CkptRequestRejected
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.jobs.names import is_id, resolve
+from airflow_provider_ckpt.journal import Journal
 from airflow_provider_ckpt.links import JOB_LINKS, pages_path
-from airflow_provider_ckpt.triggers.base import CkptTrigger, goes_on
+from airflow_provider_ckpt.triggers.wait import CkptTrigger, event_payload, has_changed
 from ckpt_runtime.client.clients import CkptClient
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperator, Context
 
-FIRST_LOOKS_SECONDS = 0.5
+_FIRST_LOOKS_SECONDS = 0.5
 """Between two polls in a worker that is about to defer, at most."""
+CONFIRMING_SECONDS = 1.0
+"""Between two looks for a job that seems to be unknown, at most."""
 _SOONER_SECONDS = 5.0
 """A try ends at most this long before Airflow's ``execution_timeout``."""
 _BACKSTOP_SECONDS = 120.0
 """The trigger keeps the deadline; Airflow's deferral timeout comes this much later, for a triggerer that is down."""
+IF_NOT_FOUND = ("FAIL", "SKIP")
+_RECORD = "ckpt_found_job"
 
 
 class CkptTask:
     """Base of operators and sensors, beside Airflow's own."""
 
     ckpt_conn_id: str
+    deferrable: bool
+    defer_after: Templated[Duration] | None
     execution_timeout: timedelta | None
     link_addresses: dict[str, str]
+    log: Any
+    defer: Any
 
     @property
     def hook(self) -> CkptHook:
         """The hook of the connection."""
         return CkptHook(self.ckpt_conn_id)
 
-    def request_patience(self, deadline: float | None) -> float:
+    @abstractmethod
+    def pause(self) -> float:
+        """Seconds between two polls."""
+
+    def patience(self, deadline: float | None) -> float:
         """Seconds for which a request is repeated while the job manager is away."""
         patience = defaults.request_patience()
         return patience if deadline is None else max(0.0, min(patience, deadline - time.time()))
 
+    @contextmanager
+    def connected(self, deadline: float | None = None) -> Iterator[CkptClient]:
+        """Give a client that waits for an absent job manager, limited by :meth:`patience`."""
+        away = Progress(self.log, "the session to answer").away
+        with self.hook.get_conn(patience=self.patience(deadline), on_away=away) as client:
+            yield client
+
     def longest_try(self) -> float:
         """Seconds after which ``execution_timeout`` ends a try, also while it is deferred, where Airflow does not look.
 
-        A little sooner than Airflow does it in a worker: what ends there can say what becomes of the remote side.
+        A little sooner than Airflow does it in a worker: so the task can still report what becomes of the remote side.
         """
         if self.execution_timeout is None:
             return math.inf
@@ -62,7 +89,7 @@ class CkptTask:
 
     def publish_job(self, context: Context, job_id: str) -> None:
         """Store the id and the links' addresses now: links work while the task is still deferred, and a task that
-        cleans up finds the job though this one fails."""
+        cleans up finds the job even if this one fails."""
         address = self.hook.endpoint().browser_address
         pages = pages_path(self.ckpt_conn_id) if address is None else f"{address}/web/"
         addresses = {link.xcom_key: link.address(pages, job_id) for link in JOB_LINKS}
@@ -71,43 +98,148 @@ class CkptTask:
             for key, value in {"job_id": job_id, **addresses}.items():
                 context["ti"].xcom_push(key=key, value=value)
 
+    # -- waiting -----------------------------------------------------------------------------------------------
+
+    def seconds_here(self) -> float:
+        """Seconds that the task waits in its worker before it defers."""
+        given = arguments.optional_seconds("defer_after", self.defer_after)
+        return defaults.defer_after() if given is None else given
+
+    def wait_for(self, context: Context, condition: Condition, deadline: float | None, memo: Json | None = None) -> Any:
+        """Wait for the condition, here for a while and then deferred; ends in ``execute_complete``.
+
+        ``memo`` is JSON that comes back in the event, under ``trigger`` beside the condition and the deadline.
+        """
+        trigger = CkptTrigger(
+            ckpt_conn_id=self.ckpt_conn_id,
+            condition=condition,
+            deadline=deadline,
+            poll_interval=self.pause(),
+            memo=memo,
+        )
+        seconds, interval = math.inf, self.pause()
+        if self.deferrable:
+            seconds, interval = self.seconds_here(), min(interval, _FIRST_LOOKS_SECONDS)
+        verdict = self._wait_here(trigger, seconds, interval) if seconds > 0 else None
+        if verdict is not None:
+            return self.ended_here(context, event_payload(verdict, trigger))
+        # The trigger ends at the deadline by itself; Airflow's timeout is for one that never reports.
+        left = None if deadline is None else timedelta(seconds=max(deadline - time.time(), 0.0) + _BACKSTOP_SECONDS)
+        return self.defer(trigger=trigger, method_name="execute_complete", timeout=left)
+
+    def _wait_here(self, trigger: CkptTrigger, seconds: float, interval: float) -> Verdict | None:
+        """Wait in this process; ``None`` when the wait is to continue in the triggerer."""
+        until = time.time() + seconds
+        last = trigger.deadline is not None and trigger.deadline <= until
+        hook = self.hook
+        while True:
+            begun_with = hook.endpoint()
+            with hook.get_conn() as client:
+                wait = Wait(trigger.condition, trigger.deadline if last else until, interval, self.log)
+                verdict = client.run(wait.until_verdict(client.calls))
+            if not verdict.refuses_token or not has_changed(hook, begun_with, hook.endpoint()):
+                return None if verdict.status is Status.TIMEOUT and not last else verdict
+
+    def ended_here(self, context: Context, event: Json) -> Any:
+        """Continue after a wait that ended in this process."""
+        return self.execute_complete(context, event)
+
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
+        """Continue after a wait. The event holds the verdict and the trigger's arguments."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def timeout_error(self, context: Context, event: Json) -> Exception:
+        """Return the exception for a deadline that has passed."""
+
+    def failure(self, context: Context, event: Json, failed: type[Exception] = CkptOperationFailed) -> Exception:
+        """Return the exception for a wait that did not succeed, after the job manager's trace is logged."""
+        self.log_trace(event)
+        status, message = Status(event["status"]), str(event["message"])
+        if status is Status.TIMEOUT:
+            return self.timeout_error(context, event)
+        if status is Status.MISSING:
+            return CkptNotFound(advice.on_missing(message, self.ckpt_conn_id))
+        if status is Status.REFUSED:
+            return CkptRequestRejected(advice.on_verdict(event, self.ckpt_conn_id))
+        return failed(message)
+
+    def log_trace(self, event: Json) -> None:
+        """Log the remote side's account of a failure."""
+        if event.get("trace"):
+            self.log.info("The job manager's account of the failure:\n%s", event["trace"])
+
+
+class CkptJobTask(CkptTask):
+    """Base of operators and sensors of one job.
+
+    ``finds_ended``: without a living job of the name, the one that ended last is meant.
+    """
+
+    finds_ended: ClassVar[bool] = False
+    job: Templated[str]
+    if_not_found: Templated[str]
+    _found: str | None = None
+
+    @property
+    def job_id(self) -> XComArg:
+        """The id of the job that this task has found, for arguments of other tasks."""
+        return XComArg(cast("BaseOperator", self), "job_id")
+
+    @property
+    def found_job(self) -> str:
+        """The id of the job; before it is found, the argument."""
+        return self._found or arguments.job(self.job)
+
+    @property
+    def skips(self) -> bool:
+        """Whether the task is to be skipped when there is no such job.
+
+        :raises CkptArgumentInvalid: for anything that is neither ``fail`` nor ``skip``.
+        """
+        return arguments.choice("if_not_found", self.if_not_found, IF_NOT_FOUND) == "SKIP"
+
+    def find_job(self, context: Context, deadline: float | None) -> str:
+        """Return the id of the job that every step of this task means, and to which its links lead from now on.
+
+        :raises CkptArgumentInvalid: when the argument cannot name a job.
+        :raises CkptJobNotFound: when there is none, and the task is not to be skipped for it.
+        :raises CkptJobAmbiguous: when several have the name.
+        """
+        if self.skips and self.job in (None, "", "None"):
+            raise AirflowSkipException(f"job: {self.job!r}, no earlier task has found a job")
+        given, journal = arguments.job(self.job), Journal(context, _RECORD)
+        record = journal.read()
+        if record.get("job") == given:
+            self._found = str(record["job_id"])
+        elif is_id(given) and not self.skips:
+            self._found = given
+        else:
+            try:
+                with self.connected(deadline) as client:
+                    pause = min(self.pause(), CONFIRMING_SECONDS)
+                    line = client.run(resolve(client.calls, given, ended=self.finds_ended, pause=pause))
+            except CkptJobNotFound as error:
+                if self.skips:
+                    raise AirflowSkipException(str(error)) from error
+                raise
+            self._found = line.job_id
+            self.log.info("Job %r is %s, which is %s", given, line.job_id, line.state)
+            journal.write(job=given, job_id=self._found)
+        self.publish_job(context, self._found)
+        return self._found
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Continue after a deferral; the job stays the one that was waited for."""
+        condition = (((next_kwargs or {}).get("event") or {}).get("trigger") or {}).get("condition") or {}
+        self._found = condition.get("job_id") or Journal(context, _RECORD).read().get("job_id") or self._found
+        return super().resume_execution(next_method, next_kwargs, context)  # type: ignore[misc]
+
+    def forget_job(self, context: Context) -> None:
+        """After a success: a cleared task looks for the job again."""
+        Journal(context, _RECORD).forget()
+
 
 def is_over_time() -> bool:
     """Whether Airflow calls ``on_kill`` because ``execution_timeout`` has passed, and not because of a person."""
     return isinstance(sys.exception(), AirflowTaskTimeout)
-
-
-def backstop(deadline: float | None) -> timedelta | None:
-    """Airflow's own timeout of a deferral whose trigger keeps ``deadline``."""
-    return None if deadline is None else timedelta(seconds=max(deadline - time.time(), 0.0) + _BACKSTOP_SECONDS)
-
-
-def seconds_here(defer_after: Templated[Duration] | None) -> float:
-    """Seconds that a task waits in its worker before it defers, ``defer_after`` being the author's argument."""
-    given = arguments.optional_seconds("defer_after", defer_after)
-    return defaults.defer_after() if given is None else given
-
-
-def wait_here(
-    connect: Callable[[], AbstractContextManager[CkptClient]],
-    trigger: CkptTrigger,
-    seconds: float,
-    interval: float,
-    log: Log,
-) -> Verdict | None:
-    """Wait in this process for the trigger's condition; ``None`` when the wait is to continue elsewhere."""
-    until = time.time() + seconds
-    last = trigger.deadline is not None and trigger.deadline <= until
-    hook, condition = CkptHook(trigger.ckpt_conn_id), trigger.condition()
-    while True:
-        begun_with = hook.endpoint()
-        with connect() as client:
-            verdict = Wait(condition, trigger.deadline if last else until, interval, log).in_a_worker(client)
-        if not verdict.refuses_token or not goes_on(hook, begun_with, hook.endpoint()):
-            return None if verdict.status is Status.TIMEOUT and not last else verdict
-
-
-def tell_trace(log: Log, event: Json) -> None:
-    """The remote side's account of a failure, in the log of the task that fails for it."""
-    if event.get("trace"):
-        log.info("What the job manager tells of the failure:\n%s", event["trace"])

@@ -198,8 +198,9 @@ class Benchmark:
         return found
 
     def _wait_for(self, checkpoint_id: int) -> Described:
-        arguments = {"job_id": self._job_id, "goal": {"checkpoint_id": checkpoint_id}}
-        return "airflow_provider_ckpt.triggers.checkpoint.CkptCheckpointTrigger", {**_WAIT, **arguments}
+        goal = {"checkpoint_id": checkpoint_id}
+        condition = {"type": "CheckpointCondition", "job_id": self._job_id, "goal": goal}
+        return "airflow_provider_ckpt.triggers.wait.CkptTrigger", {**_WAIT, "condition": condition}
 
     def _phase(
         self, run_id: str, triggers: Sequence[Described], happen: Callable[[int], None], begin: Callable[[], None]

@@ -1,1 +1,1 @@
-"""What can be waited for, without I/O: each condition asks for answers and judges them."""
+"""What can be waited for, and how a wait goes; see :mod:`airflow_provider_ckpt.conditions.base`."""

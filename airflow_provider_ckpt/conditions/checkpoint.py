@@ -1,21 +1,18 @@
-"""Waiting for completed checkpoints of a job."""
+"""The condition that wanted checkpoints of a job have completed."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from airflow_provider_ckpt.conditions.base import POLL, Json, Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.job import JobCondition
-from airflow_provider_ckpt.conditions.job_log import failure_of
-from ckpt_runtime.client import requests
+from airflow_provider_ckpt.conditions.base import POLL, Json, Status, Verdict
+from airflow_provider_ckpt.conditions.job import JobCondition, failure_of
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
+from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
 
-_TOLD_BY = (
+_EVENTS = (
     *("checkpoint-completed", "checkpoint-failed", "savepoint-completed", "savepoint-failed"),
     *("job-status", POLL),
 )
@@ -56,6 +53,7 @@ class CheckpointGoal:
         return " ".join(parts)
 
 
+@dataclass(eq=False)
 class CheckpointCondition(JobCondition):
     """Done when enough wanted checkpoints completed; FAILED when the job ended, or the wanted one failed or is
     forgotten.
@@ -63,68 +61,70 @@ class CheckpointCondition(JobCondition):
     The job manager shows only the newest entries, so what was seen is remembered over the life of one instance.
     """
 
-    def __init__(self, job_id: str, goal: CheckpointGoal) -> None:
-        super().__init__(job_id)
-        self._goal = goal
+    goal: CheckpointGoal
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._seen: dict[int, Checkpoint] = {}
 
     @property
     def subject(self) -> str:
-        return f"{self._goal} of job {self._job_id}"
+        return f"{self.goal} of job {self.job_id}"
 
     def concerns(self, event: StreamedEvent) -> bool:
-        return event.type in _TOLD_BY
+        return event.type in _EVENTS
 
-    def look(self) -> Poll:
+    async def look(self, client: AsyncCalls) -> Verdict | None:
         # The state first: a job that had ended before its history was read has all of its history written.
-        job: JobDetails = yield requests.job_details(self._job_id)
-        statistics: CheckpointStatistics = yield requests.checkpoint_statistics(self._job_id)
-        self._seen.update({item.id: item for item in _entries(statistics) if self._goal.accepts(item)})
-        if len(self._seen) >= self._goal.count:
+        job = await self.details(client)
+        statistics = await client.checkpoint_statistics(self.job_id)
+        self._seen.update({item.id: item for item in _entries(statistics) if self.goal.accepts(item)})
+        if len(self._seen) >= self.goal.count:
             return Verdict(Status.DONE, result=self._result())
         if job.state in TERMINAL_STATES:
-            return (yield from self._ended(job, statistics))
+            return await self._ended(client, job, statistics)
         self._state = job.state
-        self.standing = f"{len(self._seen)} of {self._goal.count} came, the job is {job.state}"
-        return self._failed(statistics) or (yield from self._forgotten(statistics))
+        self.standing = f"{len(self._seen)} of {self.goal.count} came, the job is {job.state}"
+        return self._failed(statistics) or await self._forgotten(client, statistics)
 
     def _failed(self, statistics: CheckpointStatistics) -> Verdict | None:
         """The checkpoint that is wanted by its id has ended, but does not match the goal."""
-        item = next((item for item in _entries(statistics) if item.id == self._goal.checkpoint_id), None)
+        item = next((item for item in _entries(statistics) if item.id == self.goal.checkpoint_id), None)
         if item is None or item.status == "IN_PROGRESS":
             return None
         reason = f"failed: {item.failure_message or 'no reason given'}"
         if item.status == "COMPLETED":
             noun = "savepoint" if item.is_savepoint else "checkpoint"
             reason = f"is a {noun} triggered at {item.triggered_at_ms} ms, which the other arguments exclude"
-        return Verdict(Status.FAILED, f"checkpoint {item.id} of job {self._job_id} {reason}")
+        return Verdict(Status.FAILED, f"checkpoint {item.id} of job {self.job_id} {reason}")
 
-    def _forgotten(self, statistics: CheckpointStatistics) -> Poll:
+    async def _forgotten(self, client: AsyncCalls, statistics: CheckpointStatistics) -> Verdict | None:
         """The checkpoint wanted by its id has left the history, which has later ones: its result is unknown."""
-        wanted = self._goal.checkpoint_id
+        wanted = self.goal.checkpoint_id
         shown = [item.id for item in statistics.history]
         if wanted is None or wanted in shown or max(shown, default=0) < wanted:
             return None
         try:
-            yield requests.checkpoint_details(self._job_id, wanted)  # one that is pending may not be in Flink's list
+            # One that is pending may not be in Flink's list.
+            await client.checkpoint_details(self.job_id, wanted)
         except NotFound:
-            text = f"checkpoint {wanted} of job {self._job_id} is not in its history any more, which is at {max(shown)}"
+            text = f"checkpoint {wanted} of job {self.job_id} is no longer in its history, which is at {max(shown)}"
             ways = "Ask for since_checkpoint_id instead, or have the session keep more (web.checkpoints.history)"
             return Verdict(Status.FAILED, f"{text}; whether it has completed is not known. {ways}")
         return None
 
-    def _ended(self, job: JobDetails, statistics: CheckpointStatistics) -> Generator[requests.Call[Any], Any, Verdict]:
-        cause = yield from failure_of(job)
+    async def _ended(self, client: AsyncCalls, job: JobDetails, statistics: CheckpointStatistics) -> Verdict:
+        cause = await failure_of(client, job)
         failed = self._failed(statistics)
         if failed is not None:
             return replace(failed, trace=cause.trace)
-        found = f"{len(self._seen)} of {self._goal.count}" if self._seen else "none"
-        text = f"job {self._job_id} is {job.state} and completes no more checkpoints; {found} of those wanted came"
+        found = f"{len(self._seen)} of {self.goal.count}" if self._seen else "none"
+        text = f"job {self.job_id} is {job.state} and completes no more checkpoints; {found} of those wanted came"
         return Verdict(Status.FAILED, f"{text}{cause.clause}", trace=cause.trace)
 
     def _result(self) -> Json:
         newest = self._seen[max(self._seen)]
-        return checkpoint_facts(self._job_id, newest) | {"checkpoint_ids": sorted(self._seen)}
+        return checkpoint_facts(self.job_id, newest) | {"checkpoint_ids": sorted(self._seen)}
 
 
 def _entries(statistics: CheckpointStatistics) -> list[Checkpoint]:

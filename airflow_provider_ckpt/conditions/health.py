@@ -1,57 +1,122 @@
-"""Waiting for the health of a job."""
+"""Conditions on how well a job does: the verdict on its health, and a restore drill's checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec import to_builtins
 
-from airflow_provider_ckpt.conditions.base import Poll, Status, Verdict
+from airflow_provider_ckpt.conditions.base import Json, KilledTask, Status, Verdict
 from airflow_provider_ckpt.conditions.job import JobCondition
-from airflow_provider_ckpt.conditions.job_log import failure_of
-from ckpt_runtime.client import requests
-from ckpt_runtime.client.models import TERMINAL_STATES, JobHealth
+from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
+from ckpt_runtime.client.clients import AsyncCalls
+from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, SubtaskTimes
 
 VERDICTS: Final = ("HEALTHY", "DEGRADED", "UNHEALTHY")
+_WITHOUT_SLOTS = ("CREATED", "SCHEDULED")
+_RESTORING = ("DEPLOYING", "INITIALIZING")
 
 
+@dataclass(eq=False)
 class HealthCondition(JobCondition):
-    """Done when the verdict is one of ``expected`` and so many checkpoints have ended; FAILED when it is one of
+    """Done when the verdict is one of ``expected`` and ``ended`` checkpoints have ended; FAILED when it is one of
     ``failing``, or the job has ended in an unintended way.
 
     ``times``: how many looks in a row have to find it.
     """
 
-    def __init__(
-        self, job_id: str, expected: Collection[str], failing: Collection[str] = (), *, ended: int = 1, times: int = 1
-    ) -> None:
-        super().__init__(job_id)
-        self._expected = frozenset(expected)
-        self._failing = frozenset(failing)
-        self._ended = ended
-        self._times = times
+    expected: Sequence[str]
+    failing: Sequence[str] = ()
+    ended_checkpoints: int = 1
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._found = 0
 
     @property
-    def subject(self) -> str:
-        return f"job {self._job_id} to be {' or '.join(sorted(self._expected))}"
+    def _names(self) -> str:
+        return " or ".join(sorted(self.expected))
 
-    def look(self) -> Poll:
-        health: JobHealth = yield requests.job_health(self._job_id)
+    @property
+    def subject(self) -> str:
+        return f"job {self.job_id} to be {self._names}"
+
+    async def look(self, client: AsyncCalls) -> Verdict | None:
+        health = await client.job_health(self.job_id)
         reasons = "; ".join(health.reasons) or "no reasons"
-        result = {"job_id": self._job_id, **to_builtins(health)}
-        good = health.verdict in self._expected and health.checkpoints.ended >= self._ended
+        result = {"job_id": self.job_id, **to_builtins(health)}
+        good = health.verdict in self.expected and health.checkpoints.ended >= self.ended_checkpoints
         self._found = self._found + 1 if good else 0
-        if self._found >= self._times:
+        if self._found >= self.times:
             return Verdict(Status.DONE, result=result)
-        if health.verdict in self._failing:
-            return Verdict(Status.FAILED, f"job {self._job_id} is {health.verdict}: {reasons}", result)
+        if health.verdict in self.failing:
+            return Verdict(Status.FAILED, f"job {self.job_id} is {health.verdict}: {reasons}", result)
         if health.state in TERMINAL_STATES and not good:
-            job = yield from self._details()
-            cause = yield from failure_of(job)
-            text = f"job {self._job_id} is {job.state}, it was not {' or '.join(sorted(self._expected))}{cause.clause}"
-            return Verdict(Status.FAILED, text, result, cause.trace)
+            job = await self.details(client)
+            return await self.ended(client, job, f"job {self.job_id} is {job.state}, it was not {self._names}", result)
         self._state = health.state
         self.standing = f"it is {health.verdict} ({reasons}), {health.checkpoints.ended} checkpoints have ended"
         return None
+
+
+@dataclass(eq=False)
+class DrillCondition(JobCondition):
+    """Done when all subtasks run and ``checkpoints`` have completed, or the job has FINISHED before; FAILED when it
+    ended otherwise. The result has the durations. A killed task leaves no drill behind.
+    """
+
+    checkpoints: int
+
+    @property
+    def subject(self) -> str:
+        plural = "s" if self.checkpoints > 1 else ""
+        return f"{self.checkpoints} checkpoint{plural} of the restore drill {self.job_id}"
+
+    async def look(self, client: AsyncCalls) -> Verdict | None:
+        job = await self.details(client)
+        statistics = await client.checkpoint_statistics(self.job_id)
+        completed = statistics.counts.completed
+        if completed >= self.checkpoints or job.state == "FINISHED":
+            return Verdict(Status.DONE, result=await _measured(client, job, statistics))
+        if job.state in TERMINAL_STATES:
+            text = f"the restore drill {self.job_id} is {job.state} after {completed} checkpoints"
+            return await self.ended(client, job, text, {"status": job.state})
+        self._state = job.state
+        self.standing = f"{completed} of {self.checkpoints} came, {progress_of_restore(job)}"
+        return None
+
+    async def on_kill(self, task: KilledTask) -> None:
+        await task.cancel(self.job_id, "drill")
+
+
+def progress_of_restore(job: JobDetails) -> str:
+    """How far the restore of a job's state has come."""
+    tasks = [state for vertex in job.vertices for state, number in vertex.tasks.items() if number]
+    if not job.vertices or any(state in tasks for state in _WITHOUT_SLOTS):
+        return "it waits for slots"
+    return "its state is being restored" if any(state in tasks for state in _RESTORING) else "its state is restored"
+
+
+def has_slots(job: JobDetails) -> bool:
+    """Whether the job has begun to read its snapshot: what happens from then on says something about the snapshot."""
+    return progress_of_restore(job) != "it waits for slots"
+
+
+async def _measured(client: AsyncCalls, job: JobDetails, statistics: CheckpointStatistics) -> Json:
+    """Times from the submission on: until the last subtask ran, and until the last of the counted checkpoints."""
+    times: list[SubtaskTimes] = []
+    for vertex in job.vertices:
+        times += await client.subtask_times(job.job_id, vertex.id)
+    running_at = max((found.timestamps_ms.get("RUNNING", 0) for found in times), default=0)
+    ends = [item.triggered_at_ms + item.duration_ms for item in statistics.history if item.status == "COMPLETED"]
+    return {
+        "job_id": job.job_id,
+        "name": job.name,
+        "status": job.state,
+        "checkpoints": statistics.counts.completed,
+        "restored_after_ms": max(0, running_at - job.start_time_ms) if running_at else None,
+        "healthy_after_ms": max(0, max(ends, default=job.start_time_ms) - job.start_time_ms),
+    }

@@ -1,94 +1,114 @@
-"""Waiting for a state of a job."""
+"""Conditions on the state of a job, and what a task's log has of a job: its last checkpoint, and why it failed."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Generator
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from airflow_provider_ckpt.conditions.base import POLL, Condition, Json, Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.job_log import failure_of, progress_of
-from airflow_provider_ckpt.job_names import living
-from ckpt_runtime.client import requests
+from airflow_provider_ckpt.conditions.base import POLL, Condition, Json, KilledTask, Status, Verdict, moment
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
+from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails
-from ckpt_runtime.client.requests import Call
+from ckpt_runtime.client.stack_traces import telling_line
 
 STATES: Final = (
     *("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "RECONCILING", "FAILING", "CANCELLING", "SUSPENDED"),
     *sorted(TERMINAL_STATES),
 )
-_STATES_TOLD_BY: Final = ("job-status", "deployment", "tasks-running")
-_ON_THEIR_WAY: Final = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RECONCILING")
+_STATE_EVENTS: Final = ("job-status", "deployment", "tasks-running")
+_STARTING_STATES: Final = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RECONCILING")
+_AFTER_FAILURES = ("RESTARTING", "FAILING")
+MAX_TRACE_CHARS = 16_000
+"""A trace travels in a trigger's event, which lies in Airflow's database."""
 
 
+@dataclass(eq=False)
 class JobCondition(Condition):
     """Base of what is waited for at one job. ``look`` may meet "not found" anywhere; ``_state`` is what it last saw."""
 
-    def __init__(self, job_id: str) -> None:
-        super().__init__()
-        self._job_id = job_id
+    job_id: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._state = ""
 
     @property
     def job(self) -> str:
-        return self._job_id
+        return self.job_id
 
-    def poll(self) -> Poll:
+    async def poll(self, client: AsyncCalls) -> Verdict | None:
         try:
-            verdict = yield from self.look()
+            verdict = await self.look(client)
         except NotFound as error:
             return self.absence.missing(str(error))
         self.absence.seen()
         return verdict
 
     @abstractmethod
-    def look(self) -> Poll:
-        """Looks once at the job."""
+    async def look(self, client: AsyncCalls) -> Verdict | None:
+        """Look once at the job."""
 
-    def detail(self) -> Generator[Call[Any], Any, str]:
-        return (yield from progress_of(self._job_id, self._state))
+    async def detail(self, client: AsyncCalls) -> str:
+        return await progress_of(client, self.job_id, self._state)
 
-    def _details(self) -> Generator[Call[Any], Any, JobDetails]:
-        job: JobDetails = yield requests.job_details(self._job_id)
-        self.absence.seen()  # regardless of the requests that follow
+    async def details(self, client: AsyncCalls) -> JobDetails:
+        """The job's details; a job that answers is there, whatever the requests that follow say."""
+        job = await client.job_details(self.job_id)
+        self.absence.seen()
         return job
 
+    async def ended(self, client: AsyncCalls, job: JobDetails, text: str, result: Json | None = None) -> Verdict:
+        """The verdict FAILED for a job that has ended, with the cause if it has failed."""
+        cause = await failure_of(client, job)
+        return Verdict(Status.FAILED, text + cause.clause, result or {}, cause.trace)
 
+
+@dataclass(eq=False)
 class JobStatusCondition(JobCondition):
     """Done when the job is in one of ``expected``; FAILED when it ended in another state, MISSING when it is unknown.
 
-    With ``all_tasks``, RUNNING counts only when no task is still on its way: a job is RUNNING in name before its tasks
-    are, and a checkpoint that is triggered then fails.
+    With ``all_tasks``, RUNNING counts only when no task is still starting: a job is RUNNING in name before its tasks
+    are, and a checkpoint that is triggered then fails. With ``cancel_on_kill`` the job is cancelled when a person marks
+    the waiting task failed.
     """
 
-    def __init__(self, job_id: str, expected: Collection[str], *, all_tasks: bool = False) -> None:
-        super().__init__(job_id)
-        self._expected = frozenset(expected)
-        self._all_tasks = all_tasks
+    expected: Sequence[str]
+    all_tasks: bool = False
+    cancel_on_kill: bool = False
+
+    @property
+    def _names(self) -> str:
+        return " or ".join(sorted(self.expected))
 
     @property
     def subject(self) -> str:
-        return f"job {self._job_id} to be {' or '.join(sorted(self._expected))}"
+        return f"job {self.job_id} to be {self._names}"
 
     def concerns(self, event: StreamedEvent) -> bool:
-        return event.type in _STATES_TOLD_BY
+        return event.type in _STATE_EVENTS
 
-    def look(self) -> Poll:
-        job = yield from self._details()
-        if job.state in self._expected and not (job.state == "RUNNING" and self._all_tasks and is_starting(job)):
+    async def look(self, client: AsyncCalls) -> Verdict | None:
+        job = await self.details(client)
+        if job.state in self.expected and not (job.state == "RUNNING" and self.all_tasks and is_starting(job)):
             return Verdict(Status.DONE, result=job_facts(job))
         if job.state not in TERMINAL_STATES:
             self.standing, self._state = _standing(job), job.state
             return None
-        cause = yield from failure_of(job)
-        expected = " or ".join(sorted(self._expected))
-        text = f"job {self._job_id} is {job.state}, not {expected}{cause.clause}"
-        return Verdict(Status.FAILED, text, job_facts(job), cause.trace)
+        return await self.ended(client, job, f"job {self.job_id} is {job.state}, not {self._names}", job_facts(job))
+
+    async def on_kill(self, task: KilledTask) -> None:
+        """Cancel the job if asked to and no other try continues with it."""
+        if self.cancel_on_kill and await task.is_given_up():
+            await task.cancel(self.job_id, "job")
+        else:
+            task.log.warning("The task was killed; job %s was not cancelled and keeps running.", self.job_id)
 
 
+@dataclass(eq=False)
 class ReadyForSnapshotCondition(JobCondition):
     """Done when a savepoint or stop can succeed, or the job has ended; the result has the job's facts, and under
     ``running_since_ms`` the start of its present attempt. The message of a job that has FAILED ends a sentence.
@@ -98,54 +118,39 @@ class ReadyForSnapshotCondition(JobCondition):
 
     @property
     def subject(self) -> str:
-        return f"job {self._job_id} to run without another stop in progress"
+        return f"job {self.job_id} to run without another stop in progress"
 
     def concerns(self, event: StreamedEvent) -> bool:
-        return event.type in (*_STATES_TOLD_BY, "savepoint-triggered", "savepoint-failed", POLL)
+        return event.type in (*_STATE_EVENTS, "savepoint-triggered", "savepoint-failed", POLL)
 
-    def look(self) -> Poll:
-        job = yield from self._details()
+    async def look(self, client: AsyncCalls) -> Verdict | None:
+        job = await self.details(client)
         running = job.state == "RUNNING" and not is_starting(job)
-        if job.state not in TERMINAL_STATES and (not running or (yield from _is_stopping(self._job_id))):
+        if job.state not in TERMINAL_STATES and (not running or await self._is_stopping(client)):
             self.standing = "another stop is in progress" if running else _standing(job)
             self._state = job.state
             return None
-        cause = yield from failure_of(job)
+        cause = await failure_of(client, job)
         running_since = {"running_since_ms": job.timestamps_ms.get("RUNNING", 0)}
         return Verdict(Status.DONE, cause.clause, job_facts(job) | running_since, cause.trace)
 
+    async def _is_stopping(self, client: AsyncCalls) -> bool:
+        statistics = await statistics_of(client, self.job_id)
+        history = () if statistics is None else statistics.history
+        return any(item.kind == "SYNC_SAVEPOINT" and item.status == "IN_PROGRESS" for item in history)
 
-class NameFreeCondition(Condition):
-    """Done when no living job has the name."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    @property
-    def subject(self) -> str:
-        return f"the end of every job named {self._name!r}"
-
-    def poll(self) -> Poll:
-        lines = yield requests.list_jobs()
-        found = living(self._name, lines)
-        if not found:
-            return Verdict(Status.DONE)
-        self.standing = ", ".join(f"job {line.job_id} is {line.state}" for line in found)
+async def statistics_of(client: AsyncCalls, job_id: str) -> CheckpointStatistics | None:
+    """The job's checkpoint statistics; None for a Flink job without checkpoints, which has none."""
+    try:
+        return await client.checkpoint_statistics(job_id)
+    except NotFound:
         return None
 
 
-def _is_stopping(job_id: str) -> Generator[Call[Any], Any, bool]:
-    try:
-        statistics: CheckpointStatistics = yield requests.checkpoint_statistics(job_id)
-    except NotFound:  # a Flink job without checkpoints has no statistics
-        return False
-    return any(item.kind == "SYNC_SAVEPOINT" and item.status == "IN_PROGRESS" for item in statistics.history)
-
-
 def is_starting(job: JobDetails) -> bool:
-    """Whether a task is still on its way: a job is RUNNING in name before."""
-    return any(vertex.tasks.get(state, 0) for vertex in job.vertices for state in _ON_THEIR_WAY)
+    """Whether a task is still starting: a job is RUNNING in name before."""
+    return any(vertex.tasks.get(state, 0) for vertex in job.vertices for state in _STARTING_STATES)
 
 
 def _standing(job: JobDetails) -> str:
@@ -162,3 +167,73 @@ def job_facts(job: JobDetails) -> Json:
         "end_time_ms": job.end_time_ms,
         "duration_ms": job.duration_ms,
     }
+
+
+# --- for the log
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """The newest failure of a job. ``line`` is empty when the job manager reports none."""
+
+    line: str = ""
+    trace: str = ""
+
+    @property
+    def clause(self) -> str:
+        """The end of a sentence."""
+        return f": {self.line}" if self.line else ""
+
+
+async def root_cause(client: AsyncCalls, job_id: str) -> RootCause:
+    """Why the job has failed, or is restarting."""
+    try:
+        history = await client.job_exceptions(job_id, 1)
+    except NotFound:
+        return RootCause()
+    if not history.entries:
+        return RootCause()
+    newest = history.entries[0]
+    task = f"task {newest.task_name}" if newest.task_name else "the job"
+    where = f" on {newest.endpoint}" if newest.endpoint else ""
+    trace = f"Failure of {task}{where} at {moment(newest.timestamp_ms)}\n{shortened(newest.stack_trace)}"
+    return RootCause(telling_line(newest.stack_trace) or newest.exception, trace)
+
+
+async def failure_of(client: AsyncCalls, job: JobDetails) -> RootCause:
+    """As :func:`root_cause` for a job that is FAILED; nothing for others."""
+    return await root_cause(client, job.job_id) if job.state == "FAILED" else RootCause()
+
+
+async def job_line(client: AsyncCalls, job_id: str) -> str:
+    """State, last failure and last checkpoint of a job."""
+    job = await client.job_details(job_id)
+    return f"the job is {job.state}; {await progress_of(client, job_id, job.state)}"
+
+
+async def progress_of(client: AsyncCalls, job_id: str, state: str) -> str:
+    """The last checkpoint, and of a job that is restarting the last failure."""
+    cause = await root_cause(client, job_id) if state in _AFTER_FAILURES else RootCause()
+    statistics = await statistics_of(client, job_id)
+    checkpoint = "it takes no checkpoints" if statistics is None else checkpoint_line(statistics)
+    return f"last failure{cause.clause}; {checkpoint}" if cause.line else checkpoint
+
+
+def checkpoint_line(statistics: CheckpointStatistics) -> str:
+    """The newest completed checkpoint or savepoint, and how many are pending or have failed."""
+    found = [item for item in (statistics.latest_completed, statistics.latest_savepoint) if item is not None]
+    newest = max(found, key=lambda item: item.id, default=None)
+    counts = statistics.counts
+    last = "no checkpoint yet"
+    if newest is not None:
+        noun = "savepoint" if newest.is_savepoint else "checkpoint"
+        last = f"last {noun} {newest.id} of {moment(newest.triggered_at_ms)}, which took {newest.duration_ms} ms"
+    return f"{last} ({counts.completed} completed, {counts.in_progress} in progress, {counts.failed} failed)"
+
+
+def shortened(trace: str) -> str:
+    """Both ends of a long trace: this engine's cause comes first, Java's innermost cause comes last."""
+    if len(trace) <= MAX_TRACE_CHARS:
+        return trace
+    half = MAX_TRACE_CHARS // 2
+    return f"{trace[:half]}\n... {len(trace) - 2 * half} characters left out ...\n{trace[-half:]}"

@@ -1,7 +1,7 @@
 """Waiting for a condition until there is a verdict or a deadline has passed, in a worker or in the triggerer.
 
 The conditions make all decisions, and :mod:`ckpt_runtime.client.waiting` decides how often to ask. A job manager
-that cannot answer is asked again with growing pauses until the deadline; every other error is passed on. Meanwhile
+that cannot answer is asked again with growing pauses until the deadline; every other error ends the wait. Meanwhile
 the task's log shows where the wait stands.
 """
 
@@ -11,26 +11,79 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
 
 from airflow_provider_ckpt.advice import REFUSED_TOKEN, TROUBLE, UNREACHABLE, is_refused_token
-from airflow_provider_ckpt.conditions.base import Condition, Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.progress import Log, Progress
-from ckpt_runtime.client.clients import CkptClient
+from airflow_provider_ckpt.conditions.base import Condition, Log, Status, Verdict
+from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, Unreachable, is_passing
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.client.waiting import Deadline, Pause, Steps, persistent, poll
+from ckpt_runtime.client.waiting import Deadline, persistent, poll
+
+if TYPE_CHECKING:
+    from airflow_provider_ckpt.event_hub import Member
 
 T = TypeVar("T")
 
+INTERVAL_SECONDS = 30.0
+"""Between two log lines that say the same. A request to a session that hangs takes up to half a minute by default,
+during which nothing is logged."""
 MAX_PAUSE_SECONDS = 30.0
 _JITTER = 0.2
 _LAST_LOOK_SECONDS = 2.0
 """A wait that has reached its deadline looks once more; that look may take this long."""
+
+
+class Progress:
+    """The log lines of one wait: one at once when the standing changes, and else two a minute.
+
+    ``standing`` decides whether a line is a new one, ``detail`` is worth adding to it. The lines come less often where
+    many wait in one process, see ``interval``.
+    """
+
+    def __init__(self, log: Log, subject: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._subject = subject
+        self._clock = clock
+        self.interval: Callable[[], float] = lambda: INTERVAL_SECONDS
+        self._standing: str | None = None
+        self._line = ""
+        self._looked_at = self._said_at = clock()
+
+    def is_due(self, standing: str) -> bool:
+        """Whether a line about what was just seen is due."""
+        self._looked_at = self._clock()
+        return standing != self._standing or self._looked_at - self._said_at >= self.interval()
+
+    def say(self, standing: str, detail: str = "") -> None:
+        """Write a line now."""
+        self._standing = standing
+        self._line = f"{standing}; {detail}" if detail else standing
+        self._said_at = self._looked_at = self._clock()
+        self._log.info("Waiting for %s: %s", self._subject, self._line)
+
+    def away(self, error: Exception) -> None:
+        """Report a request that was not answered, or not served, if a line is due.
+
+        The text of the error does not make a line a new one.
+        """
+        standing = "the session is away" if isinstance(error, Unreachable) else "the session does not serve now"
+        if self.is_due(standing):
+            self.say(standing, str(error))
+
+    def pauses(self, seconds: float) -> Iterator[float]:
+        """The pause between two looks in parts, each to be slept; the last line is repeated between them."""
+        end = self._clock() + seconds
+        while (left := end - self._clock()) > 0:
+            yield min(left, max(self._said_at + self.interval() - self._clock(), 0.0))
+            if self._clock() - self._said_at >= self.interval():
+                self._said_at = self._clock()
+                age = self._said_at - self._looked_at
+                self._log.info("Waiting for %s: %s (seen %.0f s ago)", self._subject, self._line, age)
 
 
 class Backoff:
@@ -54,52 +107,38 @@ def is_waited_out(error: BaseException) -> bool:
     return is_passing(error) or (isinstance(error, CkptApiError) and error.status >= 500)
 
 
-def look_and_tell(condition: Condition, progress: Progress) -> Poll:
-    """Polls once, then logs a line if one is due; a condition may make requests of its own for that line."""
-    verdict = yield from condition.poll()
+async def look_once(condition: Condition, client: AsyncCalls, progress: Progress) -> Verdict | None:
+    """Poll once, then log a line if one is due; a condition may make requests of its own for that line."""
+    verdict = await condition.poll(client)
     if verdict is None and progress.is_due(condition.standing):
         standing = condition.standing
-        progress.say(standing, (yield from _detail(condition)))
+        try:
+            detail = await condition.detail(client)
+        except CkptClientError:
+            detail = ""  # the next poll meets the same error
+        progress.say(standing, detail)
     return verdict
 
 
-def _detail(condition: Condition) -> Generator[Call[Any], Any, str]:
-    try:
-        return (yield from condition.detail())
-    except CkptClientError:
-        return ""  # the next poll meets what that is
-
-
-def poll_until_stable(condition: Condition, progress: Progress, pause: float) -> Steps[Verdict | None]:
-    """As :func:`look_and_tell`, and again after ``pause`` seconds for as long as something only seems to be missing."""
+async def poll_until_stable(
+    condition: Condition, client: AsyncCalls, progress: Progress, pause: float
+) -> Verdict | None:
+    """As :func:`look_once`, and again after ``pause`` seconds for as long as something only seems to be missing."""
     while True:
-        verdict = yield from look_and_tell(condition, progress)
+        verdict = await look_once(condition, client, progress)
         if not condition.absence.in_doubt:
             return verdict
-        yield Pause(pause)
+        await asyncio.sleep(pause)
 
 
-class Runner(Protocol):
-    """Carries out the steps of a wait: a client, or what many waits have in common."""
+class Once(AsyncCalls):
+    """Sends each call once, whatever the client's patience: a wait repeats its looks itself."""
 
-    async def run(self, steps: Steps[T]) -> T: ...
+    def __init__(self, client: AsyncCalls) -> None:
+        self._client = client
 
-
-@runtime_checkable
-class Alarm(Runner, Protocol):
-    """A runner that knows when a look is useful: a pause ends once it is ``called``."""
-
-    @property
-    def called(self) -> bool: ...
-
-    def looking(self) -> None:
-        """A look begins."""
-
-    def pace(self) -> float:
-        """Seconds until the next look, unless it is called."""
-
-    def silence(self) -> float:
-        """Seconds between two lines in the log that say the same."""
+    async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
+        return await self._client.execute(call, patience_s=0)
 
 
 class Wait:
@@ -117,41 +156,48 @@ class Wait:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._alarm: Alarm | None = None
+        self._member: Member | None = None
         self._condition = condition
         self._deadline = Deadline(deadline, wall)
         self._interval = interval
         self._progress = Progress(log, condition.subject, monotonic)
         self._trouble: CkptClientError | None = None
 
-    def in_a_worker(self, client: CkptClient) -> Verdict:
-        """Block until the end of the wait."""
-        return client.run(self._steps())
-
-    async def in_the_triggerer(self, runner: Runner) -> Verdict:
-        """Await the end of the wait; a request that hangs cannot outlive the deadline either."""
-        if isinstance(runner, Alarm):
-            self._alarm, self._progress.interval = runner, runner.silence
+    async def until_verdict(self, client: AsyncCalls) -> Verdict:
+        """Wait to the end; a request that hangs cannot outlive the deadline either."""
         limit = self._deadline.left + _LAST_LOOK_SECONDS
         try:
             async with asyncio.timeout(None if math.isinf(limit) else limit):
-                return await runner.run(self._steps())
+                return await self._polled(Once(client))
         except TimeoutError:
             return self._over()
 
-    def _pauses(self, seconds: float) -> Iterator[float]:
-        for part in self._progress.pauses(seconds):
-            if self._alarm is not None and self._alarm.called:
-                return
-            yield part
+    async def at_hub(self, member: Member) -> Verdict:
+        """As :meth:`until_verdict`, at a place of the hub, which knows when a look is useful."""
+        self._member, self._progress.interval = member, member.silence
+        await member.settled()
+        return await self.until_verdict(member)
 
-    def _intervals(self) -> Iterator[float]:
-        while True:
-            yield max(_jittered(self._interval) if self._alarm is None else self._alarm.pace(), 0.0)
+    async def _polled(self, client: AsyncCalls) -> Verdict:
+        async def look() -> Verdict | None:
+            if self._member is not None:
+                self._member.looking()
+            verdict = await look_once(self._condition, client, self._progress)
+            self._trouble = None
+            return verdict
 
-    def _steps(self) -> Steps[Verdict]:
+        async def persistent_look() -> Verdict | None:
+            return await persistent(
+                look,
+                self._deadline,
+                passing=is_waited_out,
+                backoff=Backoff(self._interval, self._deadline),
+                on_away=self._away,
+                sleep=self._sleep,
+            )
+
         try:
-            found = yield from poll(self._look, self._deadline, self._intervals(), self._pauses)
+            found = await poll(persistent_look, self._deadline, self._intervals(), self._sleep)
         except CkptClientError as error:
             if not is_waited_out(error):
                 facts = {REFUSED_TOKEN: True} if is_refused_token(error) else {}
@@ -160,22 +206,18 @@ class Wait:
             found = None
         return found or self._over()
 
-    def _look(self) -> Steps[Verdict | None]:
-        return persistent(
-            self._look_once,
-            self._deadline,
-            passing=is_waited_out,
-            backoff=Backoff(self._interval, self._deadline),
-            on_away=self._away,
-            pauses=self._pauses,
-        )
+    async def _sleep(self, seconds: float) -> None:
+        for part in self._progress.pauses(seconds):
+            if self._member is None:
+                await asyncio.sleep(part)
+            elif self._member.called:
+                return
+            else:
+                await self._member.rest(part)
 
-    def _look_once(self) -> Poll:
-        if self._alarm is not None:
-            self._alarm.looking()
-        verdict = yield from look_and_tell(self._condition, self._progress)
-        self._trouble = None
-        return verdict
+    def _intervals(self) -> Iterator[float]:
+        while True:
+            yield max(_jittered(self._interval) if self._member is None else self._member.pace(), 0.0)
 
     def _away(self, error: CkptClientError) -> None:
         self._trouble = error

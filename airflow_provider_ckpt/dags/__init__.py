@@ -2,7 +2,7 @@
 ckpt_patch``.
 
 The DAG ``ckpt_<name>`` is the global of that name in the module ``<name>`` beside this one, which is imported when it
-is asked for, so that a file pays for what it installs only.
+is first accessed, so that a file loads only what it installs.
 """
 
 from __future__ import annotations

@@ -26,21 +26,21 @@ def savepoint_directory() -> str:
 
 
 def connection() -> Param:
-    """Which session."""
+    """The session."""
     default = os.environ.get("CKPT_CONN_ID", "ckpt_default")
     description = "The Airflow connection of the session's job manager."
     return Param(default, type="string", minLength=1, title="Connection", description=description, section=JOB)
 
 
 def job(default: str = "") -> Param:
-    """Which job."""
+    """The job."""
     description = "The job's id, or its name where no other living job has it: a name survives redeployments."
     return Param(default, type="string", minLength=1, title="Job", description=description, section=JOB)
 
 
 def if_not_found() -> Param:
-    """What to do without the job."""
-    description = "When there is no such job: fail, or skip."
+    """What happens if the job does not exist."""
+    description = "Whether the run fails or is skipped when there is no such job."
     return Param(
         "fail",
         type="string",
@@ -63,20 +63,20 @@ def optional_text(title: str, description: str, section: str, **schema: Any) -> 
 
 def duration(default: str, title: str, description: str, section: str) -> Param:
     """A required duration."""
-    said = f"{description} {_UNITS}"
-    return Param(default, type="string", pattern=DURATION, title=title, description=said, section=section)
+    full = f"{description} {_UNITS}"
+    return Param(default, type="string", pattern=DURATION, title=title, description=full, section=section)
 
 
 def optional_duration(title: str, description: str, section: str) -> Param:
     """A duration that may be left empty."""
-    said = f"{description} {_UNITS} Empty: unchanged."
-    return Param(None, type=["null", "string"], pattern=DURATION, title=title, description=said, section=section)
+    full = f"{description} {_UNITS} Leave it empty for no change."
+    return Param(None, type=["null", "string"], pattern=DURATION, title=title, description=full, section=section)
 
 
 def optional_integer(title: str, description: str, section: str, minimum: int) -> Param:
     """An integer that may be left empty."""
-    said = f"{description} Empty: unchanged."
-    return Param(None, type=["null", "integer"], minimum=minimum, title=title, description=said, section=section)
+    full = f"{description} Leave it empty for no change."
+    return Param(None, type=["null", "integer"], minimum=minimum, title=title, description=full, section=section)
 
 
 def switch(default: bool, title: str, description: str, section: str) -> Param:
@@ -85,7 +85,7 @@ def switch(default: bool, title: str, description: str, section: str) -> Param:
 
 
 def savepoint_format(section: str) -> Param:
-    """Which kind of savepoint."""
+    """The format of savepoints."""
     description = "NATIVE: the state backend's own files. CANONICAL: every state backend restores it."
     return Param(
         "NATIVE", type="string", enum=["NATIVE", "CANONICAL"], title="Format", description=description, section=section

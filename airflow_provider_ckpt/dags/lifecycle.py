@@ -40,7 +40,7 @@ def result(operator: BaseOperator, key: str) -> Any:
 _PROGRAMS, _FILES, _SPEED, _TIMES = "Programs", "Files", "Speed", "Checkpoints"
 
 PARAMS = {
-    "pipelines": form.text(PIPELINES, "Folder of the pipelines", "On the worker.", _PROGRAMS),
+    "pipelines": form.text(PIPELINES, "Folder of the pipelines", "A folder on the worker.", _PROGRAMS),
     "entry_v1": form.text("flights:pipeline", "Entry point of version 1", "module:function.", _PROGRAMS),
     "entry_v2": form.text("flights_v2:pipeline", "Entry point of version 2", "module:function.", _PROGRAMS),
     "verifier": form.text(
@@ -49,21 +49,21 @@ PARAMS = {
         "The script that compares the results with Spark SQL, on the worker.",
         _PROGRAMS,
     ),
-    "input": form.text(f"{DATA}/flights.parquet", "Flights", "In Parquet.", _FILES),
+    "input": form.text(f"{DATA}/flights.parquet", "Flights", "The input, a Parquet file.", _FILES),
     "output": form.text(
         f"{DATA}/output", "Directory for the results", "Each run gets a directory of its own in it.", _FILES
     ),
     "savepoints": form.text(f"{DATA}/savepoints", "Directory for savepoints", "The session writes there.", _FILES),
     "checkpoints": form.text(f"{DATA}/checkpoints", "Directory for checkpoints", "The session writes there.", _FILES),
     "parallelism": Param(
-        2, type="integer", minimum=1, title="Parallelism", description="Of both versions.", section=_SPEED
+        2, type="integer", minimum=1, title="Parallelism", description="Parallelism of both versions.", section=_SPEED
     ),
     "rows_per_second": Param(
         3000,
         type="number",
         minimum=0,
         title="Rows per second of version 1",
-        description="0 is unlimited.",
+        description="0 means unlimited.",
         section=_SPEED,
     ),
     "rows_per_second_v2": Param(
@@ -71,15 +71,19 @@ PARAMS = {
         type="number",
         minimum=0,
         title="Rows per second of version 2",
-        description="0 is unlimited.",
+        description="0 means unlimited.",
         section=_SPEED,
     ),
-    "interval": form.duration("2 s", "Checkpoint interval", "At submission.", _TIMES),
-    "timeout": form.duration("60 s", "Checkpoint timeout", "At submission.", _TIMES),
-    "new_interval": form.duration("1 s", "New checkpoint interval", "After the patch.", _TIMES),
-    "new_timeout": form.duration("90 s", "New checkpoint timeout", "After the patch.", _TIMES),
+    "interval": form.duration("2 s", "Checkpoint interval", "The interval at submission.", _TIMES),
+    "timeout": form.duration("60 s", "Checkpoint timeout", "The timeout at submission.", _TIMES),
+    "new_interval": form.duration("1 s", "New checkpoint interval", "The interval after the patch.", _TIMES),
+    "new_timeout": form.duration("90 s", "New checkpoint timeout", "The timeout after the patch.", _TIMES),
     "configuration": Param(
-        {}, type="object", title="Further options", description="Of both jobs. No secrets.", section=_SPEED
+        {},
+        type="object",
+        title="Further options",
+        description="Options of both jobs. Secrets are refused.",
+        section=_SPEED,
     ),
 }
 
@@ -111,8 +115,8 @@ def directory_of_run(output: str, run_id: str) -> Path:
     directory = Path(output) / re.sub(r"[^A-Za-z0-9_-]+", "_", run_id)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise AirflowFailException(
-            f"output: {str(directory)!r} is not empty, an earlier try of this run has written there; "
-            "trigger another run, or move the directory away"
+            f"output: {str(directory)!r} is not empty: an earlier try of this run has written there. "
+            "Trigger another run, or move the directory away"
         )
     return directory
 
@@ -144,7 +148,7 @@ def assert_patched(job_id: str, params: dict[str, Any] | None = None) -> dict[st
         "timeout_ms": millis("new_timeout", wanted["new_timeout"]),
     }
     if found != expected:
-        raise ValueError(f"the job manager says {found}, but {expected} was asked for")
+        raise ValueError(f"the job manager reports {found}, but {expected} was requested")
     return found
 
 

@@ -1,7 +1,7 @@
 """Changes the checkpoint configuration of a running job, without a restart (FLIP-571).
 
-Only what is filled in changes. A new timeout holds for pending checkpoints as well. The change outlives restarts of the
-job and of its driver.
+Only the fields that are filled in change. A new timeout holds for pending checkpoints as well. The change survives
+restarts of the job and of its driver.
 """
 
 from __future__ import annotations
@@ -24,29 +24,35 @@ with DAG(
     params={
         "job": form.job(),
         "connection": form.connection(),
-        "interval": form.optional_duration("Interval", "Between the starts of two checkpoints.", _TIMES),
-        "timeout": form.optional_duration("Timeout", "After which a checkpoint is given up, pending ones too.", _TIMES),
-        "min_pause": form.optional_duration("Minimum pause", "Between the end of a checkpoint and the next.", _TIMES),
+        "interval": form.optional_duration("Interval", "Time between the starts of two checkpoints.", _TIMES),
+        "timeout": form.optional_duration(
+            "Timeout", "Time after which a checkpoint is aborted. It holds for pending checkpoints too.", _TIMES
+        ),
+        "min_pause": form.optional_duration(
+            "Minimum pause", "Minimum time between the end of a checkpoint and the start of the next.", _TIMES
+        ),
         "max_concurrent": form.optional_integer(
-            "Max concurrent checkpoints", "Checkpoints in flight at once.", _LIMITS, 1
+            "Max concurrent checkpoints", "Maximum number of checkpoints in progress at once.", _LIMITS, 1
         ),
         "tolerable_failed_checkpoints": form.optional_integer(
-            "Tolerable failures", "Failed checkpoints in a row that do not fail the job.", _LIMITS, 0
+            "Tolerable failures", "Number of consecutive failed checkpoints that the job tolerates.", _LIMITS, 0
         ),
         "unaligned": Param(
             None,
             type=["null", "boolean"],
             title="Unaligned",
-            description="Whether barriers may overtake rows. Empty: unchanged.",
+            description="Whether barriers may overtake rows. Leave it empty for no change.",
             section=_UNALIGNED,
         ),
         "aligned_timeout": form.optional_duration(
-            "Aligned checkpoint timeout", "After which an aligned checkpoint turns unaligned.", _UNALIGNED
+            "Aligned checkpoint timeout", "Time after which an aligned checkpoint becomes unaligned.", _UNALIGNED
         ),
         "max_inflight_data_bytes": form.optional_integer(
-            "In-flight bytes", "How much of its in-flight data one subtask may persist.", _UNALIGNED, 1
+            "In-flight bytes", "Maximum amount of in-flight data that one subtask may persist.", _UNALIGNED, 1
         ),
-        "wait": form.switch(True, "Wait for a checkpoint", "End with the next completed checkpoint.", "Afterwards"),
+        "wait": form.switch(
+            True, "Wait for a checkpoint", "The run ends when the next checkpoint has completed.", "Afterwards"
+        ),
     },
     default_args=form.DEFAULT_ARGS,
     render_template_as_native_obj=True,

@@ -1,6 +1,6 @@
-"""Restores a savepoint for practice: into a job without any outside effect, which is then thrown away.
+"""Proves that a savepoint can be restored: into a job without any outside effect, which is then removed.
 
-Start it from the trigger form: with *latest of* it takes the latest good savepoint of a job, by its name, so that it
+Start it from the trigger form. With *latest of* it takes the latest good savepoint of a job, by its name, so that it
 survives every redeployment. Each run notes in the catalogue of savepoints whether the savepoint could be restored; one
 that could not is no longer found as the latest good one, and the run fails.
 """
@@ -15,42 +15,49 @@ from airflow_provider_ckpt.dags import _params as form
 from airflow_provider_ckpt.operators.drill import RestoreDrillOperator
 
 OPTIONS: Any = "{{ params.configuration }}"
-WHAT, JOB, GOAL = "What is restored", "The job", "When it has passed"
+WHAT, JOB, GOAL = "Savepoint to restore", "Job", "Success"
 
 
 PARAMS = {
     "connection": form.connection(),
     "latest_of": form.optional_text(
-        "Latest of", "Name or id of the job whose latest good savepoint is meant. Not with a savepoint.", WHAT
+        "Latest of",
+        "Name or id of the job whose latest good savepoint is restored. Not together with a savepoint.",
+        WHAT,
     ),
-    "savepoint": form.optional_text("Savepoint", "Path or URL of one savepoint. Not with *latest of*.", WHAT),
+    "savepoint": form.optional_text("Savepoint", "Path or URL of one savepoint. Not together with *latest of*.", WHAT),
     "directory": form.optional_text(
-        "Directory", "Where the latest one is looked for; empty: the directory configured for the job.", WHAT
+        "Directory",
+        "Directory in which the latest savepoint is searched. If empty, it is the one configured for the job.",
+        WHAT,
     ),
     "pipeline": Param(
         "/opt/pipelines",
         type="string",
         minLength=1,
         title="Pipeline",
-        description="A `.py`, a `.zip` or a folder on the worker: the program that is to restore it.",
+        description="The program that restores the savepoint: a `.py`, a `.zip` or a folder on the worker.",
         section=JOB,
     ),
     "entry": form.optional_text(
-        "Entry point", "module:function, if there are several.", JOB, pattern=r"^(\s*|[\w.]+:[\w.]+)$"
+        "Entry point",
+        "module:function. Required if the pipeline has several entry points.",
+        JOB,
+        pattern=r"^(\s*|[\w.]+:[\w.]+)$",
     ),
     "args": Param(
-        [], type="array", items={"type": "string"}, title="Arguments", description="One per line.", section=JOB
+        [], type="array", items={"type": "string"}, title="Arguments", description="One argument per line.", section=JOB
     ),
     "parallelism": Param(
         None,
         type=["integer", "null"],
         minimum=1,
         title="Parallelism",
-        description="Empty: as the pipeline and the session say. The drill needs that many slots.",
+        description="If empty, the pipeline and the session decide. The drill needs that many slots.",
         section=JOB,
     ),
     "configuration": Param(
-        {}, type="object", title="Options of the job", description="Keys and values, as at submission.", section=JOB
+        {}, type="object", title="Options of the job", description="Options by key, as for a submission.", section=JOB
     ),
     "checkpoints": Param(
         2,
@@ -58,21 +65,24 @@ PARAMS = {
         minimum=1,
         maximum=1000,
         title="Checkpoints",
-        description="So many have to complete with the restored state.",
+        description="Number of checkpoints that have to complete with the restored state.",
         section=GOAL,
     ),
     "checkpoint_interval": form.duration(
-        "5 s", "Checkpoint interval", "Of the drill, in the place of the job's.", GOAL
+        "5 s", "Checkpoint interval", "Interval of the drill, instead of the job's.", GOAL
     ),
-    "timeout": form.duration("10 min", "Timeout", "By then it has passed, or has failed.", GOAL),
+    "timeout": form.duration("10 min", "Timeout", "The drill fails if it has not passed by then.", GOAL),
     "mark": form.switch(
-        True, "Note the result", "In the catalogue of savepoints, where it decides which one is good.", GOAL
+        True,
+        "Note the result",
+        "The savepoint catalogue gets the result, which decides whether the savepoint counts as good.",
+        GOAL,
     ),
 }
 
 with DAG(
     dag_id="ckpt_restore_drill",
-    description="Restore a savepoint into a job that touches nothing outside, and note whether that worked",
+    description="Restore a savepoint into a job that touches nothing outside, and record whether that worked",
     schedule=None,
     catchup=False,
     max_active_runs=1,

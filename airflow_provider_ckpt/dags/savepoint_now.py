@@ -1,7 +1,7 @@
-"""Takes a savepoint of a running job now, proves that it is whole, and copies it elsewhere if wanted.
+"""Takes a savepoint of a running job now, verifies it, and copies it elsewhere on request.
 
-The last task's result, or that of ``savepoint``, has the path under ``savepoint_path``. Proving and copying run on the
-worker, which needs the extra ``runtime`` and has to reach the storage.
+The last task's result, or that of ``savepoint``, has the path under ``savepoint_path``. Verification and copy run on
+the worker, which needs the extra ``runtime`` and has to reach the storage.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ with DAG(
         "connection": form.connection(),
         "if_not_found": form.if_not_found(),
         "directory": form.text(
-            form.savepoint_directory(), "Directory", "Where the savepoint is put: a path or URL.", _SAVEPOINT
+            form.savepoint_directory(), "Directory", "Path or URL of the directory for the savepoint.", _SAVEPOINT
         ),
         "format": form.savepoint_format(_SAVEPOINT),
-        "verify": form.switch(True, "Verify", "Read all of it, and prove that it is whole.", _AFTERWARDS),
+        "verify": form.switch(
+            True, "Verify", "Read the whole savepoint, and fail if it is not complete and intact.", _AFTERWARDS
+        ),
         "copy_to": form.optional_text(
-            "Copy to", "A directory, also in another file system, for a copy. Empty: none.", _AFTERWARDS
+            "Copy to", "Directory for a copy, also in another file system. If empty, no copy is made.", _AFTERWARDS
         ),
     },
     default_args=form.DEFAULT_ARGS,

@@ -1,14 +1,14 @@
-"""Takes savepoints of jobs by schedule, proves each, and deletes those that are too many or too old.
+"""Takes savepoints of jobs on a schedule, verifies each, and deletes those that are too many or too old.
 
 The schedule is the environment variable ``CKPT_SAVEPOINT_SCHEDULE`` where DAGs are parsed (``@daily`` unless set, and
-none when it is empty). Jobs are named by their names, so that the schedule survives redeployments; without any, every
-job of the session is meant that has a name of its own, and restore drills never are. Each job gets a directory of its
-own. Of the savepoints in it those stay that are among the newest, or young, and always the newest that is intact; the
-others are deleted by the session.
+none when it is empty). Jobs are given by name, so that the schedule survives redeployments; without any, every job
+of the session with a unique name is saved, restore drills excepted. Each job gets a directory of its
+own. The newest and the young savepoints in it are kept, and always the newest that is intact; the
+session deletes the others.
 
-A job does not affect the others. A job that has ended by the time its turn comes is skipped. A job whose savepoint
-cannot be taken or verified keeps its old savepoints. The task ``results`` comes last: its XCom ``jobs`` says for
-each job how its steps have ended, and the run fails there if one of them has failed.
+A job does not affect the others. A job that has already ended is skipped. A job whose savepoint
+cannot be taken or verified keeps its old savepoints. The task ``results`` comes last: its XCom ``jobs`` has the
+final states of each job's steps, and the run fails there if one of them has failed.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ def _names_of_living_jobs(connection: str) -> list[str]:
     names = [line.name for line in lines if line.state not in TERMINAL_STATES and not line.drill]
     unique = [name for name in names if names.count(name) == 1]
     if len(unique) < len(names):
-        print(f"left out, since several jobs have the name: {sorted(set(names) - set(unique))}")
+        print(f"left out, because several jobs have the same name: {sorted(set(names) - set(unique))}")
     return unique
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, retries=0)
 def results(jobs: list[dict[str, str]] | None, ti: Any = None) -> None:
-    """How the steps of each job have ended, as the XCom ``jobs``.
+    """Store the final states of each job's steps as the XCom ``jobs``.
 
-    :raises AirflowFailException: naming the jobs of which a step has failed, or when there is no list of jobs.
+    :raises AirflowFailException: naming the jobs with a failed step, or when the jobs could not be listed.
     """
     if jobs is None:
-        raise AirflowFailException("the jobs of the session could not be listed, no savepoint was taken")
+        raise AirflowFailException("the jobs of the session could not be listed, so no savepoint was taken")
     runs = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=list(_STEPS))
     found = {
         job["job"]: {step: runs[ti.run_id].get(f"{step}_{index}") for step in _STEPS} for index, job in enumerate(jobs)
@@ -75,12 +75,12 @@ def results(jobs: list[dict[str, str]] | None, ti: Any = None) -> None:
     ti.xcom_push(key="jobs", value=found)
     failed = []
     for job, states in found.items():
-        said = ", ".join(f"{step}: {state}" for step, state in states.items())
-        print(f"{job!r}: {said}")
+        states_text = ", ".join(f"{step}: {state}" for step, state in states.items())
+        print(f"{job!r}: {states_text}")
         if "failed" in states.values():
-            failed.append(f"{job!r} ({said})")
+            failed.append(f"{job!r} ({states_text})")
     if failed:
-        raise AirflowFailException(f"{len(failed)} of {len(found)} jobs: {'; '.join(failed)}")
+        raise AirflowFailException(f"steps of {len(failed)} of {len(found)} jobs failed: {'; '.join(failed)}")
 
 
 @task_group(prefix_group_id=False)
@@ -112,7 +112,7 @@ def save(job: str, target_directory: str) -> None:
 
 with DAG(
     dag_id="ckpt_scheduled_savepoints",
-    description="Take, verify and keep savepoints by schedule",
+    description="Take, verify and keep savepoints on a schedule",
     schedule=os.environ.get("CKPT_SAVEPOINT_SCHEDULE", "@daily") or None,
     catchup=False,
     max_active_runs=1,
@@ -122,7 +122,7 @@ with DAG(
             type="array",
             items={"type": "string", "minLength": 1},
             title="Jobs",
-            description="Names of the jobs, one a line. Empty: every job of the session whose name is its own.",
+            description="Names of the jobs, one per line. If empty, every job of the session with a unique name.",
             section=form.JOB,
         ),
         "connection": form.connection(),
@@ -134,12 +134,12 @@ with DAG(
             7,
             type="integer",
             minimum=1,
-            title="How many",
-            description="So many of each job's newest savepoints are kept.",
+            title="Savepoints to keep",
+            description="Number of each job's newest savepoints that are kept.",
             section=_RETENTION,
         ),
-        "keep_for": form.duration("7 d", "How long", "Savepoints that are younger are kept as well.", _RETENTION),
-        "preview": form.switch(False, "Delete nothing", "Only say in the log what would be deleted.", _RETENTION),
+        "keep_for": form.duration("7 d", "Minimum age to delete", "Younger savepoints are kept as well.", _RETENTION),
+        "preview": form.switch(False, "Preview", "Only log what would be deleted.", _RETENTION),
     },
     default_args=form.DEFAULT_ARGS,
     tags=form.TAGS,

@@ -1,4 +1,4 @@
-"""Replace a running job by another version of its program, after a person has seen what becomes of its state.
+"""Replace a running job by another version of its program, after a person has approved what happens to its state.
 
 Start it from the trigger form. The old version stops with a savepoint, and the DAG asks for an approval that shows the
 difference of the state. Then the new version is started from the savepoint; if it is rejected, or does not become
@@ -20,7 +20,7 @@ from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, Upgra
 APPROVE, REJECT = "Start the new version", "Go back to the old version"
 _STOP, _APPROVAL = "stop_with_savepoint", "approval"
 _PULLED = f"ti.xcom_pull(task_ids='{_APPROVAL}')"
-_SECTIONS = ("Version", "How the old version ends", "When the new version is healthy", "Approval")
+_SECTIONS = ("New version", "End of the old version", "Health of the new version", "Approval")
 
 
 PARAMS = {
@@ -29,30 +29,30 @@ PARAMS = {
     "pipeline": form.optional_text(
         "Pipeline of the new version", "A .py, a .zip or a directory on the worker.", _SECTIONS[0]
     ),
-    "pipeline_id": form.optional_text("or its id", "Of one that was uploaded already.", _SECTIONS[0]),
+    "pipeline_id": form.optional_text("Pipeline id", "Id of an uploaded pipeline, instead of a path.", _SECTIONS[0]),
     "entry": form.optional_text(
-        "Entry point", "module:function; as of the old version when empty.", _SECTIONS[0], pattern=r"^[\w.]+:[\w.]+$"
+        "Entry point", "module:function. If empty, that of the old version.", _SECTIONS[0], pattern=r"^[\w.]+:[\w.]+$"
     ),
     "args": Param(
         [],
         type="array",
         items={"type": "string"},
         title="Arguments",
-        description="One a line; as of the old version when empty.",
+        description="One argument per line. If empty, those of the old version.",
         section=_SECTIONS[0],
     ),
     "configuration": Param(
         {},
         type="object",
         title="Options",
-        description="Over those of the old version. No secrets.",
+        description="Options that override those of the old version. Secrets are refused.",
         section=_SECTIONS[0],
     ),
     "allow_non_restored_state": Param(
         False,
         type="boolean",
-        title="Drop state that the new version has no place for",
-        description="Otherwise such an upgrade is refused before anything is stopped.",
+        title="Drop state that the new version does not have",
+        description="If off, such an upgrade is refused before anything is stopped.",
         section=_SECTIONS[0],
     ),
     "mode": Param(
@@ -60,39 +60,44 @@ PARAMS = {
         type="string",
         enum=["savepoint", "last-state", "stateless"],
         values_display={
-            "savepoint": "savepoint: its last act is one",
-            "last-state": "last-state: it is cancelled, the latest checkpoint stays",
-            "stateless": "stateless: the new version begins with nothing",
+            "savepoint": "savepoint: the old version stops with one",
+            "last-state": "last-state: the old version is cancelled, and its latest checkpoint is retained",
+            "stateless": "stateless: the new version starts without state",
         },
         title="Mode",
-        description="What the new version goes on from.",
+        description="What the new version starts from.",
         section=_SECTIONS[1],
     ),
     "last_state_max_age": form.optional_text(
         "Fall back to a checkpoint no older than",
-        "When no savepoint can be taken; empty: never.",
+        "Used if no savepoint can be taken. If empty, there is no fallback.",
         _SECTIONS[1],
         pattern=form.DURATION,
     ),
-    "target_directory": form.optional_text("Directory of the savepoint", "The job's default when empty.", _SECTIONS[1]),
+    "target_directory": form.optional_text("Directory of the savepoint", "If empty, the job's default.", _SECTIONS[1]),
     "savepoint_format": form.savepoint_format(_SECTIONS[1]),
     "savepoint_timeout": form.duration(
-        "10 min", "Time to get ready for it", "After that it falls back, or is refused.", _SECTIONS[1]
+        "10 min",
+        "Savepoint timeout",
+        "After this time the upgrade falls back to a checkpoint, or is refused.",
+        _SECTIONS[1],
     ),
     "healthy_checkpoints": Param(
         1,
         type="integer",
         minimum=1,
         title="Completed checkpoints",
-        description="So many of the new version make it healthy.",
+        description="Number of checkpoints that the new version has to complete.",
         section=_SECTIONS[2],
     ),
-    "healthy_timeout": form.duration("5 min", "within", "After that the old version is started again.", _SECTIONS[2]),
+    "healthy_timeout": form.duration(
+        "5 min", "Health timeout", "After this time the old version is started again.", _SECTIONS[2]
+    ),
     "approval": Param(
         True,
         type="boolean",
-        title="Ask before the new version is started",
-        description="Nothing runs until somebody has answered, for an hour at most: then the old version goes on.",
+        title="Ask for an approval before the start of the new version",
+        description="Nothing runs meanwhile. Without an answer in an hour, the old version is started again.",
         section=_SECTIONS[3],
     ),
 }
@@ -121,17 +126,17 @@ _BODY = f"""{{% set found = ti.xcom_pull(task_ids='{_STOP}') or {{}} %}}
 Job **{{{{ found.get('name') }}}}** (`{{{{ found.get('old_job_id') }}}}`) has ended, and nothing runs.
 
 * program: `{{{{ found.get('old_pipeline_id') }}}}` becomes `{{{{ found.get('pipeline_id') }}}}`
-* it goes on from: `{{{{ found.get('savepoint_path') }}}}` (mode {{{{ found.get('mode') }}}})
-{{% if found.get('why') %}}* why so: {{{{ found.get('why') }}}}{{% endif %}}
+* the new version starts from: `{{{{ found.get('savepoint_path') }}}}` (mode {{{{ found.get('mode') }}}})
+{{% if found.get('why') %}}* reason: {{{{ found.get('why') }}}}{{% endif %}}
 
 State:
-{{% for line in found.get('diff') or ['nothing is taken over'] %}}
+{{% for line in found.get('diff') or ['no state is taken over'] %}}
 * {{{{ line }}}}{{% endfor %}}
 """
 
 with DAG(
     dag_id="ckpt_upgrade",
-    description="Replace a job by another version of it, with an approval, and go back when that is not healthy",
+    description="Replace a job by another version of it, with an approval, and roll back when that is not healthy",
     schedule=None,
     catchup=False,
     max_active_runs=1,

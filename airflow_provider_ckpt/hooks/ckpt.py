@@ -16,9 +16,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_ckpt import advice
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
-from airflow_provider_ckpt.hooks.connection import Endpoint
-from airflow_provider_ckpt.leader import leader_of
-from ckpt_runtime.client import requests
+from airflow_provider_ckpt.hooks.connection import Endpoint, leader_of
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptClientError, NotFound
 from ckpt_runtime.client.leader import LeaderSource
@@ -80,7 +78,7 @@ class CkptHook(BaseHook):
         with self._certificates_named(known):
             client = CkptClient(address, **_client_arguments(known, patience), on_away=on_away)
         if endpoint is None:
-            client.renew_token = lambda: self._token_instead(known)
+            client.calls.renew_token = lambda: self._token_instead(known)
         return client
 
     def _token_instead(self, refused: Endpoint) -> str | None:
@@ -115,7 +113,8 @@ class CkptHook(BaseHook):
         if isinstance(address, str):
             return address
         try:
-            return address.find(endpoint.timeout).url
+            with self.get_conn(endpoint=endpoint) as client:
+                return client.run(address.find(endpoint.timeout)).url
         except CkptClientError as error:
             self.log.info("No leader's address to show: %s", error)
             return ""
@@ -155,7 +154,7 @@ class CkptHook(BaseHook):
         try:
             # A person waits at the button.
             with self.get_conn(patience=0) as client:
-                overview = client.execute(requests.cluster_overview())
+                overview = client.cluster_overview()
                 leader = client.url
         except CkptClientError as error:
             return False, self._of_the_form(advice.on_error(error, self.ckpt_conn_id))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
+from ckpt_runtime.client.leader import LeaderSource
 from ckpt_runtime.client.transport import InvalidToken, check_token
 from ckpt_runtime.secret_keys import without_credentials
 
@@ -217,3 +219,27 @@ def _browser_address(connection: ConnectionLike, value: Any) -> str | None:
     if not usable or "@" in parts.netloc or parts.query or parts.fragment or re.search(r"\s", parts.geturl()):
         raise _refuse(connection, "browser_address", without_credentials(str(value)), allowed)
     return parts.geturl().rstrip("/")
+
+
+def leader_of(conn_id: str, directory: str, cluster_id: str, token: str | None) -> LeaderSource:
+    """The source of the leader of a connection that names a high-availability directory instead of an address.
+
+    All tasks of a process that mean the same directory share one, and look the leader up together. The only place of
+    the provider that imports more of the runtime than its client and the files of the pages, and only when such a
+    connection is used: reading the directory takes fsspec, and what fsspec needs for its kind of storage.
+
+    :raises CkptConnectionInvalid: for a directory or a name that cannot be used.
+    """
+    try:
+        return _leader_directory(directory, cluster_id, token)
+    except (ImportError, OSError, ValueError) as error:
+        raise CkptConnectionInvalid(
+            f"connection {conn_id!r}, ha_dir: {directory!r} (cluster {cluster_id!r}) is not acceptable, {error}"
+        ) from error
+
+
+@lru_cache(maxsize=32)
+def _leader_directory(directory: str, cluster_id: str, token: str | None) -> LeaderSource:
+    from ckpt_runtime.leader_retrieval import LeaderDirectory
+
+    return LeaderDirectory(directory, cluster_id, token=token)

@@ -1,21 +1,21 @@
-"""What all operators share: the connection, waiting in the triggerer or here, deadlines, links, and clear failures."""
+"""The base class of the operators: deadlines, requests with clear failures, and what a wait's end means."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from airflow_provider_ckpt import advice, arguments, defaults
-from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Condition, MissingPolicy, Status, Verdict
-from airflow_provider_ckpt.conditions.progress import Progress
-from airflow_provider_ckpt.conditions.waiting import Backoff, poll_until_stable
+from airflow_provider_ckpt.arguments import Duration, Templated, hide
+from airflow_provider_ckpt.conditions.base import Condition, Json, MissingPolicy, Verdict
+from airflow_provider_ckpt.conditions.waiting import Backoff, Progress, poll_until_stable
 from airflow_provider_ckpt.exceptions import (
     CkptNotFound,
     CkptOperationFailed,
@@ -24,20 +24,11 @@ from airflow_provider_ckpt.exceptions import (
     CkptWaitTimeout,
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.job_tasks import CkptJobTask
-from airflow_provider_ckpt.lineage import TellsLineage
+from airflow_provider_ckpt.lineage import ReportsLineage
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.secret_values import hide
-from airflow_provider_ckpt.tasks import (
-    FIRST_LOOKS_SECONDS,
-    CkptTask,
-    backstop,
-    seconds_here,
-    tell_trace,
-    wait_here,
-)
-from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload, with_time_left
-from ckpt_runtime.client.clients import CkptClient
+from airflow_provider_ckpt.tasks import CkptJobTask, CkptTask
+from airflow_provider_ckpt.triggers.wait import with_time_left
+from ckpt_runtime.client.clients import AsyncCalls, CkptClient
 from ckpt_runtime.client.errors import (
     BadRequest,
     CkptClientError,
@@ -48,18 +39,16 @@ from ckpt_runtime.client.errors import (
     is_passing,
 )
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.client.waiting import Deadline, Pause, Steps, persistent
+from ckpt_runtime.client.waiting import Deadline, persistent
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.operatorlink import BaseOperatorLink
 
-Event = dict[str, Any]
-
 T = TypeVar("T")
 
 
-class CkptOperator(TellsLineage, CkptTask, BaseOperator):
+class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
     """Base of the operators; not for use in DAGs.
 
     Durations are a number of seconds, a text such as ``"90 s"`` or ``"5 min"``, or a timedelta.
@@ -68,7 +57,7 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
     :param defer_after: how long to wait in the worker first, since most operations take less than a deferral does; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
-    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, unless an operator says otherwise.
+    :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, or as the operator documents.
         A shorter ``execution_timeout`` of the task applies too, also while it is deferred. (templated)
     :param poll_interval: between two polls; default ``[ckpt] poll_interval``. (templated)
     :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
@@ -76,8 +65,8 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
     :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
         request_patience``
-    :raises CkptNotFound: the job manager has said several times that it does not know the job
-    :raises CkptOperationFailed: what was asked for came to nothing
+    :raises CkptNotFound: the job manager has answered several times that it does not know the job
+    :raises CkptOperationFailed: the requested operation failed
     :raises CkptWaitTimeout: ``wait_timeout`` has passed; the message says what became of the remote operation
     """
 
@@ -115,10 +104,10 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
     def deadline(self) -> float | None:
         """When this try gives up, in seconds since the epoch; ``None``: never.
 
-        :raises CkptArgumentInvalid: for any argument that says how to wait; each ``execute`` begins with this.
+        :raises CkptArgumentInvalid: for any argument of the wait; each ``execute`` begins with this.
         """
         self.pause()
-        seconds_here(self.defer_after)
+        self.seconds_here()
         given = arguments.optional_seconds("wait_timeout", self.wait_timeout)
         limit = self.default_wait_timeout() if given is None else given
         limit = min(math.inf if limit is None else limit, self.longest_try())
@@ -135,13 +124,9 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
 
     @contextmanager
     def connected(self, deadline: float | None = None) -> Iterator[CkptClient]:
-        """Give a client that waits for an absent job manager, limited by ``[ckpt] request_patience`` and ``deadline``.
-
-        Its errors become exceptions that tell Airflow whether a retry makes sense.
-        """
-        away = Progress(self.log, "the session to answer").away
+        """Give a client, whose errors become exceptions that tell Airflow whether a retry makes sense."""
         try:
-            with self.hook.get_conn(patience=self.request_patience(deadline), on_away=away) as client:
+            with super().connected(deadline) as client:
                 yield client
         except CkptClientError as error:
             text = advice.on_error(error, self.ckpt_conn_id)
@@ -156,43 +141,24 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
 
         :raises CkptClientError: what the client raises once its patience is over.
         """
-        return client.run(self.asked(call), patience_s=client.patience_s)
+        return client.run(self.asked(client.calls, call))
 
-    def asked(self, call: Call[T]) -> Steps[T]:
-        """Give the steps of :meth:`ask`."""
+    async def asked(self, client: AsyncCalls, call: Call[T]) -> T:
+        """As :meth:`ask`, within a coroutine."""
         for _ in range(MissingPolicy.LIMIT - 1):
             try:
-                answer: T = yield call
+                return await client.execute(call)
             except NotFound as error:
                 self.log.info("%s; looking again", error)
-                yield Pause(self.pause())
-            else:
-                return answer
-        answer = yield call
-        return answer
+                await asyncio.sleep(self.pause())
+        return await client.execute(call)
 
     def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
         """Look once at a condition with the client's patience; look again where something seems to be missing."""
-        steps = poll_until_stable(condition, Progress(self.log, condition.subject), self.pause())
-        return client.run(steps, patience_s=client.patience_s)
+        progress = Progress(self.log, condition.subject)
+        return client.run(poll_until_stable(condition, client.calls, progress, self.pause()))
 
-    # -- waiting -----------------------------------------------------------------------------------------------
-
-    def wait_for(self, context: Context, trigger: CkptTrigger) -> Any:
-        """Wait for the trigger's condition, here for a while and then deferred; ends in ``execute_complete``."""
-        seconds, interval = math.inf, self.pause()
-        if self.deferrable:
-            seconds, interval = seconds_here(self.defer_after), min(interval, FIRST_LOOKS_SECONDS)
-        if seconds > 0:
-            verdict = wait_here(self.connected, trigger, seconds, interval, self.log)
-            if verdict is not None:
-                return self.execute_complete(context, event_payload(verdict, trigger))
-        # The trigger ends at the deadline by itself; Airflow's timeout is for one that never reports.
-        return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
-
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
-        """Continue after a wait. The event holds the verdict and the trigger's arguments."""
-        raise NotImplementedError
+    # -- ends of waits -----------------------------------------------------------------------------------------
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Continue after a deferral; turns Airflow's deferral timeout into this operator's own timeout."""
@@ -207,23 +173,14 @@ class CkptOperator(TellsLineage, CkptTask, BaseOperator):
                 + self.after_timeout(context, None)
             ) from error
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
-        """Clean up once the deadline has passed, and say what becomes of the rest."""
+    def after_timeout(self, context: Context, event: Json | None) -> str:
+        """Clean up once the deadline has passed, and return what becomes of the rest as a sentence."""
         return ""
 
-    def failure(self, context: Context, event: Event, failed: type[Exception] = CkptOperationFailed) -> Exception:
-        """Return the exception for an unsuccessful event, after its trace is logged and the remaining cleanup is
-        done."""
-        tell_trace(self.log, event)
-        status, message = Status(event["status"]), str(event["message"])
-        if status is Status.TIMEOUT:
-            message = advice.on_verdict(event, self.ckpt_conn_id)
-            return CkptWaitTimeout(f"{message}. {self.after_timeout(context, event)}".rstrip(". "))
-        if status is Status.MISSING:
-            return CkptNotFound(advice.on_missing(message, self.ckpt_conn_id))
-        if status is Status.REFUSED:
-            return CkptRequestRejected(advice.on_verdict(event, self.ckpt_conn_id))
-        return failed(message)
+    def timeout_error(self, context: Context, event: Json) -> Exception:
+        """Return the exception for a deadline that has passed, after the cleanup."""
+        message = advice.on_verdict(event, self.ckpt_conn_id)
+        return CkptWaitTimeout(f"{message}. {self.after_timeout(context, event)}".rstrip(". "))
 
 
 class CkptJobOperator(CkptJobTask, CkptOperator):
@@ -249,31 +206,18 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
         """The requester's name, for the savepoint catalogue and for clients that have to wait for an upgrade."""
         return f"airflow: {self.dag_id}/{self.task_id}"
 
-    @property
-    def job_id(self) -> XComArg:
-        """The id of the job that this task has found, for arguments of other tasks."""
-        return XComArg(self, "job_id")
-
-    def find(self, context: Context, deadline: float | None) -> str:
-        """Return the id of the job, see :meth:`find_job`; errors as of :meth:`connected`."""
-        return self.find_job(context, lambda: self.connected(deadline), self.pause(), self.log)
-
-    def change(self, client: CkptClient, attempt: Callable[[], Steps[T]], *, repeats: bool = True) -> T:
+    def change(self, client: CkptClient, attempt: Callable[[], Awaitable[T]], *, repeats: bool = True) -> T:
         """Change the job; repeat while another change of it is in progress, because that passes, like an absence."""
-        patience = Deadline.after(client.patience_s)
-        steps = persistent(
+
+        def report(error: CkptClientError) -> None:
+            self.log.info("Job %s takes no change at the moment, trying again: %s", self.found_job, error)
+
+        patience = Deadline.after(client.calls.patience_s)
+        changing = persistent(
             attempt,
             patience,
             passing=lambda error: repeats and isinstance(error, Conflict),
             backoff=Backoff(self.pause(), patience),
-            on_away=self._tell_conflict,
+            on_away=report,
         )
-        return client.run(steps, patience_s=client.patience_s)
-
-    def _tell_conflict(self, error: CkptClientError) -> None:
-        self.log.info("Job %s takes no change at the moment, trying again: %s", self.found_job, error)
-
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Continue as every operator does; the job stays the one that was waited for."""
-        self.go_on_with(context, next_kwargs)
-        return super().resume_execution(next_method, next_kwargs, context)
+        return client.run(changing)

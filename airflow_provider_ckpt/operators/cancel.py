@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
-from airflow_provider_ckpt.conditions.base import Status
-from airflow_provider_ckpt.conditions.job import job_facts
+from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.job import JobStatusCondition, job_facts
 from airflow_provider_ckpt.exceptions import CkptJobFailed
-from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
+from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
@@ -26,7 +25,7 @@ class CancelJobOperator(CkptJobOperator):
     Returns the job's facts: ``{"job_id", "name", "status", "start_time_ms", "end_time_ms", "duration_ms"}``.
 
     :param job: the job, by id or unique name. (templated)
-    :param already_ended_ok: a job that has FINISHED or FAILED by itself is no failure of this task.
+    :param already_ended_ok: a job that has FINISHED or FAILED by itself does not fail this task.
     :raises CkptJobFailed: the job has finished or failed, and was not cancelled
     """
 
@@ -38,7 +37,7 @@ class CancelJobOperator(CkptJobOperator):
 
     def execute(self, context: Context) -> Any:
         deadline = self.deadline()
-        job_id = self.find(context, deadline)
+        job_id = self.find_job(context, deadline)
         with self.connected(deadline) as client:
             try:
                 self.ask(client, requests.cancel_job(job_id))
@@ -46,28 +45,21 @@ class CancelJobOperator(CkptJobOperator):
                 self.log.info("Job %s was not cancelled: %s", job_id, error)
                 return self._ended(context, job_facts(self.ask(client, requests.job_details(job_id))))
         self.log.info("Job %s is being cancelled", job_id)
-        trigger = CkptJobTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            job_id=job_id,
-            expected=sorted(TERMINAL_STATES),
-        )
-        return self.wait_for(context, trigger)
+        return self.wait_for(context, JobStatusCondition(job_id, sorted(TERMINAL_STATES)), deadline)
 
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
         self.publish_job(context, self.found_job)
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event, CkptJobFailed)
         return self._ended(context, event["result"])
 
-    def _ended(self, context: Context, facts: dict[str, Any]) -> dict[str, Any]:
+    def _ended(self, context: Context, facts: Json) -> Json:
         if facts["status"] != "CANCELED" and not self.already_ended_ok:
             raise CkptJobFailed(f"job {self.found_job} was not cancelled, it is {facts['status']}")
         self.forget_job(context)
         self.log.info("Job %s is %s", self.found_job, facts["status"])
         return facts
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
-        return f"Job {self.found_job} was told to cancel and may still be at it"
+    def after_timeout(self, context: Context, event: Json | None) -> str:
+        return f"Job {self.found_job} has been asked to cancel and may still be cancelling"

@@ -18,7 +18,7 @@ CHECKPOINT_TYPES = ("CONFIGURED", "FULL")
 
 
 class TriggerCheckpointOperator(CkptOperationOperator):
-    """Takes a checkpoint now, whatever the job's interval is.
+    """Takes a checkpoint now, independent of the job's interval.
 
     Returns ``{"job_id", "trigger_id", "checkpoint_id"}``.
 

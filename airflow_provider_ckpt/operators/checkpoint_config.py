@@ -11,10 +11,10 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfig, CheckpointConfigPatch
+from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.client.waiting import Steps
 from ckpt_runtime.contract.base import plain
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _COUNTS = {"max_concurrent": 1, "tolerable_failed_checkpoints": 0, "max_inflight
 
 
 class PatchCheckpointConfigOperator(CkptJobOperator):
-    """Changes what is given and leaves the rest alone; the job is not restarted. Repeating it is harmless.
+    """Changes the given settings and keeps the others; the job is not restarted. Repeating it is harmless.
 
     Durations are a number of seconds, a text such as ``"90 s"`` or ``"250 ms"``, or a timedelta. While another change
     of the same job is in progress the request is repeated, for ``[ckpt] request_patience`` seconds at most.
@@ -83,12 +83,12 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
 
     def execute(self, context: Context) -> Any:
         patch, deadline = self.patch(), self.deadline()
-        job_id = self.find(context, deadline)
+        job_id = self.find_job(context, deadline)
         call = (
             requests.reset_checkpoint_config(job_id) if self.reset else requests.patch_checkpoint_config(job_id, patch)
         )
         with self.connected(deadline) as client:
-            effective = self.change(client, lambda: self._change(job_id, call))
+            effective = self.change(client, lambda: self._change(client.calls, job_id, call))
         self.forget_job(context)
         result = {"job_id": job_id} | plain(effective)
         self.log.info("Checkpoint configuration of job %s now: %s", job_id, result)
@@ -118,11 +118,11 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         value = getattr(self, name)
         return arguments.optional_text(name, value) if isinstance(value, str) else value
 
-    def _change(self, job_id: str, call: Call[CheckpointConfig]) -> Steps[CheckpointConfig]:
+    async def _change(self, client: AsyncCalls, job_id: str, call: Call[CheckpointConfig]) -> CheckpointConfig:
         try:
-            return (yield from self.asked(call))
+            return await self.asked(client, call)
         except Conflict as error:
-            job = yield from self.asked(requests.job_details(job_id))
+            job = await self.asked(client, requests.job_details(job_id))
             if job.state in TERMINAL_STATES:
                 raise CkptJobFailed(f"job {job_id} is {job.state}, its configuration cannot change") from error
             raise

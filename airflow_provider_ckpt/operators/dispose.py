@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
-from airflow_provider_ckpt.conditions.base import Status
-from airflow_provider_ckpt.conditions.changes import DisposalCondition
-from airflow_provider_ckpt.operators.base import CkptOperator, Event
-from airflow_provider_ckpt.operators.journal import Journal, new_id
-from airflow_provider_ckpt.triggers.changes import CkptDisposalTrigger
+from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.operation import DisposalCondition
+from airflow_provider_ckpt.journal import Journal, new_id
+from airflow_provider_ckpt.operators.base import CkptOperator
 from ckpt_runtime.client import requests
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ _RECORD = "ckpt_disposal"
 class DisposeSavepointOperator(CkptOperator):
     """Deletes a savepoint, or a retained checkpoint, with all of its files.
 
-    Refused, and nothing is deleted: what a living job needs or has claimed, and a directory that is no snapshot. A
+    What a living job needs or has claimed, and a directory that is no snapshot, is refused, and nothing is deleted. A
     retry finds the disposal of the try before; a cleared success returns, since a savepoint is deleted once.
 
     Returns ``{"savepoint_path"}``.
@@ -50,42 +49,35 @@ class DisposeSavepointOperator(CkptOperator):
         record = journal.read() if journal.read().get("savepoint_path") == path else {}
         if record.get("done"):
             self.log.info("This task has deleted %s before", path)
-            self.tell_lineage(deletes=[path])
+            self.report_lineage(deletes=[path])
             return {"savepoint_path": path}
         trigger_id = record.get("trigger_id")
         with self.connected(deadline) as client:
             if trigger_id is not None:
                 verdict = self.look(client, DisposalCondition(path, trigger_id))
                 if verdict is not None and verdict.status is Status.FAILED:
-                    trigger_id = None  # that one is over; this try makes another
+                    trigger_id = None  # that disposal has ended; this try requests another one
             trigger_id = trigger_id or new_id(context, "disposal")
             journal.write(savepoint_path=path, trigger_id=trigger_id)
             answered = self.ask(client, requests.dispose_savepoint(path, trigger_id=trigger_id))
             if answered != trigger_id:  # Flink chooses the id of a disposal itself
                 trigger_id = answered
                 journal.write(savepoint_path=path, trigger_id=trigger_id)
-        trigger = CkptDisposalTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            savepoint_path=path,
-            trigger_id=trigger_id,
-        )
-        return self.wait_for(context, trigger)
+        return self.wait_for(context, DisposalCondition(path, trigger_id), deadline)
 
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event)
         Journal(context, _RECORD).write(**event["result"], done=True)
         self.log.info("Deleted %s", self.path())
-        self.tell_lineage(deletes=[self.path()])
+        self.report_lineage(deletes=[self.path()])
         return event["result"]
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
-        return "The disposal cannot be taken back and goes on; the next try of this task attaches to it"
+    def after_timeout(self, context: Context, event: Json | None) -> str:
+        return "The disposal cannot be taken back and continues; the next try of this task attaches to it"
 
     def on_kill(self) -> None:
         """Say what becomes of the savepoint."""
-        text = "The task was killed; a disposal of %s that was asked for goes on, and cannot be taken back."
+        text = "The task was killed; a requested disposal of %s continues, and cannot be taken back."
         self.log.warning(text, self.path())

@@ -1,4 +1,4 @@
-"""Restores a savepoint for practice: into a job without any outside effect, which is then thrown away."""
+"""Proves that a savepoint can be restored: into a job without any outside effect, which is then removed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from airflow.sdk import XComArg
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
-from airflow_provider_ckpt.conditions.drill import has_slots, progress_of_restore
+from airflow_provider_ckpt.conditions.health import DrillCondition, has_slots, progress_of_restore
 from airflow_provider_ckpt.conditions.job import JobStatusCondition
 from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptDrillFailed, CkptOperationFailed
+from airflow_provider_ckpt.journal import Journal, new_id
 from airflow_provider_ckpt.lineage import program_location
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.operators.base import CkptOperator, Event
-from airflow_provider_ckpt.operators.journal import Journal, new_id
-from airflow_provider_ckpt.program import FIELDS, RENDERERS, RunsProgram
-from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS
-from airflow_provider_ckpt.triggers.drill import CkptDrillTrigger
+from airflow_provider_ckpt.operators.base import CkptOperator
+from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
+from airflow_provider_ckpt.triggers.wait import ON_KILL_PATIENCE_SECONDS
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound
@@ -131,15 +130,8 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
                 if self._drilling is not None:
                     self.log.warning("The drill could not be started. %s", self._cancel(self._drilling))
                 raise
-        trigger = CkptDrillTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            memo={"savepoint_path": path, "marks": marks},
-            job_id=record["job_id"],
-            checkpoints=wanted,
-        )
-        return self.wait_for(context, trigger)
+        memo = {"savepoint_path": path, "marks": marks}
+        return self.wait_for(context, DrillCondition(record["job_id"], wanted), deadline, memo)
 
     def _remove_earlier(self, client: CkptClient, context: Context) -> None:
         """An earlier try that died may have left its drill behind."""
@@ -150,7 +142,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
 
     def _latest(self, client: CkptClient, origin: str) -> str:
         directory = arguments.optional_text("directory", self.directory)
-        found = client.execute(requests.latest_savepoint(directory, job=origin))
+        found = client.latest_savepoint(directory, job=origin)
         self.log.info("The latest good savepoint of job %r is %s", origin, found.location)
         return found.location
 
@@ -191,10 +183,10 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
 
     # -- ends --------------------------------------------------------------------------------------------------
 
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
         trigger, status = event["trigger"], Status(event["status"])
-        job_id, path = trigger["job_id"], trigger["memo"]["savepoint_path"]
+        job_id, path = trigger["condition"]["job_id"], trigger["memo"]["savepoint_path"]
         self._drilling = job_id
         with self.connected() as client:
             try:
@@ -208,18 +200,18 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
             raise CkptOperationFailed(f"{event['message']}. A drill ends with its driver; the next try begins another")
         if status is not Status.DONE:
             raise self.failure(context, event, CkptDrillFailed if why else CkptOperationFailed)
-        self._tell(path, job_id)
+        self._report_lineage(path, job_id)
         result = {**event["result"], "savepoint_path": path, "passed": True}
         self.log.info("The restore drill of %s passed: %s", path, _words(result))
         return result
 
-    def _tell(self, path: str, job_id: str) -> None:
+    def _report_lineage(self, path: str, job_id: str) -> None:
         program = program_location(self.ckpt_conn_id, self._pipeline(), self._uploaded())
-        self.tell_lineage(reads=[program, path], job_id=job_id)
+        self.report_lineage(reads=[program, path], job_id=job_id)
 
-    def _judged(self, client: CkptClient, event: Event) -> str | None:
+    def _judged(self, client: CkptClient, event: Json) -> str | None:
         """Return what a drill that did not pass proves against its savepoint; None: nothing."""
-        job_id = event["trigger"]["job_id"]
+        job_id = event["trigger"]["condition"]["job_id"]
         match Status(event["status"]):
             case Status.FAILED if event["result"].get("status") == "FAILED":
                 return str(event["message"])
@@ -230,9 +222,9 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
                 self.log.warning("Drill %s did not begin: %s", job_id, progress_of_restore(job))
         return None
 
-    def _note(self, client: CkptClient, path: str, event: Event, why: str | None) -> None:
+    def _note(self, client: CkptClient, path: str, event: Json, why: str | None) -> None:
         result = event["result"]
-        call = requests.mark_savepoint(
+        client.mark_savepoint(
             path,
             "DRILL",
             passed=why is None,
@@ -240,21 +232,21 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
             detail=_words(result) if why is None else why,
             duration_ms=result.get("healthy_after_ms") if why is None else None,
         )
-        client.execute(call)
         self.log.info("Noted in the catalogue of savepoints: %s %s", path, "passed" if why is None else "failed")
 
     def _remove(self, client: CkptClient, job_id: str) -> None:
         """Cancel the drill and wait for its end; a drill that is gone, or was never started, is fine."""
         try:
-            client.execute(requests.cancel_job(job_id))
+            client.cancel_job(job_id)
         except (NotFound, Conflict):
             return
-        ended = JobStatusCondition(job_id, TERMINAL_STATES)
-        verdict = Wait(ended, time.time() + _REMOVAL_SECONDS, self.pause(), self.log).in_a_worker(client)
+        ended = JobStatusCondition(job_id, sorted(TERMINAL_STATES))
+        wait = Wait(ended, time.time() + _REMOVAL_SECONDS, self.pause(), self.log)
+        verdict = client.run(wait.until_verdict(client.calls))
         if verdict.status is Status.TIMEOUT:
             self.log.warning("Drill %s is cancelled and has not ended yet: %s", job_id, verdict.message)
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
+    def after_timeout(self, context: Context, event: Json | None) -> str:
         """The drill is removed already, unless Airflow's own timeout came first."""
         job_id = Journal(context, _RECORD).read().get("job_id")
         if event is not None or job_id is None:
@@ -269,11 +261,11 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
     def _cancel(self, job_id: str) -> str:
         try:
             with self.hook.get_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
-                client.execute(requests.cancel_job(job_id))
+                client.cancel_job(job_id)
         except (NotFound, Conflict):
             return f"Drill {job_id} has ended"
         except CkptClientError as error:
-            return f"Cancelling drill {job_id} failed, it may go on: {error}"
+            return f"Cancelling drill {job_id} failed, it may keep running: {error}"
         return f"Drill {job_id} is being cancelled"
 
 

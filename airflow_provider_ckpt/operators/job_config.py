@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.operation import ConfigurationCondition
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
-from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
-from airflow_provider_ckpt.operators.journal import Journal
-from airflow_provider_ckpt.triggers.changes import CkptConfigurationTrigger
+from airflow_provider_ckpt.journal import Journal
+from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import Conflict
-from ckpt_runtime.client.models import TERMINAL_STATES, ConfigChange, JobConfig, OptionChange
-from ckpt_runtime.client.waiting import Steps
+from ckpt_runtime.client.models import TERMINAL_STATES, ConfigChange, OptionChange
 from ckpt_runtime.secret_keys import MASK, is_secret_key
 
 if TYPE_CHECKING:
@@ -71,22 +70,20 @@ class UpdateJobConfigOperator(CkptJobOperator):
     def execute(self, context: Context) -> Any:
         wanted, dry_run = self.wanted(), arguments.boolean("preview", self.preview)
         deadline = self.deadline()
-        job_id = self.find(context, deadline)
+        job_id = self.find_job(context, deadline)
         with self.connected(deadline) as client:
-            change = self._change(client, job_id, wanted, dry_run=dry_run)
-        result = self._told(context, job_id, change)
+            # A change that was based on an outdated version is not repeated.
+            change = self.change(
+                client,
+                lambda: self._change(client.calls, job_id, wanted, dry_run=dry_run),
+                repeats=self._version() is None,
+            )
+        result = self._result(context, job_id, change)
         # There is also no difference when the answer to an earlier try was lost: its restart may still be under way.
         if dry_run or (result["changes"] and not result["restart"]):
             return self._succeed(context, result)
-        trigger = CkptConfigurationTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            memo={"result": result},
-            job_id=job_id,
-            version=result["version"],
-        )
-        return self.wait_for(context, trigger)
+        condition = ConfigurationCondition(job_id, result["version"])
+        return self.wait_for(context, condition, deadline, {"result": result})
 
     def wanted(self) -> dict[str, str | None]:
         """Check and return the options.
@@ -107,30 +104,24 @@ class UpdateJobConfigOperator(CkptJobOperator):
         given = None if self.version in (None, "", "None") else self.version
         return None if given is None else arguments.integer("version", given, minimum=1)
 
-    def _change(self, client: CkptClient, job_id: str, wanted: dict[str, str | None], *, dry_run: bool) -> ConfigChange:
-        """Request the change; repeat while another one is in progress, unless it was based on an outdated version."""
+    async def _change(
+        self, client: AsyncCalls, job_id: str, wanted: dict[str, str | None], *, dry_run: bool
+    ) -> ConfigChange:
         version = self._version()
-        return self.change(
-            client, lambda: self._steps(job_id, wanted, version, dry_run=dry_run), repeats=version is None
-        )
-
-    def _steps(
-        self, job_id: str, wanted: dict[str, str | None], version: int | None, *, dry_run: bool
-    ) -> Steps[ConfigChange]:
         try:
             if not arguments.boolean("replace_all", self.replace_all):
-                return (yield from self.asked(requests.patch_job_config(job_id, wanted, version, dry_run=dry_run)))
-            config: JobConfig = yield from self.asked(requests.job_config(job_id))
+                return await self.asked(client, requests.patch_job_config(job_id, wanted, version, dry_run=dry_run))
+            config = await self.asked(client, requests.job_config(job_id))
             whole = {key: value for key, value in wanted.items() if value is not None}
             call = requests.replace_job_config(job_id, whole, version or config.version or 1, dry_run=dry_run)
-            return (yield from self.asked(call))
+            return await self.asked(client, call)
         except Conflict as error:
-            job = yield from self.asked(requests.job_details(job_id))
+            job = await self.asked(client, requests.job_details(job_id))
             if job.state in TERMINAL_STATES:
                 raise CkptJobFailed(f"job {job_id} is {job.state}, its configuration cannot change") from error
             raise
 
-    def _told(self, context: Context, job_id: str, change: ConfigChange) -> Json:
+    def _result(self, context: Context, job_id: str, change: ConfigChange) -> Json:
         """Return the result; for a retry whose first try has made the change already, the result of that change."""
         journal = Journal(context, _RECORD)
         record = journal.read()
@@ -143,14 +134,14 @@ class UpdateJobConfigOperator(CkptJobOperator):
             text = "%s: %s -> %s (%s)" + (f", hidden by the override {hidden}" if hidden else "")
             self.log.info(text, key, option["before"], option["after"], option["change"])
         if not changes:
-            self.log.info("Nothing differs in meaning: version %s stays", change.version)
+            self.log.info("The change makes no difference in meaning: version %s stays", change.version)
         result = {"job_id": job_id, "version": change.version, "restart": change.restart}
         result |= {"dry_run": change.dry_run, "changes": changes}
         if not change.dry_run:
             journal.write(**result)
         return result
 
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
         self.publish_job(context, self.found_job)
         if Status(event["status"]) is not Status.DONE:
@@ -160,11 +151,11 @@ class UpdateJobConfigOperator(CkptJobOperator):
     def _succeed(self, context: Context, result: Json) -> Json:
         Journal(context, _RECORD).forget()
         self.forget_job(context)
-        said = "would have" if result["dry_run"] else "runs with"
-        self.log.info("Job %s %s version %s of its configuration", result["job_id"], said, result["version"])
+        verb = "would run with" if result["dry_run"] else "runs with"
+        self.log.info("Job %s %s version %s of its configuration", result["job_id"], verb, result["version"])
         return result
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
+    def after_timeout(self, context: Context, event: Json | None) -> str:
         return f"The change is stored and takes effect when job {self.found_job} has been deployed with it"
 
     def on_kill(self) -> None:

@@ -22,12 +22,9 @@ from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
 from airflow_provider_ckpt.conditions.job import ReadyForSnapshotCondition
 from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
 from airflow_provider_ckpt.exceptions import CkptJobFailed
+from airflow_provider_ckpt.journal import Journal, new_id
 from airflow_provider_ckpt.lineage import Written
-from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
-from airflow_provider_ckpt.operators.journal import Journal, new_id
-from airflow_provider_ckpt.tasks import tell_trace
-from airflow_provider_ckpt.triggers.base import event_payload
-from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
+from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
@@ -74,7 +71,7 @@ class CkptOperationOperator(CkptJobOperator):
         # Bad arguments are reported before anything is sent.
         self.request("0" * 32, new_id(context, self.operation.value))
         deadline = self.deadline()
-        job_id = self.find(context, deadline)
+        job_id = self.find_job(context, deadline)
         record = Journal(context, RECORD).read()
         known = record.get("job_id") == job_id and record.get("operation") == self.operation.value
         with self.connected(deadline) as client:
@@ -93,7 +90,7 @@ class CkptOperationOperator(CkptJobOperator):
         if record.get("result") is not None and self.still_holds(client, job_id):
             self.log.info("An earlier try of this task has succeeded: %s", record["result"])
             return Verdict(Status.DONE, result=record["result"])
-        condition = OperationCondition(self.operation, job_id, trigger_id)
+        condition = OperationCondition(job_id, self.operation, trigger_id)
         verdict = self.look(client, condition)
         if verdict is None:
             self.log.info("Attaching to the %s, which an earlier try started", condition.subject)
@@ -112,30 +109,26 @@ class CkptOperationOperator(CkptJobOperator):
 
         ``memo``: the ``round``, and the ``trigger_id`` if it is not to be a new one.
         """
+        condition = ReadyForSnapshotCondition(self.found_job)
         with self.connected(deadline) as client:
-            verdict = self.look(client, ReadyForSnapshotCondition(self.found_job))
-        trigger = CkptReadyTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            memo=memo,
-            job_id=self.found_job,
-        )
+            verdict = self.look(client, condition)
         if verdict is None:
-            return self.wait_for(context, trigger)
-        return self.execute_complete(context, event_payload(verdict, trigger))
+            return self.wait_for(context, condition, deadline, memo)
+        if verdict.status is not Status.DONE:
+            raise self.failure(context, {"status": verdict.status, "message": verdict.message, "trace": verdict.trace})
+        self.publish_job(context, self.found_job)
+        return self._start(context, verdict, deadline, memo)
 
-    def _start(self, context: Context, event: Event) -> Any:
+    def _start(self, context: Context, ready: Verdict, deadline: float | None, memo: Json) -> Any:
         """The job is ready, or has ended."""
-        job_id, facts = self.found_job, event["result"]
-        deadline, memo = event["trigger"]["deadline"], event["trigger"]["memo"]
+        job_id, facts = self.found_job, ready.result
         with self.connected(deadline) as client:
             if facts["status"] in TERMINAL_STATES:
                 result = self.finished_earlier(client, job_id)
                 if result is None:
+                    self.log_trace({"trace": ready.trace})
                     noun = self.operation.noun
-                    tell_trace(self.log, event)
-                    text = f"job {job_id} is {facts['status']}{event['message']}; it takes no {noun} any more"
+                    text = f"job {job_id} is {facts['status']}{ready.message}; it can no longer take a {noun}"
                     if self.skips and facts["status"] != "FAILED":
                         raise AirflowSkipException(text)
                     raise CkptJobFailed(text)
@@ -154,30 +147,25 @@ class CkptOperationOperator(CkptJobOperator):
         return self._attend(context, trigger_id, deadline, memo)
 
     def _attend(self, context: Context, trigger_id: str, deadline: float | None, memo: Json) -> Any:
-        trigger = CkptOperationTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            memo=memo,
-            operation=self.operation.value,
-            job_id=self.found_job,
-            trigger_id=trigger_id,
-        )
-        return self.wait_for(context, trigger)
+        condition = OperationCondition(self.found_job, self.operation, trigger_id)
+        return self.wait_for(context, condition, deadline, memo)
 
     # -- ends --------------------------------------------------------------------------------------------------
 
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
         self.publish_job(context, self.found_job)
-        status, started = Status(event["status"]), "trigger_id" in event["trigger"]
+        status, started = Status(event["status"]), "trigger_id" in event["trigger"]["condition"]
+        if status is Status.DONE and started:
+            return self._succeed(context, event["result"])
         if status is Status.DONE:
-            return self._succeed(context, event["result"]) if started else self._start(context, event)
+            ready = Verdict(status, str(event["message"]), event["result"], str(event["trace"]))
+            return self._start(context, ready, event["trigger"]["deadline"], event["trigger"]["memo"])
         if started and status in (Status.FAILED, Status.MISSING):
             return self._came_to_nothing(context, event)
         raise self.failure(context, event)
 
-    def _came_to_nothing(self, context: Context, event: Event) -> Any:
+    def _came_to_nothing(self, context: Context, event: Json) -> Any:
         """Raise the failure, or start another operation if this one was not the task's own or the job has restarted."""
         memo, deadline = event["trigger"]["memo"], event["trigger"]["deadline"]
         round_ = memo.get("round", 0) + 1
@@ -193,7 +181,7 @@ class CkptOperationOperator(CkptJobOperator):
         self.log.warning("The %s came to nothing (%s); starting another", self.operation.noun, event["message"])
         return self._begin(context, deadline, {"round": round_, "trigger_id": None})
 
-    def _is_to_repeat(self, client: CkptClient, event: Event) -> bool:
+    def _is_to_repeat(self, client: CkptClient, event: Json) -> bool:
         """True if an earlier try started it, the job manager forgot it, or a restart of the job ended it."""
         memo = event["trigger"]["memo"]
         if memo.get("inherited") or Status(event["status"]) is Status.MISSING:
@@ -207,12 +195,12 @@ class CkptOperationOperator(CkptJobOperator):
     def _succeed(self, context: Context, result: Json) -> Json:
         self.keep(context, Journal(context, RECORD).read(), result)
         path = result.get("savepoint_path")
-        self.tell_lineage(writes=[] if path is None else [Written(path)], job_id=self.found_job)
+        self.report_lineage(writes=[] if path is None else [Written(path)], job_id=self.found_job)
         self.log.info("The %s of job %s succeeded: %s", self.operation.noun, self.found_job, result)
         return result
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
-        if event is not None and "trigger_id" not in event["trigger"]:
+    def after_timeout(self, context: Context, event: Json | None) -> str:
+        if event is not None and "trigger_id" not in event.get("trigger", {}).get("condition", {}):
             return f"No {self.operation.noun} was started"
         return (
             f"The {self.operation.noun} cannot be taken back and may still succeed at the job manager; "

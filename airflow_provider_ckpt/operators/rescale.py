@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
-from airflow_provider_ckpt.conditions.base import Status
-from airflow_provider_ckpt.conditions.changes import in_words
+from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.operation import RescaleCondition, in_words
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptOperationFailed
-from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
-from airflow_provider_ckpt.triggers.changes import CkptRescaleTrigger
+from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES, Bounds, Vertex
@@ -45,7 +44,7 @@ class RescaleJobOperator(CkptJobOperator):
     def execute(self, context: Context) -> Any:
         given = self.wanted()
         deadline = self.deadline()
-        job_id = self.find(context, deadline)
+        job_id = self.find_job(context, deadline)
         with self.connected(deadline) as client:
             job = self.ask(client, requests.job_details(job_id))
             if job.state in TERMINAL_STATES:
@@ -57,14 +56,7 @@ class RescaleJobOperator(CkptJobOperator):
             wanted = chosen_parallelism(given, job.vertices, present)
         for vertex in job.vertices:
             self.log.info("%s: parallelism %s -> %s", vertex.name, vertex.parallelism, in_words(wanted[vertex.id]))
-        trigger = CkptRescaleTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            job_id=job_id,
-            parallelism=wanted,
-        )
-        return self.wait_for(context, trigger)
+        return self.wait_for(context, RescaleCondition(job_id, wanted), deadline)
 
     def wanted(self) -> int | dict[str, int]:
         """Check and return the argument.
@@ -78,7 +70,7 @@ class RescaleJobOperator(CkptJobOperator):
             raise CkptArgumentInvalid("parallelism", given, "it must name at least one vertex")
         return {str(key): arguments.integer(f"parallelism[{key!r}]", item, minimum=1) for key, item in given.items()}
 
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
         self.publish_job(context, self.found_job)
         if Status(event["status"]) is not Status.DONE:
@@ -87,12 +79,12 @@ class RescaleJobOperator(CkptJobOperator):
         self.log.info("Job %s is rescaled", self.found_job)
         return event["result"]
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
+    def after_timeout(self, context: Context, event: Json | None) -> str:
         return "A rescale that was begun is not taken back; the next try of this task joins it"
 
     def on_kill(self) -> None:
         """Log what becomes of the rescale."""
-        text = "The task was killed; a rescale of job %s that was begun is not taken back, and goes on."
+        text = "The task was killed; a rescale of job %s that was begun is not taken back, and continues."
         self.log.warning(text, self.found_job)
 
 

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.configuration import conf
 
-from airflow_provider_ckpt import arguments, session_process
-from airflow_provider_ckpt.arguments import Templated
+from airflow_provider_ckpt import arguments, processes
+from airflow_provider_ckpt.arguments import Templated, shown_command
 from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
-from airflow_provider_ckpt.conditions.session import SessionReadyCondition, session_facts
+from airflow_provider_ckpt.conditions.session import SessionGoneCondition, SessionReadyCondition, session_facts
+from airflow_provider_ckpt.conditions.waiting import Once
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed
 from airflow_provider_ckpt.hooks.connection import Endpoint
-from airflow_provider_ckpt.operators.base import CkptOperator, Event
-from airflow_provider_ckpt.operators.journal import Journal, new_id
-from airflow_provider_ckpt.secret_values import shown_command
-from airflow_provider_ckpt.session_process import STOP_GRACE_SECONDS, SessionProcess
-from airflow_provider_ckpt.spark_connection import submission
+from airflow_provider_ckpt.journal import Journal, new_id
+from airflow_provider_ckpt.operators.base import CkptOperator
+from airflow_provider_ckpt.processes import STOP_GRACE_SECONDS, SessionProcess, submission
 from airflow_provider_ckpt.tasks import is_over_time
-from airflow_provider_ckpt.triggers.base import event_payload, is_given_up
-from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
+from airflow_provider_ckpt.triggers.wait import is_given_up
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Unreachable, is_passing
@@ -125,32 +123,23 @@ class StartSessionOperator(CkptOperator):
     def execute(self, context: Context) -> Any:
         self._instance = context["ti"]
         endpoint, deadline = self.hook.endpoint(), self.deadline()
-        process, verdict = self._started_earlier(context), None
+        process = self._started_earlier(context)
         if process is None:
             with self.connected() as client:
                 answers = _overview(client) is not None
             if answers and not self.reuse_running:
-                raise CkptSessionFailed(f"a session answers at {self.hook.base_url()} already")
+                raise CkptSessionFailed(f"a session already answers at {self.hook.base_url()}")
+            if answers and (verdict := self._first_look()) is not None:
+                return self._reuse(self.hook.base_url(), verdict.result)
             process = None if answers else self._launch(context, endpoint)
-            verdict = self._first_look() if answers else None
         self._process = process
-        trigger = CkptSessionTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            wait_for="ready",
-            process=None if process is None else process.to_json(),
-            terminate_on_kill=self.terminate_on_kill,
-        )
-        if verdict is not None:
-            return self.execute_complete(context, event_payload(verdict, trigger))
-        return self.wait_for(context, trigger)
+        return self.wait_for(context, SessionReadyCondition(process, self.terminate_on_kill), deadline)
 
     def _first_look(self) -> Verdict | None:
-        """Whether the session that answers is ready; ``None`` when it is not the leader yet."""
+        """The verdict on a session that answers; ``None`` when it is not the leader yet."""
         with self.connected() as client:
             try:
-                return client.run(SessionReadyCondition().poll())
+                return client.run(SessionReadyCondition().poll(Once(client.calls)))
             except CkptClientError as error:
                 if not is_passing(error):
                     raise
@@ -161,17 +150,15 @@ class StartSessionOperator(CkptOperator):
         record = Journal(context, _RECORD).read()
         if not record:
             return None
-        process = session_process.find(record["session_id"], record["log_file"])
+        process = processes.find(record["session_id"], record["log_file"])
         if process is not None:
             self.log.info("Attaching to session %s (pid %d) of an earlier try", process.session_id, process.pid)
         return process
 
-    def _reuse(self, context: Context, base_url: str, event: Event) -> Json:
-        if Status(event["status"]) is not Status.DONE:
-            raise self.failure(context, event, CkptSessionFailed)
-        self.log.info("The session that answered at %s already is ready: %s", base_url, event["result"])
+    def _reuse(self, base_url: str, facts: Json) -> Json:
+        self.log.info("The session that already answered at %s is ready: %s", base_url, facts)
         unknown = dict.fromkeys(("session_id", "hostname", "pid", "start_ticks", "log_file"))
-        return {**unknown, "base_url": base_url, "reused": True, **event["result"]}
+        return {**unknown, "base_url": base_url, "reused": True, **facts}
 
     def _launch(self, context: Context, endpoint: Endpoint) -> SessionProcess:
         session_id = new_id(context, "session")
@@ -189,7 +176,7 @@ class StartSessionOperator(CkptOperator):
         if not self.command:
             self._write_options(endpoint, files, master)
         try:
-            process = session_process.launch(command, session_id, log_file, environment)
+            process = processes.launch(command, session_id, log_file, environment)
         except BaseException:
             # No process is left that would read and delete the files, and they may hold secrets.
             for file in (files.properties, files.configuration):
@@ -248,11 +235,13 @@ class StartSessionOperator(CkptOperator):
         given = arguments.optional_text("log_directory", self.log_directory)
         return Path(given or Path(conf.get("logging", "base_log_folder")) / "ckpt-sessions").absolute()
 
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
-        base_url, document = self.hook.base_url(), event["trigger"]["process"]
+        base_url, document = self.hook.base_url(), event["trigger"]["condition"]["process"]
         if document is None:
-            return self._reuse(context, base_url, event)
+            if Status(event["status"]) is not Status.DONE:
+                raise self.failure(context, event, CkptSessionFailed)
+            return self._reuse(base_url, event["result"])
         self._process = process = SessionProcess.from_json(document)
         if Status(event["status"]) is Status.FAILED or (process.is_here and not process.is_alive):
             Journal(context, _RECORD).forget()
@@ -263,19 +252,18 @@ class StartSessionOperator(CkptOperator):
         self.log.info("Session %s is ready: %s", process.session_id, result)
         return result
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
+    def after_timeout(self, context: Context, event: Json | None) -> str:
         record = Journal(context, _RECORD).read()
         if self._process is None and "pid" in record:
             self._process = SessionProcess.from_json(record)
-        return self._end() if event is None or event["trigger"]["process"] is not None else ""
+        return self._end() if event is None or event["trigger"]["condition"]["process"] is not None else ""
 
     def on_kill(self) -> None:
         """End the session that was being started, if asked to."""
-        if self._process is not None and (is_over_time() or (self.terminate_on_kill and self._is_given_up())):
+        if self._process is None:
+            return
+        if is_over_time() or (self.terminate_on_kill and is_given_up(self._instance, self.log)):
             self.log.warning("The task was killed. %s", self._end())
-
-    def _is_given_up(self) -> bool:
-        return is_given_up(self._instance, self.log)
 
     def _end(self) -> str:
         process = self._process
@@ -283,7 +271,7 @@ class StartSessionOperator(CkptOperator):
             return "No session of this task is known"
         name = f"Session {process.session_id} (pid {process.pid} on {process.hostname})"
         if not process.is_here:
-            return f"{name} runs on another machine and goes on"
+            return f"{name} runs on another machine and keeps running"
         tail = process.log_tail()
         process.terminate()
         return f"{name} was ended; its log ends with\n{tail}"
@@ -310,7 +298,8 @@ class StopSessionOperator(CkptOperator):
         self.session = session
 
     def execute(self, context: Context) -> Any:
-        deadline, known = self.deadline(), self._known_process()
+        deadline = self.deadline()
+        self._known_process()  # a bad argument is reported before anything is sent
         with self.connected() as client:
             if _overview(client) is None:
                 self._end_process(STOP_GRACE_SECONDS)
@@ -319,17 +308,10 @@ class StopSessionOperator(CkptOperator):
                 # Not repeated, because the client would wait for a session that has just ended.
                 client.execute(requests.shutdown_cluster(), patience_s=0)
             except Unreachable as error:
-                self.log.info("The session ended while it was told to: %s", error)
-        trigger = CkptSessionTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            wait_for="gone",
-            process=None if known is None else known.to_json(),
-        )
-        return self.wait_for(context, trigger)
+                self.log.info("The session ended before it answered the request to end: %s", error)
+        return self.wait_for(context, SessionGoneCondition(), deadline)
 
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event, CkptSessionFailed)
@@ -337,11 +319,11 @@ class StopSessionOperator(CkptOperator):
         self._end_process(STOP_GRACE_SECONDS)
         return self._result(was_running=True)
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
+    def after_timeout(self, context: Context, event: Json | None) -> str:
         self._end_process(0)
         process = self._known_process()
         ended = process is not None and process.is_here
-        return "The session's process was ended" if ended else "The session was told to end and may still be at it"
+        return "The session's process was ended" if ended else "The session was asked to end and may still be ending"
 
     def _known_process(self) -> SessionProcess | None:
         given: Any = self.session
@@ -363,7 +345,7 @@ class StopSessionOperator(CkptOperator):
 
 
 def _check_token(endpoint: Endpoint, configuration: Mapping[str, str]) -> None:
-    """A session without a token does not start unless that is asked for."""
+    """A session without a token does not start unless the configuration allows it."""
     if not endpoint.token and configuration.get("rest.authentication", "").upper() != "NONE":
         raise CkptArgumentInvalid(
             "password of the connection",

@@ -10,8 +10,8 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.exceptions import CkptNotFound, CkptSnapshotDamaged, CkptTargetExists
-from airflow_provider_ckpt.lineage import TellsLineage, Written
-from airflow_provider_ckpt.snapshot_process import SnapshotProcess
+from airflow_provider_ckpt.lineage import ReportsLineage, Written
+from airflow_provider_ckpt.processes import SnapshotProcess
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SAME = ("job_id", "checkpoint_id", "completion_timestamp", "bytes")
 
 
-class CkptSnapshotOperator(TellsLineage, BaseOperator):
+class CkptSnapshotOperator(ReportsLineage, BaseOperator):
     """Base of the operators that run ``ckpt snapshot`` on the worker; not for use in DAGs.
 
     :param savepoint_path: the savepoint, or a task's result that has one. (templated)
@@ -56,7 +56,7 @@ class CkptSnapshotOperator(TellsLineage, BaseOperator):
 
     def left_over(self) -> str:
         """Say what an ended process leaves behind."""
-        return "It only reads: nothing has changed"
+        return "The task only reads: nothing has changed"
 
 
 class VerifySavepointOperator(CkptSnapshotOperator):
@@ -71,11 +71,11 @@ class VerifySavepointOperator(CkptSnapshotOperator):
 
     def execute(self, context: Context) -> Any:
         path = self.path()
-        self.tell_lineage(reads=[path])
+        self.report_lineage(reads=[path])
         found = self.process.run("verify", path, accepted=(0, 1))
         if not found["intact"]:
             reasons = "; ".join(f"{item['state']}: {item['reason']}" for item in found["problems"])
-            raise CkptSnapshotDamaged(f"{path} is damaged, do not count on it: {reasons}")
+            raise CkptSnapshotDamaged(f"{path} is damaged and cannot be relied on: {reasons}")
         self.log.info("%s is complete and intact", path)
         return {"savepoint_path": path, "intact": True}
 
@@ -112,21 +112,21 @@ class CopySavepointOperator(CkptSnapshotOperator):
         except CkptTargetExists as error:
             copied = self._copied_earlier(source, target, error)
         self.log.info("%s is a copy of %s", copied["location"], source)
-        self.tell_lineage(reads=[source], writes=[Written(copied["location"], copied["bytes"])])
+        self.report_lineage(reads=[source], writes=[Written(copied["location"], copied["bytes"])])
         return {"savepoint_path": copied["location"], "copied_from": source, "bytes": copied["bytes"]}
 
     def _copied_earlier(self, source: str, target: str, error: Exception) -> Any:
         try:
             there = self.process.run("show", "--no-count", target)
         except (CkptNotFound, CkptSnapshotDamaged) as absent:
-            advice = "Delete what a copy that was cut off may have left there, or give another target"
+            advice = "Delete what an interrupted copy may have left there, or give another target"
             raise CkptTargetExists(f"{error}; it holds no snapshot. {advice}") from absent
         given = self.process.run("show", "--no-count", source)
         if any(there[name] != given[name] for name in _SAME):
             raise CkptTargetExists(f"{error}; it holds another snapshot than {source}. Give another target") from error
         if not self.process.run("verify", target, accepted=(0, 1))["intact"]:
             raise CkptTargetExists(f"{error}; it holds a damaged copy. Delete it, or give another target") from error
-        self.log.info("%s holds a whole copy of it already", target)
+        self.log.info("%s already holds a complete copy of it", target)
         return there
 
     def left_over(self) -> str:

@@ -9,7 +9,7 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.conditions.operation import Operation
-from airflow_provider_ckpt.operators.journal import Journal
+from airflow_provider_ckpt.journal import Journal
 from airflow_provider_ckpt.operators.operation import RECORD
 from airflow_provider_ckpt.operators.savepoint import CkptSavepointOperator
 from ckpt_runtime.client import requests
@@ -79,7 +79,7 @@ class StopWithSavepointOperator(CkptSavepointOperator):
         try:
             if self.ask(client, requests.job_details(job_id)).state != "FINISHED":
                 return None
-            client.run(until_final(job_id), patience_s=client.patience_s)
+            client.run(until_final(client.calls, job_id))
             statistics = self.ask(client, requests.checkpoint_statistics(job_id))
         except NotFound:
             return None

@@ -13,19 +13,18 @@ from airflow.sdk.exceptions import AirflowTaskTerminated
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
-from airflow_provider_ckpt.conditions.job import job_facts
-from airflow_provider_ckpt.earlier_job import EarlierJob, NextStep, Plan, plan
+from airflow_provider_ckpt.conditions.job import JobStatusCondition, job_facts
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptJobRunning
-from airflow_provider_ckpt.job_names import living
+from airflow_provider_ckpt.jobs.earlier_job import EarlierJob, NextStep, Plan, plan
+from airflow_provider_ckpt.jobs.names import NameFreeCondition, living
+from airflow_provider_ckpt.jobs.starting_point import KINDS, latest_snapshot_of
+from airflow_provider_ckpt.journal import Journal, numbered_id, series_of
 from airflow_provider_ckpt.lineage import program_location
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.operators.base import CkptOperator, Event
-from airflow_provider_ckpt.operators.journal import Journal, numbered_id, series_of
-from airflow_provider_ckpt.program import FIELDS, RENDERERS, RunsProgram
-from airflow_provider_ckpt.starting_point import KINDS, latest_snapshot_of
-from airflow_provider_ckpt.tasks import is_over_time, tell_trace
-from airflow_provider_ckpt.triggers.base import ON_KILL_PATIENCE_SECONDS, is_given_up
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger, CkptNameFreeTrigger
+from airflow_provider_ckpt.operators.base import CkptOperator
+from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
+from airflow_provider_ckpt.tasks import is_over_time
+from airflow_provider_ckpt.triggers.wait import ON_KILL_PATIENCE_SECONDS, is_given_up
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound
@@ -60,7 +59,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     crash or retry starts the job twice. A task that is retried or cleared while its job still lives attaches to that
     job. When that job has failed or was cancelled, a new job resumes from its latest retained checkpoint; when it has
     completed checkpoints and none is retained, or the job manager has forgotten it, the task fails with that message,
-    without a retry. See :mod:`airflow_provider_ckpt.earlier_job`.
+    without a retry. See :mod:`airflow_provider_ckpt.jobs.earlier_job`.
 
     Returns ``{"job_id", "name", "status", "pipeline_id", "started_from", "start_time_ms", "end_time_ms",
     "duration_ms"}``; ``started_from`` is the snapshot, if any.
@@ -174,9 +173,9 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
 
     def execute(self, context: Context) -> Any:
         options = self.run_options()
-        return self._go_on(context, options, self.deadline())
+        return self._start_or_attach(context, options, self.deadline())
 
-    def _go_on(self, context: Context, options: RunOptions, deadline: float | None) -> Any:
+    def _start_or_attach(self, context: Context, options: RunOptions, deadline: float | None) -> Any:
         """Start a job, or handle the job that an earlier try has started."""
         self._end_if_killed()
         with self.connected(deadline) as client:
@@ -235,17 +234,14 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         what = self._if_running()
         if what == "FAIL" or (what == "REUSE" and len(others) > 1):
             ways = "end it first, or give if_running='wait' or 'reuse'" if what == "FAIL" else "only one can be reused"
-            raise CkptJobRunning(f"job_name: {name!r} is the name of job {shown} already; {ways}")
+            raise CkptJobRunning(f"job_name: {name!r} is already the name of job {shown}; {ways}")
         if what == "REUSE":
             self.log.info("Job %r lives as %s: it is reused, with its own program and state", name, shown)
             record = self._new_record(context, options, last) | {"job_id": others[0].job_id, "reused": True}
             record = Journal(context, _RECORD).write(**record | {"started": True})
             return self._attend(context, record, deadline, inherited=False)
         self.log.info("Job %r lives as %s: waiting for its end", name, shown)
-        trigger = CkptNameFreeTrigger(
-            ckpt_conn_id=self.ckpt_conn_id, deadline=deadline, poll_interval=self.pause(), name=name
-        )
-        return self.wait_for(context, trigger)
+        return self.wait_for(context, NameFreeCondition(name), deadline)
 
     def _if_running(self) -> str:
         return arguments.choice("if_running", self.if_running, IF_RUNNING)
@@ -255,9 +251,12 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         origin = self._origin()
         if origin is None or options.savepoint_path is not None:
             return options
-        steps = latest_snapshot_of(origin, self._latest_kind(), or_nothing=self._starts_without(), pause=self.pause())
-        path = client.run(steps, patience_s=client.patience_s)
-        self.log.info("The latest snapshot of job %r is %s", origin, path or "not there: the job starts from nothing")
+        path = client.run(
+            latest_snapshot_of(
+                client.calls, origin, self._latest_kind(), or_nothing=self._starts_without(), pause=self.pause()
+            )
+        )
+        self.log.info("The latest snapshot of job %r is %s", origin, path or "missing: the job starts from nothing")
         return replace(options, savepoint_path=path)
 
     def _origin(self) -> str | None:
@@ -289,7 +288,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             return EarlierJob(record, None)
         # Flink's statistics lag behind the end of the job, and the last checkpoint decides where the next job starts.
         if state in TERMINAL_STATES:
-            client.run(until_final(job_id), patience_s=client.patience_s)
+            client.run(until_final(client.calls, job_id))
         try:
             statistics = self.ask(client, requests.checkpoint_statistics(job_id))
         except NotFound:  # a Flink job without checkpoints has none
@@ -332,7 +331,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         configuration = dict(options.configuration)
         name = arguments.optional_text("job_name", self.job_name)
         if name is not None and configuration.setdefault(_NAME_OPTION, name) != name:
-            allowed = f"configuration[{_NAME_OPTION!r}] says {configuration[_NAME_OPTION]!r}: give one of them"
+            allowed = f"configuration[{_NAME_OPTION!r}] is {configuration[_NAME_OPTION]!r}: give one of them"
             raise CkptArgumentInvalid("job_name", name, allowed)
         if name is not None:
             # Runs that start at the same moment do not see each other's jobs; the job manager does. Flink ignores the
@@ -379,7 +378,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
             self._run(client, options, record)
         self.log.info("Started job %s of pipeline %s", job_id, record["pipeline_id"])
-        self._tell_warnings(client, job_id)
+        self._log_warnings(client, job_id)
         return journal.write(**record | {"started": True})
 
     def _run(self, client: CkptClient, options: RunOptions, record: Json) -> None:
@@ -390,12 +389,12 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             self._check_name(client, but_for=record["job_id"])
             raise
 
-    def _tell_warnings(self, client: CkptClient, job_id: str) -> None:
+    def _log_warnings(self, client: CkptClient, job_id: str) -> None:
         """Log the job manager's warnings about the job that was just started. Flink has no warnings."""
         try:
-            details = client.execute(job_details(job_id))
+            details = client.job_details(job_id)
         except CkptClientError as error:  # the wait that follows deals with it
-            self.log.info("Job %s cannot be looked at yet: %s", job_id, error)
+            self.log.info("Job %s cannot be read yet: %s", job_id, error)
         else:
             for warning in details.warnings:
                 self.log.warning("Job %s: %s", job_id, warning)
@@ -403,7 +402,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     def _end_if_killed(self) -> None:
         """A killed task keeps running for some seconds, and would mistake the end of its job for a failure."""
         if self._killed:
-            raise AirflowTaskTerminated("the task was killed, and starts no job any more")
+            raise AirflowTaskTerminated("the task was killed, and no longer starts a job")
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
@@ -411,32 +410,28 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self._waiting_for, self._instance = record["job_id"], context["ti"]
         self._reused = bool(record.get("reused"))
         self.publish_job(context, record["job_id"])
-        trigger = CkptJobTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            memo={"record": record, "inherited": inherited},
-            job_id=record["job_id"],
+        condition = JobStatusCondition(
+            record["job_id"],
             expected=["FINISHED"] if self.wait_for_completion else ["RUNNING", "FINISHED"],
             all_tasks=True,
             cancel_on_kill=self.cancel_on_kill and not record.get("reused"),
         )
-        return self.wait_for(context, trigger)
+        return self.wait_for(context, condition, deadline, {"record": record, "inherited": inherited})
 
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
         status, memo = Status(event["status"]), event["trigger"]["memo"]
-        if "name" in event["trigger"]:
+        if "name" in event["trigger"]["condition"]:
             if status is Status.DONE:
-                return self._go_on(context, self.run_options(), event["trigger"]["deadline"])
+                return self._start_or_attach(context, self.run_options(), event["trigger"]["deadline"])
             raise self.failure(context, event, CkptJobFailed)
         self.publish_job(context, memo["record"]["job_id"])
         if status is Status.DONE:
             return self._succeed(context, memo["record"], event["result"])
         if status in (Status.FAILED, Status.MISSING) and memo["inherited"]:
             self.log.warning("The job of an earlier try came to an end: %s", event["message"])
-            tell_trace(self.log, event)
-            return self._go_on(context, self.run_options(), event["trigger"]["deadline"])
+            self.log_trace(event)
+            return self._start_or_attach(context, self.run_options(), event["trigger"]["deadline"])
         raise self.failure(context, event, CkptJobFailed)
 
     def _succeed(self, context: Context, record: Json, facts: Json) -> Json:
@@ -448,20 +443,20 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self.log.info("Job %s is %s", record["job_id"], facts["status"])
         program = program_location(self.ckpt_conn_id, self._pipeline(), record.get("pipeline_id"))
         reads = () if record.get("reused") else (program, record.get("snapshot"))
-        self.tell_lineage(reads=reads, job_id=record["job_id"])
+        self.report_lineage(reads=reads, job_id=record["job_id"])
         return facts | {"pipeline_id": record.get("pipeline_id"), "started_from": record.get("snapshot")}
 
     # -- ends --------------------------------------------------------------------------------------------------
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
-        if event is not None and "name" in event["trigger"]:
+    def after_timeout(self, context: Context, event: Json | None) -> str:
+        if event is not None and "name" in event["trigger"]["condition"]:
             return "No job was started"
         record = Journal(context, _RECORD).read()
         job_id = record.get("job_id")
         if job_id is None and event is not None:
-            job_id = event["trigger"]["job_id"]
+            job_id = event["trigger"]["condition"]["job_id"]
         if job_id is None or not self.cancel_on_timeout or record.get("reused"):
-            return f"Job {job_id} was not cancelled and goes on; the next try attaches to it"
+            return f"Job {job_id} was not cancelled and keeps running; the next try attaches to it"
         return self._cancel(job_id)
 
     def on_kill(self) -> None:
@@ -475,14 +470,14 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         else:
             what, cancels = "The task was killed", self.cancel_on_kill and is_given_up(self._instance, self.log)
         if self._reused or not cancels:
-            self.log.warning("%s; job %s was not cancelled and goes on.", what, job_id)
+            self.log.warning("%s; job %s was not cancelled and keeps running.", what, job_id)
             return
         self.log.warning("%s. %s", what, self._cancel(job_id))
 
     def _cancel(self, job_id: str) -> str:
         try:
             with self.hook.get_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
-                client.execute(requests.cancel_job(job_id))
+                client.cancel_job(job_id)
         except CkptClientError as error:
-            return f"Cancelling job {job_id} failed, it may go on: {error}"
+            return f"Cancelling job {job_id} failed, it may keep running: {error}"
         return f"Job {job_id} is being cancelled"

@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt import arguments
-from airflow_provider_ckpt.arguments import Duration, Templated
+from airflow_provider_ckpt.arguments import Duration, Templated, refuse_secrets
 from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of, series
-from airflow_provider_ckpt.secret_values import refuse
 from airflow_provider_ckpt.upgrades.machine import begin
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Upgrade
 from ckpt_runtime.client.clients import CkptClient
@@ -34,7 +33,7 @@ class SuspendJobOperator(CkptStepsOperator):
     :param savepoint_format: ``NATIVE`` or ``CANONICAL``. (templated)
     :param savepoint_timeout: how long the job may take to be ready for a savepoint. (templated)
     :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
-    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message names the snapshot to start from
     """
 
     template_fields: Collection[str] = (
@@ -65,7 +64,7 @@ class SuspendJobOperator(CkptStepsOperator):
         self._desired("0" * 32)
 
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        return begin(self._desired(self.find(context, deadline)), series(context))
+        return begin(self._desired(self.find_job(context, deadline)), series(context))
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
         """A job is suspended once; its name may belong to another living job now."""
@@ -99,7 +98,7 @@ class ResumeJobOperator(CkptStepsOperator):
     :param healthy_timeout: how long it may take to become healthy. (templated)
     :param healthy_checkpoints: how many checkpoints have to complete. (templated)
     :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
-    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message names the snapshot to start from
     """
 
     template_fields: Collection[str] = (*CkptStepsOperator.template_fields, "configuration", "healthy_checkpoints")
@@ -122,7 +121,7 @@ class ResumeJobOperator(CkptStepsOperator):
         self._desired("0" * 32)
 
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        return begin(self._desired(self.find(context, deadline)), series(context))
+        return begin(self._desired(self.find_job(context, deadline)), series(context))
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
         """A job that was resumed from a snapshot is not resumed from it again: its rows would be written twice."""
@@ -131,7 +130,7 @@ class ResumeJobOperator(CkptStepsOperator):
 
     def _desired(self, job: str) -> DesiredUpgrade:
         configuration = arguments.options("configuration", self.configuration)
-        refuse("configuration", configuration)
+        refuse_secrets("configuration", configuration)
         return DesiredUpgrade(
             goal=Goal.RESUME,
             job=job,

@@ -6,11 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt import arguments
-from airflow_provider_ckpt.arguments import Duration, Templated
+from airflow_provider_ckpt.arguments import Duration, Templated, refuse_secrets
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
 from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of, series
-from airflow_provider_ckpt.program import FIELDS, RENDERERS, RunsProgram
-from airflow_provider_ckpt.secret_values import refuse
 from airflow_provider_ckpt.upgrades.actions import Decided
 from airflow_provider_ckpt.upgrades.machine import advance, begin
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
@@ -58,7 +57,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
     :param pause_before_start: end with the old version stopped, for an approval. (templated)
     :param fail_on_rollback: whether a rollback fails the task, without a retry.
     :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
-    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message names the snapshot to start from
     :raises CkptUpgradeRolledBack: the new version did not become healthy, and the old one runs again; not with
         ``fail_on_rollback=False``
     """
@@ -115,7 +114,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         self._desired("0" * 32, None)
 
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        return begin(self._desired(self.find(context, deadline), self._program(client)), series(context))
+        return begin(self._desired(self.find_job(context, deadline), self._program(client)), series(context))
 
     def is_fine(self, outcome: Outcome) -> bool:
         return outcome is Outcome.ROLLED_BACK and not self.fail_on_rollback
@@ -152,7 +151,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
 
     def _options(self) -> dict[str, Any]:
         options = self.program_options()
-        refuse("configuration", options.configuration)
+        refuse_secrets("configuration", options.configuration)
         return {
             "entry_point": options.entry_point,
             "arguments": list(options.arguments),
@@ -175,7 +174,7 @@ class FinishUpgradeOperator(CkptStepsOperator):
     :param approved_by: the person that decided, for the record. (templated)
     :param fail_on_rollback: whether a rollback fails the task, without a retry.
     :raises CkptUpgradeRefused: it was not begun, or it failed; the old job keeps running, or is unchanged
-    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message says from where
+    :raises CkptUpgradeStranded: nothing runs, and a person has to act; the message names the snapshot to start from
     :raises CkptUpgradeRolledBack: it was rejected, or did not become healthy, and the old version runs again; not
         with ``fail_on_rollback=False``
     """

@@ -1,6 +1,6 @@
 """What the operators share that replace, suspend and resume a job: they follow the steps of one record.
 
-The record, with every id, is in the journal before the first request. Each answer is written down before the next
+The record, with every id, is in the journal before the first request. Each answer is recorded before the next
 step. So a crash of worker, triggerer or scheduler repeats at most one request, which has the same id again.
 """
 
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Status
-from airflow_provider_ckpt.conditions.upgrade import wall_clock_ms
+from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptOperationFailed,
@@ -22,16 +21,23 @@ from airflow_provider_ckpt.exceptions import (
     CkptUpgradeRolledBack,
     CkptUpgradeStranded,
 )
+from airflow_provider_ckpt.journal import Journal
 from airflow_provider_ckpt.lineage import Written, program_location
-from airflow_provider_ckpt.operators.base import CkptJobOperator, Event
-from airflow_provider_ckpt.operators.journal import Journal
-from airflow_provider_ckpt.triggers.upgrade import CkptUpgradeTrigger
+from airflow_provider_ckpt.operators.base import CkptJobOperator
 from airflow_provider_ckpt.upgrades.actions import Action, Answer
-from airflow_provider_ckpt.upgrades.driving import drive
+from airflow_provider_ckpt.upgrades.condition import UpgradeCondition, wall_clock_ms
 from airflow_provider_ckpt.upgrades.executor import perform
-from airflow_provider_ckpt.upgrades.machine import WATCHES
-from airflow_provider_ckpt.upgrades.messages import ending, result_of, standing
-from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade
+from airflow_provider_ckpt.upgrades.machine import WATCHES, drive
+from airflow_provider_ckpt.upgrades.record import (
+    Goal,
+    Mode,
+    Outcome,
+    Step,
+    Upgrade,
+    ending,
+    result_of,
+    standing,
+)
 from ckpt_runtime.client.clients import CkptClient
 
 if TYPE_CHECKING:
@@ -99,13 +105,13 @@ class CkptStepsOperator(CkptJobOperator):
         limits: dict[str, int] = self.limits()
         return _SPARE_SECONDS + sum(limits.values()) * 2 / 1000
 
-    # -- going on ----------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------
 
     def execute(self, context: Context) -> Any:
         self.check_arguments()
         journal, deadline = Journal(context, RECORD), self.deadline()
         if not journal.remembers:
-            raise CkptOperationFailed("there is no task state store to write the steps down in; it needs Airflow 3.3")
+            raise CkptOperationFailed("there is no task state store to record the steps in; it needs Airflow 3.3")
         stored = journal.read()
         with self.connected(deadline) as client:
             record = Upgrade.from_json(stored) if stored else None
@@ -115,10 +121,10 @@ class CkptStepsOperator(CkptJobOperator):
                 record = self.first_record(context, client, deadline)
                 journal.write(**record.to_json())
             else:
-                self.log.info("An earlier try has come to the step %s: %s", record.step, standing(record))
-        return self._go_on(context, record, deadline)
+                self.log.info("An earlier try has reached the step %s: %s", record.step, standing(record))
+        return self._continue(context, record, deadline)
 
-    def _go_on(self, context: Context, record: Upgrade, deadline: float | None) -> Any:
+    def _continue(self, context: Context, record: Upgrade, deadline: float | None) -> Any:
         journal = Journal(context, RECORD)
         self._record = record
         self.publish_job(context, result_of(record)["job_id"])
@@ -126,7 +132,7 @@ class CkptStepsOperator(CkptJobOperator):
         def keep(changed: Upgrade) -> None:
             stored = journal.read()
             if stored.get("series") != changed.series or stored.get("revision", 0) > changed.revision:
-                raise CkptOperationFailed("another try of this task goes on with it")
+                raise CkptOperationFailed("another try of this task continues the upgrade")
             journal.write(**changed.to_json())
             self._record = changed
             self.log.info("Step %s: %s", changed.step, standing(changed))
@@ -134,23 +140,14 @@ class CkptStepsOperator(CkptJobOperator):
         with self.connected(deadline) as client:
 
             def carry_out(action: Action) -> Answer:
-                return client.run(perform(action, self.pause(), self.requester), patience_s=client.patience_s)
+                return client.run(perform(client.calls, action, self.pause(), self.requester))
 
             record = drive(record, carry_out, keep, wall_clock_ms)
         if record.step in WATCHES:
-            return self._watch(context, record, deadline)
+            return self.wait_for(context, UpgradeCondition(record), deadline)
         return self._ended(context, record)
 
-    def _watch(self, context: Context, record: Upgrade, deadline: float | None) -> Any:
-        trigger = CkptUpgradeTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.pause(),
-            record=record.to_json(),
-        )
-        return self.wait_for(context, trigger)
-
-    def execute_complete(self, context: Context, event: Event | None = None) -> Any:
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
         if Status(event["status"]) is not Status.DONE:
             raise self.failure(context, event)
@@ -161,7 +158,7 @@ class CkptStepsOperator(CkptJobOperator):
         else:
             journal.write(**record.to_json())
         self.log.info("Step %s: %s", record.step, standing(record))
-        return self._go_on(context, record, event["trigger"]["deadline"])
+        return self._continue(context, record, event["trigger"]["deadline"])
 
     # -- ends --------------------------------------------------------------------------------------------------
 
@@ -172,7 +169,7 @@ class CkptStepsOperator(CkptJobOperator):
             self.log.info("State against the snapshot:\n%s", "\n".join(record.diff))
         if record.outcome is None:
             self.log.info("Paused: %s", standing(record))
-            self._tell(record)
+            self._report_lineage(record)
             return result_of(record) | {"upgrade": record.to_json()}
         self.forget_job(context)
         text = ending(record)
@@ -180,17 +177,17 @@ class CkptStepsOperator(CkptJobOperator):
         if failure is not None:
             raise failure(text)
         self.log.info("%s", text)
-        self._tell(record)
+        self._report_lineage(record)
         return result_of(record)
 
-    def _tell(self, record: Upgrade) -> None:
+    def _report_lineage(self, record: Upgrade) -> None:
         """Report a savepoint taken by the stop as written, and any other snapshot that was resumed from as read."""
         writes = (
             record.desired.goal is not Goal.RESUME and record.desired.mode is Mode.SAVEPOINT and not record.falls_back
         )
         started = record.outcome in _STARTED
         program = record.desired.program if record.outcome is Outcome.UPGRADED else record.old_program
-        self.tell_lineage(
+        self.report_lineage(
             reads=[
                 program_location(self.ckpt_conn_id, None, program) if started else None,
                 None if writes and not started else record.snapshot,
@@ -203,16 +200,16 @@ class CkptStepsOperator(CkptJobOperator):
         """Tell whether an outcome that is otherwise a failure counts as a success."""
         return False
 
-    def after_timeout(self, context: Context, event: Event | None) -> str:
+    def after_timeout(self, context: Context, event: Json | None) -> str:
         stored = Journal(context, RECORD).read()
         where = f"{standing(Upgrade.from_json(stored))}. " if stored else ""
-        return f"{where}Nothing was undone; the next try of this task goes on from there"
+        return f"{where}Nothing was undone; the next try of this task continues from there"
 
     def on_kill(self) -> None:
         """Log where the upgrade stands: nothing is undone."""
         if self._record is not None:
             self.log.warning(
-                "The task was killed at the step %s: %s. Nothing is undone; a cleared task goes on from there.",
+                "The task was killed at the step %s: %s. Nothing is undone; a cleared task continues from there.",
                 self._record.step,
                 standing(self._record),
             )
@@ -238,5 +235,5 @@ def age_of(value: object) -> int | None:
     """Read a maximum age in milliseconds; None when none is given."""
     given = arguments.optional_seconds("last_state_max_age", value)
     if given is not None and given <= 0:
-        raise CkptArgumentInvalid("last_state_max_age", value, "it must be longer than nothing")
+        raise CkptArgumentInvalid("last_state_max_age", value, "it must be longer than 0")
     return None if given is None else round(given * 1000)

@@ -28,7 +28,7 @@ _THEME = "theme.js"
 
 @cache
 def application() -> FastAPI:
-    """One for each process."""
+    """The application of this process."""
     app = FastAPI(title="ckpt", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_api_route("/", _listing, methods=["GET"])
     app.add_api_route(f"/{_STYLE}", _style, methods=["GET"])
@@ -71,7 +71,7 @@ async def _theme() -> Response:
 async def _through(request: Request, connection_id: str, path: str) -> Response:
     """What the job manager answers to the same path."""
     if not is_allowed(path):
-        return _refusal(404, "The pages do not ask for this.")
+        return _refusal(404, "The pages do not request this path.")
     try:
         answer = await asked_of(connection_id, path, dict(request.query_params))
     except UpstreamRefused as refused:

@@ -15,7 +15,7 @@ _Message = MutableMapping[str, Any]
 async def serve(
     scope: _Message, receive: Callable[[], Awaitable[_Message]], send: Callable[[_Message], Awaitable[None]]
 ) -> None:
-    """The application behind the pages, made when it is first asked for."""
+    """The application behind the pages, made at the first request."""
     from airflow_provider_ckpt.plugins.application import application
 
     await application()(scope, receive, send)

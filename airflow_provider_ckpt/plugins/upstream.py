@@ -1,4 +1,4 @@
-"""Asking the job manager of a connection for what a page in Airflow shows. The token of the connection stays here.
+"""Requests to the job manager of a connection for a page in Airflow. The token of the connection stays here.
 
 Only the paths that the pages need, only GET, no redirects, and answers of a bounded size that are JSON.
 """
@@ -23,8 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from airflow_provider_ckpt import advice
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook, unusable_certificates
-from airflow_provider_ckpt.hooks.connection import Endpoint
-from airflow_provider_ckpt.leader import leader_of
+from airflow_provider_ckpt.hooks.connection import Endpoint, leader_of
 from ckpt_runtime.client.errors import CkptClientError
 
 MAX_ANSWER_BYTES = 16 << 20
@@ -120,7 +119,7 @@ async def asked_of(conn_id: str, path: str, query: Mapping[str, str]) -> Upstrea
 
 
 def _unanswered(conn_id: str, error: Exception, timeout: float) -> str:
-    why = f"nothing came within {timeout:g} s" if isinstance(error, httpx.TimeoutException) else str(error)
+    why = f"no answer within {timeout:g} s" if isinstance(error, httpx.TimeoutException) else str(error)
     text = f"The job manager of {conn_id!r} does not answer: {why or type(error).__name__}"
     return advice.on_unreachable(text, conn_id)
 
@@ -131,7 +130,7 @@ async def _address(conn_id: str, endpoint: Endpoint) -> str:
         return endpoint.base_url
     try:
         source = await run_in_threadpool(leader_of, conn_id, endpoint.ha_dir, endpoint.cluster_id, endpoint.token)
-        return (await source.afind(min(endpoint.timeout, MAX_TIMEOUT_S))).url
+        return (await source.find(min(endpoint.timeout, MAX_TIMEOUT_S))).url
     except (CkptClientError, CkptConnectionInvalid) as error:
         raise UpstreamRefused(502, str(error)) from None
 
@@ -140,7 +139,7 @@ async def _checked(conn_id: str, response: httpx.Response) -> UpstreamAnswer:
     if response.status_code in (401, 403):
         raise UpstreamRefused(502, f"The job manager refuses the token of the connection {conn_id!r}.")
     if not response.headers.get("content-type", "").startswith("application/json") or response.is_redirect:
-        raise UpstreamRefused(502, f"What answers at the address of {conn_id!r} is no job manager.")
+        raise UpstreamRefused(502, f"The server at the address of {conn_id!r} is not a job manager.")
     content = bytearray()
     async for chunk in response.aiter_bytes():
         content += chunk

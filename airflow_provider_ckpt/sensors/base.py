@@ -1,4 +1,4 @@
-"""What the sensors share: a condition polled in the triggerer, or poked in a worker."""
+"""The base class of the sensors: a condition polled in the triggerer, or poked in a worker."""
 
 from __future__ import annotations
 
@@ -6,39 +6,33 @@ import time
 from abc import abstractmethod
 from collections.abc import Collection
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, XComArg
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
 from airflow_provider_ckpt import advice, arguments, defaults
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Condition, Status, Verdict
-from airflow_provider_ckpt.conditions.progress import Progress
-from airflow_provider_ckpt.conditions.waiting import is_waited_out, poll_until_stable
+from airflow_provider_ckpt.conditions.base import Condition, Json, Status
+from airflow_provider_ckpt.conditions.waiting import Progress, is_waited_out, poll_until_stable
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobFailed,
-    CkptNotFound,
     CkptRequestRejected,
     CkptUnavailable,
     CkptWaitTimeout,
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.hooks.connection import Endpoint
-from airflow_provider_ckpt.job_tasks import CkptJobTask
 from airflow_provider_ckpt.links import JOB_LINKS
-from airflow_provider_ckpt.tasks import FIRST_LOOKS_SECONDS, backstop, seconds_here, tell_trace, wait_here
-from airflow_provider_ckpt.triggers.base import CkptTrigger, event_payload, goes_on
+from airflow_provider_ckpt.tasks import CONFIRMING_SECONDS, CkptJobTask
+from airflow_provider_ckpt.triggers.wait import has_changed
 from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.operatorlink import BaseOperatorLink
-
-CONFIRMING_SECONDS = 1.0
-"""Between two looks for a job that seems to be unknown, at most."""
 
 
 class CkptSensor(CkptJobTask, BaseSensorOperator):
@@ -60,7 +54,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
     :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
         request_patience``
-    :raises CkptNotFound: the job manager has said several times that it does not know the job
+    :raises CkptNotFound: the job manager has answered several times that it does not know the job
     :raises CkptJobNotFound: no job of this name lives; the message lists those that do
     :raises CkptJobAmbiguous: several living jobs have the name; the message lists them
     """
@@ -100,14 +94,9 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         self._trouble = ""
         self._begun_with: Endpoint | None = None
 
-    @property
-    def job_id(self) -> XComArg:
-        """The id of the job that this task has found, for arguments of other tasks."""
-        return XComArg(self, "job_id")
-
     @abstractmethod
-    def trigger(self, context: Context, deadline: float | None) -> CkptTrigger:
-        """Make the trigger from the rendered arguments; look at the job first if the trigger needs it.
+    def condition(self, context: Context, deadline: float | None) -> Condition:
+        """Make the condition from the rendered arguments; look at the job first if the condition needs it.
 
         :raises CkptClientError: when that look fails. Without a deadline the look is short, and is repeated later.
         """
@@ -115,24 +104,32 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     def succeeded(self, context: Context) -> None:
         """Continue once the condition holds."""
 
+    def pause(self) -> float:
+        """Seconds between two polls."""
+        return self.poke_interval
+
+    def patience(self, deadline: float | None) -> float:
+        """Seconds for which a request is repeated: a poke, which has no deadline, has to be short."""
+        return DEFAULT_PATIENCE_S if deadline is None else super().patience(deadline)
+
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
             return self._poked(context)
         try:
             deadline = time.time() + min(self.timeout, self.longest_try())
-            self._find(context, deadline)
-            trigger = self.trigger(context, deadline)
+            self.find_job(context, deadline)
+            condition = self.condition(context, deadline)
         except CkptClientError as error:
             kind = CkptUnavailable if is_waited_out(error) else CkptRequestRejected
             raise kind(advice.on_error(error, self.ckpt_conn_id)) from error
-        verdict = self._wait_here(trigger)
-        if verdict is not None:
-            # Through Airflow's own entry point, which turns failures into skips if that is configured.
-            return self.resume_execution("execute_complete", {"event": event_payload(verdict, trigger)}, context)
-        return self.defer(trigger=trigger, method_name="execute_complete", timeout=backstop(trigger.deadline))
+        return self.wait_for(context, condition, deadline)
+
+    def ended_here(self, context: Context, event: Json) -> Any:
+        """Continue through Airflow's own entry point, which turns failures into skips if that is configured."""
+        return self.resume_execution("execute_complete", {"event": event}, context)
 
     def _poked(self, context: Context) -> Any:
-        """Poke as Airflow's own sensors do; a timeout says what was waited for, and what prevented it last."""
+        """Poke as Airflow's own sensors do; a timeout names what was waited for, and what prevented it last."""
         try:
             return super().execute(context)
         except AirflowSensorTimeout as error:
@@ -141,30 +138,23 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
             trouble = f" Last trouble: {self._trouble}" if self._trouble else ""
             raise AirflowSensorTimeout(text + trouble) from error
 
-    def _wait_here(self, trigger: CkptTrigger) -> Verdict | None:
-        seconds = seconds_here(self.defer_after)
-        if seconds <= 0:
-            return None
-        interval = min(self.poke_interval, FIRST_LOOKS_SECONDS)
-        return wait_here(self.hook.get_conn, trigger, seconds, interval, self.log)
-
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """Look once; a temporarily absent job manager does not fail the sensor."""
         if self._progress is None:
             self._progress = Progress(self.log, f"job {self.job}")
         self._begun_with = self._begun_with or self.hook.endpoint()
+        # A job that seems unknown is looked up again at once, because the next poke may run in another process.
+        pause = min(self.poke_interval, CONFIRMING_SECONDS)
         try:
             if self._condition is None:
-                self._find(context, None)
-                self._condition = self.trigger(context, None).condition()
+                self.find_job(context, None)
+                self._condition = self.condition(context, None)
                 self._progress = Progress(self.log, self._condition.subject)
             with self.hook.get_conn(endpoint=self._begun_with) as client:
-                # A job that seems unknown is looked up again at once, because the next poke may run in another process.
-                pause = min(self.poke_interval, CONFIRMING_SECONDS)
-                verdict = client.run(poll_until_stable(self._condition, self._progress, pause))
+                verdict = client.run(poll_until_stable(self._condition, client.calls, self._progress, pause))
         except CkptClientError as error:
             begun_with, self._begun_with = self._begun_with, self.hook.endpoint()
-            renewed = advice.is_refused_token(error) and goes_on(self.hook, begun_with, self._begun_with)
+            renewed = advice.is_refused_token(error) and has_changed(self.hook, begun_with, self._begun_with)
             if not renewed and not is_waited_out(error):
                 raise CkptRequestRejected(advice.on_error(error, self.ckpt_conn_id)) from error
             self._progress.away(error)
@@ -173,46 +163,27 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         self._trouble = ""
         if verdict is None:
             return False
-        if verdict.status is not Status.DONE:
-            tell_trace(self.log, {"trace": verdict.trace})
-            self._fail({"status": verdict.status, "message": verdict.message, "result": verdict.result})
-        self.succeeded(context)
-        self.forget_job(context)
-        return PokeReturnValue(is_done=True, xcom_value=verdict.result)
+        event = {"status": verdict.status, "message": verdict.message, "result": verdict.result, "trace": verdict.trace}
+        return PokeReturnValue(is_done=True, xcom_value=self._result(context, event))
 
-    def execute_complete(self, context: Context, event: dict[str, Any] | None = None) -> Any:
-        """Continue after the trigger's event."""
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
+        """Continue after the wait."""
         event = event or {}
         self.publish_job(context, self.found_job)
-        status = Status(event["status"])
-        if status is not Status.DONE:
-            tell_trace(self.log, event)
-            self._fail(event)
+        result = self._result(context, event)
+        self.log.info("Reached: %s", result)
+        return result
+
+    def _result(self, context: Context, event: Json) -> Json:
+        """Return the result of a wait that succeeded; raise the exception for any other."""
+        if Status(event["status"]) is not Status.DONE:
+            raise self.failure(context, event, CkptJobFailed)
         self.succeeded(context)
         self.forget_job(context)
-        self.log.info("Reached: %s", event["result"])
-        return event["result"]
+        result: Json = event["result"]
+        return result
 
-    def _fail(self, event: dict[str, Any]) -> NoReturn:
-        status, message = Status(event["status"]), str(event["message"])
-        if status is Status.TIMEOUT:
-            # Airflow retries a sensor after its execution_timeout, but never after its timeout.
-            kind = CkptWaitTimeout if self.longest_try() < self.timeout else AirflowSensorTimeout
-            raise kind(advice.on_verdict(event, self.ckpt_conn_id))
-        if status is Status.MISSING:
-            raise CkptNotFound(advice.on_missing(message, self.ckpt_conn_id))
-        if status is Status.REFUSED:
-            raise CkptRequestRejected(advice.on_verdict(event, self.ckpt_conn_id))
-        raise CkptJobFailed(message)
-
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Continue as every sensor does; the job stays the one that was waited for."""
-        self.go_on_with(context, next_kwargs)
-        return super().resume_execution(next_method, next_kwargs, context)
-
-    def _find(self, context: Context, deadline: float | None) -> None:
-        """Find the job, with a patience that ends before the deadline; without a deadline this is one short look."""
-        away = Progress(self.log, "the session to answer").away
-        patience = DEFAULT_PATIENCE_S if deadline is None else self.request_patience(deadline)
-        pause = min(self.poke_interval, CONFIRMING_SECONDS)
-        self.find_job(context, lambda: self.hook.get_conn(patience=patience, on_away=away), pause, self.log)
+    def timeout_error(self, context: Context, event: Json) -> Exception:
+        """Airflow retries a sensor after its ``execution_timeout``, but never after its ``timeout``."""
+        kind = CkptWaitTimeout if self.longest_try() < self.timeout else AirflowSensorTimeout
+        return kind(advice.on_verdict(event, self.ckpt_conn_id))

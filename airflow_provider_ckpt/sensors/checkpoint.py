@@ -10,15 +10,11 @@ from airflow.sdk import XComArg
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
-from airflow_provider_ckpt.conditions.checkpoint import CheckpointGoal, newest_id
-from airflow_provider_ckpt.conditions.progress import Progress
+from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal, newest_id
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
-from airflow_provider_ckpt.operators.journal import Journal
+from airflow_provider_ckpt.journal import Journal
 from airflow_provider_ckpt.sensors.base import CkptSensor
-from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
-from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import NotFound
-from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -79,14 +75,8 @@ class CheckpointCompletedSensor(CkptSensor):
         """Where the newest wanted checkpoint lies, for arguments of other tasks."""
         return XComArg(self, "external_path")
 
-    def trigger(self, context: Context, deadline: float | None) -> CkptCheckpointTrigger:
-        return CkptCheckpointTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.poke_interval,
-            job_id=self.found_job,
-            goal=self.goal(context, deadline),
-        )
+    def condition(self, context: Context, deadline: float | None) -> CheckpointCondition:
+        return CheckpointCondition(self.found_job, self.goal(context, deadline))
 
     def goal(self, context: Context, deadline: float | None) -> CheckpointGoal:
         """Check and return what is wanted.
@@ -115,12 +105,9 @@ class CheckpointCompletedSensor(CkptSensor):
         journal, job_id = Journal(context, _RECORD), self.found_job
         record = journal.read()
         if record.get("job_id") != job_id:
-            away = Progress(self.log, "the session to answer").away
-            # Without a deadline this is one of many pokes, each of which has to be short.
-            patience = DEFAULT_PATIENCE_S if deadline is None else self.request_patience(deadline)
-            with self.hook.get_conn(patience=patience, on_away=away) as client:
+            with self.connected(deadline) as client:
                 try:
-                    since = newest_id(client.execute(requests.checkpoint_statistics(job_id)))
+                    since = newest_id(client.checkpoint_statistics(job_id))
                 except NotFound:  # the condition finds out whether the job is really unknown
                     return 0
             record = journal.write(job_id=job_id, since_id=since)

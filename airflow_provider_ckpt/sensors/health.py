@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
-from airflow_provider_ckpt.conditions.health import VERDICTS
+from airflow_provider_ckpt.conditions.health import VERDICTS, HealthCondition
 from airflow_provider_ckpt.sensors.base import CkptSensor
-from airflow_provider_ckpt.triggers.health import CkptHealthTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -49,18 +48,12 @@ class CheckpointHealthSensor(CkptSensor):
         self.checkpoints = checkpoints
         self.times = times
 
-    def trigger(self, context: Context, deadline: float | None) -> CkptHealthTrigger:
-        return CkptHealthTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.poke_interval,
-            job_id=self.found_job,
+    def condition(self, context: Context, deadline: float | None) -> HealthCondition:
+        is_empty = self.failing in ((), [], None, "", "None")
+        return HealthCondition(
+            self.found_job,
             expected=arguments.choices("expected", self.expected, VERDICTS),
-            failing=self._failing(),
-            ended=arguments.integer("checkpoints", self.checkpoints, minimum=0),
+            failing=[] if is_empty else arguments.choices("failing", self.failing, VERDICTS),
+            ended_checkpoints=arguments.integer("checkpoints", self.checkpoints, minimum=0),
             times=arguments.integer("times", self.times, minimum=1),
         )
-
-    def _failing(self) -> list[str]:
-        is_empty = self.failing in ((), [], None, "", "None")
-        return [] if is_empty else arguments.choices("failing", self.failing, VERDICTS)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
-from airflow_provider_ckpt.conditions.job import STATES
+from airflow_provider_ckpt.conditions.job import STATES, JobStatusCondition
 from airflow_provider_ckpt.sensors.base import CkptSensor
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -41,12 +40,6 @@ class JobStatusSensor(CkptSensor):
         self.expected = expected
         self.all_tasks = arguments.flag("all_tasks", all_tasks)
 
-    def trigger(self, context: Context, deadline: float | None) -> CkptJobTrigger:
-        return CkptJobTrigger(
-            ckpt_conn_id=self.ckpt_conn_id,
-            deadline=deadline,
-            poll_interval=self.poke_interval,
-            job_id=self.found_job,
-            expected=arguments.choices("expected", self.expected, STATES),
-            all_tasks=self.all_tasks,
-        )
+    def condition(self, context: Context, deadline: float | None) -> JobStatusCondition:
+        expected = arguments.choices("expected", self.expected, STATES)
+        return JobStatusCondition(self.found_job, expected, all_tasks=self.all_tasks)

@@ -1,4 +1,4 @@
-"""Watches a job's snapshots for the assets that stand for them."""
+"""Watches which snapshots complete at a job, also when its name moves to another job, for the assets of snapshots."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, Final
 
 from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_ckpt.conditions.base import Json
-from airflow_provider_ckpt.conditions.snapshot_watch import SnapshotWatch
+from airflow_provider_ckpt.conditions.base import Json, MissingPolicy
 from airflow_provider_ckpt.event_hub import ANY_JOB, Member, joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from ckpt_runtime.client.errors import CkptClientError
+from airflow_provider_ckpt.jobs.names import chosen
+from ckpt_runtime.client.checkpoint_models import Checkpoint
+from ckpt_runtime.client.clients import AsyncCalls
+from ckpt_runtime.client.errors import CkptApiError, CkptClientError, NotFound, is_passing
+from ckpt_runtime.client.event_stream import StreamedEvent
+from ckpt_runtime.client.models import JobLine
+from ckpt_runtime.client.savepoint_models import Savepoint
 
+CHECKPOINTS: Final = "checkpoints"
+SAVEPOINTS: Final = "savepoints"
 _RECORD = "ckpt_watch"
 _LONGEST_PAUSE_SECONDS = 60.0
 _GAP_SECONDS = 1.0
@@ -67,22 +74,23 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
                             found, pause = await self._look(watch, member, pause)
                             for facts in found:
                                 yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
-                            await progress.has_come_to(watch.mark, told=bool(found))
+                            await progress.advanced_to(watch.mark, has_events=bool(found))
                             await asyncio.sleep(min(self.poll_interval, _GAP_SECONDS))
                             await member.rest(pause or member.pace())
                 except (CkptClientError, AirflowException) as error:
-                    pause = self._tell(error, pause)
+                    pause = self._log_trouble(error, pause)
                 await asyncio.sleep(pause)
 
     async def _look(self, watch: SnapshotWatch, member: Member, pause: float) -> tuple[list[Json], float]:
         """Return what is new, and the pause until the next look; 0 when the hub decides that."""
         member.looking()
         try:
-            return await member.run(watch.look()), 0.0
+            await member.settled()
+            return await watch.look(member), 0.0
         except (CkptClientError, AirflowException) as error:
-            return [], self._tell(error, pause)
+            return [], self._log_trouble(error, pause)
 
-    def _tell(self, error: Exception, pause: float) -> float:
+    def _log_trouble(self, error: Exception, pause: float) -> float:
         """Log what prevents the look; return the pause for that, given the previous one."""
         self.log.warning("%s of job %r cannot be looked at: %s", self.snapshots, self.job, error)
         return min(max(pause, self.poll_interval, 1.0) * 2, _LONGEST_PAUSE_SECONDS) * random.uniform(0.8, 1.0)
@@ -99,7 +107,7 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
 
 
 class _Progress:
-    """Stores how far a watch has come, but not before Airflow has stored its events.
+    """Stores how far a watch has advanced, but not before Airflow has stored its events.
 
     A trigger's event waits in its process for a while. If the progress were stored and the process ended before that,
     the event would be lost.
@@ -110,15 +118,15 @@ class _Progress:
         self._mark = self._stored = mark
         self._following: asyncio.Task[None] | None = None
 
-    async def has_come_to(self, mark: Json | None, *, told: bool) -> None:
-        """Record the progress; ``told`` when events were given since the last call."""
+    async def advanced_to(self, mark: Json | None, *, has_events: bool) -> None:
+        """Record the progress; ``has_events`` when events were given since the last call."""
         if mark == self._mark:
             return
         self._mark = mark
         if self._following is not None and self._following.done():
             following, self._following = self._following, None
             following.result()
-        if told and self._following is None:
+        if has_events and self._following is None:
             self._following = asyncio.create_task(self._follow())
         elif self._following is None:
             await self._write(mark)
@@ -137,3 +145,126 @@ class _Progress:
     async def _write(self, mark: Json | None) -> None:
         await self._store(mark)
         self._stored = mark
+
+
+class SnapshotWatch:
+    """Gives each completed snapshot once, in the order of their ids.
+
+    ``mark`` is the progress of the watch, ``{"job_id", "id", "at_ms"}``: the caller keeps it, so that another process
+    continues from there. Without a mark, snapshots that exist at the first look are not new; all snapshots of a job
+    that starts later are new. The job manager shows the newest entries only, 10 by default: if more complete between
+    two looks, the rest are not seen. Savepoints that were taken before the first look, while no process watched, are
+    found in the catalogue, if they lie in the session's default directory.
+    """
+
+    def __init__(self, job: str, snapshots: str, mark: Json | None = None) -> None:
+        self._job = job
+        self._savepoints = snapshots == SAVEPOINTS
+        self.mark = mark
+        self.absence = MissingPolicy()
+        self._misses = self._savepoints and mark is not None
+
+    async def look(self, client: AsyncCalls) -> list[Json]:
+        """Look for what is new.
+
+        :raises CkptJobAmbiguous: for a name that several living jobs have.
+        """
+        lines = await client.list_jobs()
+        line = chosen(self._job, lines, ended=True)
+        found: list[Json] = []
+        before = self.mark
+        if self._misses and before is not None:
+            found += await self._missed(client, before)
+            self._misses = False
+        if before is not None and (line is None or line.job_id != before["job_id"]):
+            # The job that had the name: its last savepoint may be the one of its stop.
+            known = next((other for other in lines if other.job_id == before["job_id"]), None)
+            if known is not None:
+                found += await self._newer(client, known, before["id"])
+        if line is None:
+            if before is None and self.absence.missing(self._job) is not None:
+                # It has not begun: whatever completes of it is new, also before the first look at it.
+                self.mark = {"job_id": None, "id": 0, "at_ms": None}
+            return _each_once(found)
+        self.absence.seen()
+        same = before is not None and before["job_id"] == line.job_id
+        found += await self._newer(client, line, before["id"] if same and before is not None else 0)
+        if before is None:
+            found = []
+        return _each_once(found)
+
+    def concerns(self, event: StreamedEvent) -> bool:
+        """Whether an event may tell of something new, or of another job of the name."""
+        if event.type != ("savepoint-completed" if self._savepoints else "checkpoint-completed"):
+            return event.type == "job-status"
+        return self.mark is None or event.job_id == self.mark["job_id"]
+
+    async def _missed(self, client: AsyncCalls, before: Json) -> list[Json]:
+        """Return the newer snapshots of the watched jobs that the catalogue has."""
+        try:
+            savepoints = await client.list_savepoints(job=self._job)
+        except CkptApiError as error:
+            if is_passing(error):
+                raise
+            return []  # Flink has none, and a session may have no default directory
+        at_ms = before.get("at_ms")
+        return [
+            _catalogued_facts(item)
+            for item in sorted(savepoints, key=lambda item: item.completion_timestamp or 0)
+            if item.good and item.savepoint_id is not None and item.completion_timestamp is not None
+            if (
+                item.savepoint_id > before["id"]
+                if item.job_id == before["job_id"]
+                else at_ms is not None and item.completion_timestamp > at_ms
+            )
+        ]
+
+    async def _newer(self, client: AsyncCalls, line: JobLine, than: int) -> list[Json]:
+        try:
+            statistics = await client.checkpoint_statistics(line.job_id)
+        except NotFound:  # gone meanwhile, or a Flink job without checkpoints
+            return []
+        wanted = {
+            item.id: item for item in statistics.completed if item.is_savepoint == self._savepoints and item.id > than
+        }
+        ends = [item.triggered_at_ms + item.duration_ms for item in wanted.values()]
+        at_ms = max([(self.mark or {}).get("at_ms") or 0, line.start_time_ms, *ends])
+        self.mark = {"job_id": line.job_id, "id": max([than, *wanted]), "at_ms": at_ms}
+        return [snapshot_facts(line, wanted[number]) for number in sorted(wanted)]
+
+
+def _each_once(found: list[Json]) -> list[Json]:
+    """Remove duplicates of snapshots that are both in the catalogue and in the history."""
+    return list({(facts["job_id"], facts["id"]): facts for facts in found}.values())
+
+
+def _catalogued_facts(item: Savepoint) -> Json:
+    """As :func:`snapshot_facts`; the catalogue does not distinguish the savepoint of a stop from others."""
+    return {
+        "job": item.job_name,
+        "job_id": item.job_id,
+        "id": item.savepoint_id,
+        "path": item.location,
+        "kind": "SAVEPOINT",
+        "format": item.format,
+        "size": item.size,
+        "checkpointed_size": item.size,
+        "triggered_at_ms": item.trigger_timestamp,
+        "duration_ms": item.duration_ms,
+    }
+
+
+def snapshot_facts(line: JobLine, item: Checkpoint) -> Json:
+    """The content of an asset's event about a snapshot."""
+    return {
+        "job": line.name,
+        "job_id": line.job_id,
+        "id": item.id,
+        "path": item.external_path,
+        "kind": item.kind,
+        "format": item.savepoint_format,
+        "size": item.state_size,
+        "checkpointed_size": item.checkpointed_size,
+        "triggered_at_ms": item.triggered_at_ms,
+        "duration_ms": item.duration_ms,
+    }

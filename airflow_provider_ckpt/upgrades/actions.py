@@ -1,4 +1,4 @@
-"""What an upgrade asks of the job manager, and the answers. Values only.
+"""The requests of an upgrade to the job manager, and their answers. Values only.
 
 Each action may be performed again: the ids that it carries make that harmless.
 """
@@ -126,12 +126,12 @@ Action: TypeAlias = Claim | Hold | Release | Look | Preview | Stop | LookAtStop 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """It is done, or has begun; it may have been so before."""
+    """The action is done, or has begun, now or earlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It was not done, for a reason that stays."""
+    """The action was not done, for a reason that a repetition does not cure."""
 
     reason: str
 
@@ -145,7 +145,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class JobMissing:
-    """What the action names is unknown to the job manager, said several times."""
+    """The job manager has answered several times that it does not know what the action names."""
 
     what: str
 

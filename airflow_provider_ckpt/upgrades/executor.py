@@ -1,4 +1,4 @@
-"""The actions of an upgrade as requests of the client, and their answers. Pure: requests go out as steps.
+"""The actions of an upgrade as requests of the client, and their answers.
 
 A job counts as missing only after several answers in a row that say so, see
 :class:`airflow_provider_ckpt.conditions.base.MissingPolicy`. The caller handles transient errors and those of the
@@ -7,33 +7,27 @@ connection.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from airflow_provider_ckpt.advice import on_failure
 from airflow_provider_ckpt.conditions.base import MissingPolicy
-from airflow_provider_ckpt.conditions.job import is_starting
-from airflow_provider_ckpt.conditions.job_log import root_cause
+from airflow_provider_ckpt.conditions.job import is_starting, root_cause, statistics_of
 from airflow_provider_ckpt.upgrades import actions as act
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointStatistics
+from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import BadRequest, Conflict, NotFound, NotServed
 from ckpt_runtime.client.models import (
     RETAINS,
     TERMINAL_STATES,
     JobDetails,
-    JobHealth,
-    PlanPreview,
     RestorePreview,
     RunOptions,
 )
-from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.stack_traces import telling_line
-from ckpt_runtime.client.waiting import Pause, Steps
-
-T = TypeVar("T")
-Requests = Generator[Call[Any], Any, T]
 
 _MOST_LINES = 40
 _HIGH_BACKPRESSURE = 0.5
@@ -41,13 +35,13 @@ _HIGH_BACKPRESSURE = 0.5
 _TROUBLED = ("FAILED", "RESTARTING", "FAILING")
 
 
-def perform(action: act.Action, pause: float, requester: str | None = None) -> Steps[act.Answer]:
+async def perform(client: AsyncCalls, action: act.Action, pause: float, requester: str | None = None) -> act.Answer:
     """Carry an action out; ``pause`` is the number of seconds between two looks at something that seems missing."""
     for look in range(MissingPolicy.LIMIT):
         if look:
-            yield Pause(pause)
+            await asyncio.sleep(pause)
         try:
-            return (yield from _performed(action, requester))
+            return await _performed(client, action, requester)
         except NotFound as error:
             missing = str(error)
         except NotServed as error:  # a session of an earlier release has no lineages
@@ -57,40 +51,40 @@ def perform(action: act.Action, pause: float, requester: str | None = None) -> S
     return act.Accepted() if isinstance(action, act.Release) else act.JobMissing(missing)
 
 
-def _performed(action: act.Action, requester: str | None) -> Requests[act.Answer]:
+async def _performed(client: AsyncCalls, action: act.Action, requester: str | None) -> act.Answer:
     match action:
         case act.Claim(job, owner, own_jobs, snapshot, duration_ms):
-            claim = requests.hold_lineage(
+            await client.hold_lineage(
                 job, owner, duration_ms, own_jobs=own_jobs, snapshot=snapshot, requester=requester
             )
-            yield claim
         case act.Hold(program, owner):
-            yield requests.hold_pipeline(program, owner)
+            await client.hold_pipeline(program, owner)
         case act.Release(programs, owner, job, claim):
             for program in programs:
-                yield requests.release_pipeline(program, owner)
+                await client.release_pipeline(program, owner)
             with suppress(NotServed):
-                yield requests.release_lineage(job, claim)
+                await client.release_lineage(job, claim)
         case act.Preview():
-            return (yield from _preview(action))
+            return await _preview(client, action)
         case act.Stop(job, trigger, directory, form, claim):
             native: requests.Format = "CANONICAL" if form == "CANONICAL" else "NATIVE"
-            yield requests.stop_with_savepoint(
+            await client.stop_with_savepoint(
                 job, directory, savepoint_format=native, trigger_id=trigger, requester=requester, owner=claim
             )
         case act.Cancel(job, retain, claim):
-            retains = retain and (yield from _can_retain())
-            cancels = requests.cancel_and_retain if retains else requests.cancel_job
-            yield cancels(job, owner=claim)
+            if retain and await _can_retain(client):
+                await client.cancel_and_retain(job, owner=claim)
+            else:
+                await client.cancel_job(job, owner=claim)
         case act.Run(program, job, like_job, options, snapshot, claim):
-            yield requests.run_pipeline(program, _options(options, like_job, snapshot), job_id=job, owner=claim)
+            await client.run_pipeline(program, _options(options, like_job, snapshot), job_id=job, owner=claim)
         case act.Retire(job):
             try:
-                yield requests.retire_job_id(job)
+                await client.retire_job_id(job)
             except BadRequest as error:  # a repeated request would fail in the same way
                 return act.JobMissing(str(error))
         case _:
-            return (yield from watched(action))
+            return await watched(client, action)
     return act.Accepted()
 
 
@@ -99,19 +93,19 @@ def _options(given: dict[str, Any], like_job: str, snapshot: str | None) -> RunO
     return RunOptions(**{**given, "arguments": arguments, "like_job": like_job, "savepoint_path": snapshot})
 
 
-def _can_retain() -> Requests[bool]:
-    features = (yield requests.dashboard_config()).get("features", {})
+async def _can_retain(client: AsyncCalls) -> bool:
+    features = (await client.dashboard_config()).get("features", {})
     return bool(features.get(RETAINS))
 
 
-def _preview(action: act.Preview) -> Requests[act.Answer]:
+async def _preview(client: AsyncCalls, action: act.Preview) -> act.Answer:
     snapshot = action.snapshot
     while True:
         options = _options(action.options, action.like_job, snapshot)
         try:
-            found: PlanPreview = yield requests.plan_pipeline(action.program, options)
+            found = await client.plan_pipeline(action.program, options)
         except BadRequest:
-            job = (yield from _seen(action.like_job)) if action.is_passing else None
+            job = await _seen(client, action.like_job) if action.is_passing else None
             later = None if job is None or job.newest is None else job.newest.path
             if later in (None, snapshot):
                 raise
@@ -147,22 +141,22 @@ def _fields(schema: Iterable[str]) -> str:
 # --- looking
 
 
-def watched(action: act.Action) -> Requests[act.Answer]:
+async def watched(client: AsyncCalls, action: act.Action) -> act.Answer:
     """Look once. Raises NotFound; an unknown stop is reported together with its job."""
     match action:
         case act.LookAtStop(job, trigger):
-            return (yield from _stop_seen(job, trigger))
+            return await _stop_seen(client, job, trigger)
         case act.Look(job, closely, judged):
-            return (yield from _seen(job, closely=closely, judged=judged))
+            return await _seen(client, job, closely=closely, judged=judged)
     raise TypeError(f"{action} is no look")
 
 
-def _stop_seen(job: str, trigger: str) -> Requests[act.Answer]:
+async def _stop_seen(client: AsyncCalls, job: str, trigger: str) -> act.Answer:
     try:
-        status = yield requests.operation_status("savepoint", trigger, job)
+        status = await client.operation_status("savepoint", trigger, job)
     except NotFound:
-        return act.StopSeen((yield from _seen(job)), known=False)
-    seen = yield from _seen(job)  # after the stop, so that a job seen living has not ended in between
+        return act.StopSeen(await _seen(client, job), known=False)
+    seen = await _seen(client, job)  # after the stop, so that a job seen living has not ended in between
     if not status.done:
         return act.StopSeen(seen)
     if status.failure is not None:
@@ -171,21 +165,21 @@ def _stop_seen(job: str, trigger: str) -> Requests[act.Answer]:
     return act.StopSeen(seen, path=status.location)
 
 
-def _seen(job_id: str, *, closely: bool = False, judged: bool = False) -> Requests[act.Seen]:
-    job: JobDetails = yield requests.job_details(job_id)
-    statistics = yield from _statistics(job_id)
+async def _seen(client: AsyncCalls, job_id: str, *, closely: bool = False, judged: bool = False) -> act.Seen:
+    job = await client.job_details(job_id)
+    statistics = await statistics_of(client, job_id)
     history = () if statistics is None else statistics.history
     stops = any(item.kind == "SYNC_SAVEPOINT" and item.status == "IN_PROGRESS" for item in history)
     restored = None if statistics is None else statistics.latest_restored
-    cause = (yield from root_cause(job_id)).clause if job.state in _TROUBLED else ""
+    cause = (await root_cause(client, job_id)).clause if job.state in _TROUBLED else ""
     completed, ailment = 0 if statistics is None else statistics.counts.completed, ""
     if judged and statistics is not None:
-        completed, ailment = yield from _judged(job, statistics)
+        completed, ailment = await _judged(client, job, statistics)
     program, retainable = None, True
     if closely:
-        program = (yield requests.job_config(job_id)).pipeline_id
-        kept = not (yield requests.checkpoint_config(job_id)).deleted_on_cancellation
-        retainable = kept or (yield from _can_retain())
+        program = (await client.job_config(job_id)).pipeline_id
+        kept = not (await client.checkpoint_config(job_id)).deleted_on_cancellation
+        retainable = kept or await _can_retain(client)
     return act.Seen(
         state=job.state,
         ready=job.state == "RUNNING" and not is_starting(job) and not stops,
@@ -201,7 +195,7 @@ def _seen(job_id: str, *, closely: bool = False, judged: bool = False) -> Reques
     )
 
 
-def _judged(job: JobDetails, statistics: CheckpointStatistics) -> Requests[tuple[int, str]]:
+async def _judged(client: AsyncCalls, job: JobDetails, statistics: CheckpointStatistics) -> tuple[int, str]:
     """Return how many checkpoints the job has completed since it was last started, and why it is not healthy.
 
     For a restarted job, only the history shows which checkpoints came after the restart. A job that reads the backlog
@@ -210,20 +204,12 @@ def _judged(job: JobDetails, statistics: CheckpointStatistics) -> Requests[tuple
     since = job.timestamps_ms.get("RUNNING", 0)
     in_a_row = sum(item.triggered_at_ms >= since for item in statistics.completed)
     try:
-        health: JobHealth = yield requests.job_health(job.job_id)
+        health = await client.job_health(job.job_id)
     except NotServed:
         return in_a_row, ""
     others = len(health.reasons) - (health.backpressure.ratio >= _HIGH_BACKPRESSURE)
     ailment = "; ".join(health.reasons) if health.verdict == "UNHEALTHY" or others > 0 else ""
     return in_a_row if health.restarts else statistics.counts.completed, ailment
-
-
-def _statistics(job_id: str) -> Requests[CheckpointStatistics | None]:
-    try:
-        found: CheckpointStatistics = yield requests.checkpoint_statistics(job_id)
-    except NotFound:  # a Flink job without checkpoints has none
-        return None
-    return found
 
 
 def _newest(statistics: CheckpointStatistics) -> act.Newest | None:

@@ -1,8 +1,8 @@
 """The steps of replacing a job by a new version of it, as a state machine without clock, network and Airflow. Pure.
 
 :func:`action_of` returns the action for the record's step, and :func:`advance` the record that follows the answer.
-The driver performs the action, writes the new record down, and only then takes the next step. An action whose answer
-was never written down is performed again. All rules that keep two versions from running at once are here:
+:func:`drive` performs the action, has the new record kept, and only then takes the next step. An action whose answer
+was never recorded is performed again. All rules that keep two versions from running at once are here:
 
 * The new version is started only after the old job was seen to have ended, and the old one is started again only after
   the new one was seen to have ended.
@@ -185,7 +185,7 @@ def _refuse(record: Upgrade, why: str) -> Upgrade:
 
 def _strand(record: Upgrade, why: str, what: str = "Nothing runs") -> Upgrade:
     place = f"The snapshot to start from is {record.snapshot}" if record.snapshot else "There is no snapshot"
-    return _end(record, Outcome.STRANDED, f"{why}. {what}. {place}; {record.owner} goes on holding the programs")
+    return _end(record, Outcome.STRANDED, f"{why}. {what}. {place}; {record.owner} keeps holding the programs")
 
 
 def _with_snapshot(record: Upgrade, snapshot: str | None) -> Upgrade:
@@ -318,7 +318,7 @@ class _Turn:
             return self._limited(Step.READY, self.record.desired.savepoint_within, stops=self.record.stops + 1)
         if not stop.known or stop.failure:
             why = f"the stop of {self._old} failed: {stop.failure or self.record.why or 'it was forgotten'}"
-            return self._fall_back(job, why) or _refuse(self.record, f"{why}. The job goes on")
+            return self._fall_back(job, why) or _refuse(self.record, f"{why}. The job keeps running")
         if self.is_due:
             return self._fall_back(job, "the savepoint takes too long") or self.record
         return self.record
@@ -328,7 +328,7 @@ class _Turn:
         newest, record = job.newest, self.record
         stopped = newest is not None and newest.is_stop
         if job.state == "CANCELED" or (stopped and record.step is Step.READY and not record.stops):
-            return _refuse(record, f"{self._old} was {'stopped' if stopped else 'cancelled'} by somebody else")
+            return _refuse(record, f"{self._old} was {'stopped' if stopped else 'cancelled'} by another client")
         if job.state == "FINISHED" and not stopped:
             return _refuse(record, f"{self._old} has finished by itself")
         if newest is not None and newest.path is None:
@@ -458,3 +458,28 @@ class _Turn:
 _AFTER: Mapping[Step, Callable[[_Turn], Upgrade]] = {
     step: getattr(_Turn, step.value.lower()) for step in Step if step is not Step.ENDED
 }
+
+
+# --- driving
+
+
+def drive(
+    record: Upgrade,
+    perform: Callable[[Action], Answer],
+    keep: Callable[[Upgrade], None],
+    now_ms: Callable[[], int],
+) -> Upgrade:
+    """Take steps until one has to watch, a person has to decide, or the upgrade has ended.
+
+    ``perform`` carries an action out, ``keep`` records each record before it is used. No step is taken, and nothing is
+    watched, without the lineage.
+    """
+    while (action := action_of(record)) is not None or record.step is Step.PAUSED:
+        answer = perform(claim_of(record)) if record.step is not Step.RELEASE else None
+        if not isinstance(answer, Lost):
+            if action is None or record.step in WATCHES:
+                break
+            answer = perform(action)
+        record = advance(record, answer, now_ms())
+        keep(record)
+    return record

@@ -1,4 +1,4 @@
-"""What is written down of an upgrade: what was asked for, every id that it uses, and where it stands. Plain data.
+"""The record of an upgrade: the request, every id that it uses, its step, and the messages about it. Plain data.
 
 All ids are chosen before the first request is sent, so after any crash the next try requests the same things.
 """
@@ -12,7 +12,7 @@ from msgspec import Struct, ValidationError, convert, json
 
 
 class Goal(StrEnum):
-    """What the steps are for."""
+    """The purpose of the steps."""
 
     UPGRADE = "UPGRADE"
     SUSPEND = "SUSPEND"
@@ -29,7 +29,7 @@ class Mode(StrEnum):
 
 
 class Step(StrEnum):
-    """Where it stands: what is to be done next. The order is that of :mod:`airflow_provider_ckpt.upgrades.machine`."""
+    """The step that is due next. The order is that of :mod:`airflow_provider_ckpt.upgrades.machine`."""
 
     PIN_NEW = "PIN_NEW"
     INSPECT = "INSPECT"
@@ -55,7 +55,7 @@ class Step(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How it ended. REFUSED: the old job was left alone, or keeps running. STRANDED: a person has to act."""
+    """How it ended. REFUSED: the old job is unchanged, or keeps running. STRANDED: a person has to act."""
 
     UPGRADED = "UPGRADED"
     ROLLED_BACK = "ROLLED_BACK"
@@ -66,7 +66,7 @@ class Outcome(StrEnum):
 
 
 class DesiredUpgrade(Struct, frozen=True, kw_only=True):
-    """What was asked for. Times in milliseconds.
+    """The request. Times in milliseconds.
 
     ``program`` is the new version's, ``options`` are those of its run, by the names of ``RunOptions``. ``fallback_age``
     is the greatest age of a checkpoint to fall back to when no savepoint can be taken; None: no fallback. ``pauses``:
@@ -138,4 +138,76 @@ class Upgrade(Struct, frozen=True, kw_only=True):
         try:
             return convert(document, cls)
         except ValidationError as error:
-            raise ValueError(f"it is no record of an upgrade: {error}") from error
+            raise ValueError(f"it is not a record of an upgrade: {error}") from error
+
+
+# --- messages
+
+_BEFORE = frozenset({Step.PIN_NEW, Step.INSPECT, Step.PIN_OLD, Step.PREVIEW, Step.READY})
+_ENDING = frozenset({Step.STOP, Step.STOPPING, Step.CANCEL, Step.CANCELLING})
+
+
+def standing(record: Upgrade) -> str:
+    """The state of the remote side at this step, as a sentence."""
+    old, new, step = record.old_job, record.new_job, record.step
+    if step in _BEFORE:
+        return (
+            f"job {old} keeps running as it was"
+            if record.desired.goal is not Goal.RESUME
+            else f"job {old} is suspended"
+        )
+    if step in _ENDING:
+        return f"job {old} is being ended, or has ended"
+    if step in (Step.CHECK, Step.PAUSED, Step.START):
+        return f"job {old} has ended, and nothing runs; {record.snapshot} is the snapshot to continue from"
+    if step in (Step.GATE, Step.CANCEL_NEW, Step.CANCELLING_NEW):
+        return f"job {new} was started in place of {old}, from {record.snapshot}"
+    if step is Step.RETIRE_NEW:
+        return f"job {old} has ended, and {new}, which was to replace it, is no longer to be started"
+    if step in (Step.ROLL_BACK, Step.GATE_OLD, Step.RETIRE_RESTARTED):
+        return f"the old version is started again as job {record.restarted_job}, from {record.snapshot}"
+    return f"the {record.desired.goal.lower()} has ended: {ending(record)}"
+
+
+def ending(record: Upgrade) -> str:
+    """The end in one sentence, with what a person needs to continue."""
+    old, why, goal = record.old_job, record.why, record.desired.goal.lower()
+    match record.outcome:
+        case Outcome.UPGRADED:
+            return f"job {record.new_job} runs in place of {old}" + (f" ({why})" if why else "")
+        case Outcome.RESUMED:
+            return f"job {old} continues as {record.new_job}"
+        case Outcome.SUSPENDED:
+            place = record.snapshot or "nothing: it has completed no checkpoint"
+            return f"job {old} is suspended; ResumeJobOperator resumes it from {place}" + (f" ({why})" if why else "")
+        case Outcome.ROLLED_BACK:
+            return f"the old version runs again as job {record.restarted_job}, from {record.snapshot}: {why}"
+        case Outcome.REFUSED:
+            return f"the {goal} was refused, and nothing was started: {why}"
+        case Outcome.STRANDED:
+            return f"a person has to complete the {goal}: {why}"
+    return f"the step is {record.step}"
+
+
+def result_of(record: Upgrade) -> dict[str, Any]:
+    """The result of a task. ``job_id`` is the job that runs now, if any."""
+    runs = {
+        Outcome.UPGRADED: record.new_job,
+        Outcome.RESUMED: record.new_job,
+        Outcome.ROLLED_BACK: record.restarted_job,
+    }
+    outcome = None if record.outcome is None else record.outcome
+    return {
+        "outcome": record.step.value if outcome is None else outcome.value,
+        "job_id": record.old_job if outcome is None else runs.get(outcome, record.old_job),
+        "old_job_id": record.old_job,
+        "name": record.name,
+        "savepoint_path": record.snapshot,
+        "mode": record.desired.mode.value,
+        "fell_back": record.falls_back,
+        "pipeline_id": record.desired.program or record.old_program,
+        "old_pipeline_id": record.old_program,
+        "diff": list(record.diff),
+        "why": record.why,
+        "approved_by": record.approved_by,
+    }

@@ -1,4 +1,4 @@
-"""Why an upgrade is not begun, or a new version not started. Pure."""
+"""The reasons not to begin an upgrade, or not to start a new version. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _of_ending(record: Upgrade, job: Seen) -> Iterator[str]:
     if desired.mode is Mode.LAST_STATE and record.snapshot is None:
         yield f"{named} has no completed checkpoint to start from"
     if desired.mode is Mode.SAVEPOINT and job.has_ended and desired.fallback_age is None:
-        yield f"{named} is {job.state} and takes no savepoint any more; the mode LAST_STATE, or a fallback, would do"
+        yield f"{named} is {job.state} and can no longer take a savepoint; use the mode LAST_STATE, or a fallback"
 
 
 def _was_stopped(job: Seen) -> bool:

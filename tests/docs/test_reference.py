@@ -21,7 +21,7 @@ from tests.support.reference_pages import api_classes, classes_of, errors_of
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-_ENDINGS = {"triggers": "Trigger", "hooks": "Hook"}
+_ENDINGS = {"operators": "Operator", "sensors": "Sensor", "triggers": "Trigger", "hooks": "Hook"}
 
 
 def classes(*kinds: str) -> list[Any]:

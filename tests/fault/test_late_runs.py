@@ -43,7 +43,7 @@ class Driven:
     def ask(self, action: act.Action) -> act.Answer:
         if isinstance(action, act.Run):
             self.requests.append(action)
-        return self.client.run(perform(action, PAUSE_S), patience_s=60)
+        return self.client.run(perform(self.client.calls, action, PAUSE_S))
 
     def go_until(self, *steps: Step) -> None:
         """Until the record stands at one of these, or has ended."""

@@ -96,7 +96,7 @@ def test_savepoints_are_verified_copied_kept_and_deleted(named: SequenceJob) -> 
 
     # The newest one is damaged: the last good one stays, whatever the limit says.
     next(file for file in sorted(local(paths[2]).iterdir()) if file.name != "_metadata").write_bytes(b"damage")
-    with pytest.raises(CkptSnapshotDamaged, match="is damaged, do not count on it"):
+    with pytest.raises(CkptSnapshotDamaged, match="is damaged and cannot be relied on"):
         run(VerifySavepointOperator(task_id="t", savepoint_path=paths[2]))
     cleaned = run(CleanUpSavepointsOperator(task_id="t", directory=directory, keep=1, **FAST))
     assert cleaned["deleted"] == [paths[0]]

@@ -22,7 +22,7 @@ SEEDS = 5_000
 
 
 @pytest.mark.row("air.4")
-def test_every_promise_holds_whatever_happens() -> None:
+def test_upgrade_keeps_every_promise_under_all_faults() -> None:
     ends: Counter[tuple[Outcome | None, ...]] = Counter()
     for seed in range(SEEDS):
         run = SuspendRun(seed)
@@ -155,7 +155,7 @@ BUGS = [
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: str(bug.__name__))
-def test_a_planted_bug_is_found(bug: Callable[[], Iterator[None]]) -> None:
+def test_planted_bug_is_found(bug: Callable[[], Iterator[None]]) -> None:
     planted = bug()
     next(planted)
     try:

@@ -23,7 +23,7 @@ SEEDS = 5_000
 
 
 @pytest.mark.row("air.4")
-def test_every_promise_holds_whatever_happens() -> None:
+def test_upgrade_keeps_every_promise_under_all_faults() -> None:
     ends: Counter[tuple[Mode, Outcome | None]] = Counter()
     for seed in range(SEEDS):
         run = Run(seed)
@@ -160,7 +160,7 @@ BUGS = [
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: str(bug.__name__))
-def test_a_planted_bug_is_found(bug: Callable[[], Iterator[None]]) -> None:
+def test_planted_bug_is_found(bug: Callable[[], Iterator[None]]) -> None:
     planted = bug()
     next(planted)
     try:
@@ -175,5 +175,5 @@ def test_a_record_survives_its_journal() -> None:
     record = machine.begin(DesiredUpgrade(goal=Run(1).desired.goal, job="0" * 32, program="p"), "series")
     assert Upgrade.from_json(record.to_json()) == record
     assert json.loads(json.dumps(record.to_json())) == record.to_json()  # Airflow's store takes no tuples
-    with pytest.raises(ValueError, match="no record of an upgrade"):
+    with pytest.raises(ValueError, match="not a record of an upgrade"):
         Upgrade.from_json({"step": "NOWHERE"})

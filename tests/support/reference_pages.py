@@ -26,7 +26,7 @@ from tests.support.docstrings import (
 )
 
 NOTE: Final = "*Made by `make docs` from signatures and docstrings. How the parts go together: {see}.*"
-_SHARED: Final = ("CkptOperator", "CkptSensor", "CkptTrigger")
+_SHARED: Final = ("CkptOperator", "CkptSensor")
 _DURATIONS: Final = (
     '`Duration` is a number of seconds, a text such as `"90 s"`, `"5 min"` or `"250 ms"`, or a `timedelta`. '
     "A templated parameter takes a value, a template that renders to one, or another task's output."
@@ -128,7 +128,7 @@ def _tasks(title: str, modules: list[str], shared: str, where: str) -> list[str]
     lines += _table(own, lambda name: meaning_of(base, name), base.template_fields)
     lines += _raised(errors_of(base))
     common = errors_of(base)
-    for cls in classes_of(modules):
+    for cls in classes_of(modules, shared.removeprefix("Ckpt")):
         lines += _task(cls, common)
     return lines
 
@@ -162,12 +162,8 @@ def _outputs(cls: Any) -> list[str]:
 
 
 def _triggers(modules: list[str]) -> list[str]:
-    from airflow_provider_ckpt.triggers.base import CkptTrigger
-
     intro = "Operators, sensors and assets make them; no DAG has to name one. All of their arguments are JSON values."
     lines = _page("Triggers", _GUIDE, intro)
-    lines += ["## All triggers", "", docstring_of(CkptTrigger).text, ""]
-    lines += _table(all_parameters(CkptTrigger).values(), lambda name: meaning_of(CkptTrigger, name), None)
     for cls in classes_of(modules, "Trigger"):
         lines += [*_heading(cls), docstring_of(cls).text, ""]
         own = _own_parameters(cls)

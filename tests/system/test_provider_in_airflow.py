@@ -74,7 +74,7 @@ def test_clearing_a_waiting_task_keeps_its_job_and_marking_it_failed_cancels_it(
     job.running()
     until(lambda: its_trigger_runs(1), "the trigger of the first try")
     airflow.api.clear_task(run, "submit")
-    words = f"job {job.job_id} was not cancelled and goes on"
+    words = f"job {job.job_id} was not cancelled and keeps running"
     until(lambda: words in airflow.api.task_log(run, "submit"), "a word in the log of the first try")
     until(lambda: airflow.api.task_instances(run)[0]["try_number"] == 2, "the second try")
     wait_state(airflow, run, "submit", "deferred")

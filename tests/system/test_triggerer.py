@@ -23,8 +23,8 @@ STREAM = "GET /events"
 
 
 def checkpoint(job: SequenceJob, number: int) -> Described:
-    goal = {"job_id": job.job_id, "goal": {"checkpoint_id": number}}
-    return "airflow_provider_ckpt.triggers.checkpoint.CkptCheckpointTrigger", {**WAIT, **goal}
+    condition = {"type": "CheckpointCondition", "job_id": job.job_id, "goal": {"checkpoint_id": number}}
+    return "airflow_provider_ckpt.triggers.wait.CkptTrigger", {**WAIT, "condition": condition}
 
 
 @pytest.fixture(scope="module")

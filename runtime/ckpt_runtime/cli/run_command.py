@@ -19,7 +19,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.models import TERMINAL_STATES, JobDetails, RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.client.waiting import Steps, retry, watch
+from ckpt_runtime.client.waiting import watch
 
 WATCH_INTERVAL_S = 1.0
 
@@ -106,9 +106,9 @@ def run(  # noqa: PLR0913 -- one parameter for each option
 def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
     with cli.output.progress() as show:
 
-        def look(patience_s: float) -> Steps[JobDetails | None]:
-            details = yield from retry(requests.job_details(job), patience_s)
-            statistics = yield from retry(requests.checkpoint_statistics(job), patience_s)
+        async def look(patience_s: float) -> JobDetails | None:
+            details = await client.calls.execute(requests.job_details(job), patience_s=patience_s)
+            statistics = await client.calls.execute(requests.checkpoint_statistics(job), patience_s=patience_s)
             show(_progress_text(details, statistics, live=cli.output.decorated))
             return details if details.state in TERMINAL_STATES else None
 

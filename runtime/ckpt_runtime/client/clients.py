@@ -1,6 +1,6 @@
-"""The two clients over the one table of requests: :class:`CkptClient` blocks, :class:`AsyncCkptClient` is awaited.
+"""The client: :class:`AsyncCkptClient` is awaited; :class:`CkptClient` is the same client for callers that block.
 
-Every method that talks to the server is made, for both, from the function of the same name in
+Every method that talks to the server is made from the function of the same name in
 :mod:`ckpt_runtime.client.requests` or :mod:`ckpt_runtime.client.waiting`, with its parameters and result. Both clients
 are safe to share: the blocking one between threads, the asynchronous one between tasks of one loop.
 """
@@ -8,12 +8,15 @@ are safe to share: the blocking one between threads, the asynchronous one betwee
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
 
@@ -21,9 +24,11 @@ from ckpt_runtime.client import requests, waiting
 from ckpt_runtime.client.errors import (
     CkptApiError,
     CkptClientError,
+    NotFound,
     NotServed,
     Unauthorized,
     UnexpectedAnswer,
+    is_outcome_unknown,
     is_passing,
 )
 from ckpt_runtime.client.event_stream import EventFeed, StreamedEvent
@@ -39,42 +44,53 @@ from ckpt_runtime.client.transport import (
     request_arguments,
     unreachable,
 )
-from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S, Pause, Steps
+from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S, Deadline, persistent
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Http = TypeVar("Http")
-Transport = TypeVar("Transport")
 
 
 class _Method(Generic[P, T]):
-    """A method of both clients, made from the function that builds its call or steps."""
+    """A method of both clients, made from the function that builds its call."""
 
-    def __init__(self, build: Callable[P, Call[T] | Steps[T]]) -> None:
+    def __init__(self, build: Callable[P, Call[T]]) -> None:
         self._build = build
 
     @overload
-    def __get__(self, client: None, owner: type) -> Callable[P, Call[T] | Steps[T]]: ...
+    def __get__(self, client: None, owner: type) -> Callable[P, Call[T]]: ...
 
     @overload
     def __get__(self, client: CkptClient, owner: type) -> Callable[P, T]: ...
 
     @overload
-    def __get__(self, client: AsyncCkptClient, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: AsyncCalls, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
-    def __get__(self, client: CkptClient | AsyncCkptClient | None, owner: type) -> Callable[P, Any]:
+    def __get__(self, client: CkptClient | AsyncCalls | None, owner: type) -> Callable[P, Any]:
         if client is None:
             return self._build
+        return lambda *args, **kwargs: client.execute(self._build(*args, **kwargs))
 
-        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
-            built = self._build(*args, **kwargs)
-            return client.execute(built) if isinstance(built, Call) else client.run(built)
 
-        return method
+class _Wait(Generic[P, T]):
+    """A method of both clients, made from a coroutine function that takes the asynchronous client."""
+
+    def __init__(self, wait: Callable[Concatenate[AsyncCalls, P], Coroutine[Any, Any, T]]) -> None:
+        self._wait = wait
+
+    @overload
+    def __get__(self, client: CkptClient, owner: type) -> Callable[P, T]: ...
+
+    @overload
+    def __get__(self, client: AsyncCalls, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    def __get__(self, client: CkptClient | AsyncCalls, owner: type) -> Callable[P, Any]:
+        if isinstance(client, CkptClient):
+            return lambda *args, **kwargs: client.run(self._wait(client.calls, *args, **kwargs))
+        return lambda *args, **kwargs: self._wait(client, *args, **kwargs)
 
 
 class _Methods:
-    """The requests that both clients offer."""
+    """The calls that both clients offer."""
 
     cluster_overview = _Method(requests.cluster_overview)
     dashboard_config = _Method(requests.dashboard_config)
@@ -129,17 +145,35 @@ class _Methods:
     latest_savepoint = _Method(requests.latest_savepoint)
     mark_savepoint = _Method(requests.mark_savepoint)
     operation_status = _Method(requests.operation_status)
-    wait_for_operation = _Method(waiting.wait_for_operation)
-    wait_for_state = _Method(waiting.wait_for_state)
-    wait_for_config = _Method(waiting.wait_for_config)
-    rescale = _Method(waiting.rescale)
+    wait_for_operation = _Wait(waiting.wait_for_operation)
+    wait_for_state = _Wait(waiting.wait_for_state)
+    wait_for_config = _Wait(waiting.wait_for_config)
+    rescale = _Wait(waiting.rescale)
 
 
-class _Client(_Methods, Generic[Http, Transport]):
-    """The common part of both clients: where they send requests, and how long they repeat them.
+class AsyncCalls(_Methods, ABC):
+    """The calls of the REST API as methods that are awaited; a subclass says how one call is carried out."""
 
-    A client that follows a leader keeps HTTP connections for each address that has led, until the client is closed.
+    @abstractmethod
+    async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
+        """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``.
+
+        ``patience_s``: how long the call is repeated while the server is away, instead of the client's own patience.
+        """
+
+
+class AsyncCkptClient(AsyncCalls):
+    """The client whose methods are awaited.
+
+    ``address`` is ``host:port`` or a URL, or a source of the current leader (``ckpt_runtime.leader_retrieval``). With a
+    source, requests follow the leader, and the token is sent only to proven addresses; connections to each address that
+    has led are kept until the client is closed. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``.
+    ``timeout_s`` bounds each single request; while the server is away, the request is repeated for ``patience_s`` (0:
+    never), and ``on_away`` is called each time. ``transport`` replaces the network.
     """
+
+    renew_token: Callable[[], str | None] | None = None
+    """Called in a thread for another token when the server refuses the present one; returns None if there is none."""
 
     def __init__(
         self,
@@ -149,198 +183,25 @@ class _Client(_Methods, Generic[Http, Transport]):
         verify: bool | str | ssl.SSLContext = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         patience_s: float = DEFAULT_PATIENCE_S,
-        transport: Transport | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
         on_away: Callable[[CkptClientError], None] | None = None,
     ) -> None:
         check_token(token)
         self.patience_s = patience_s
         self._on_away = on_away
-        self._options = (token, verify, timeout_s)
+        self._token, self._verify, self._timeout_s = token, verify, timeout_s
         self._transport = transport
-        self._timeout_s = timeout_s
-        self._connected: dict[str, Http] = {}
+        self._connected: dict[str, httpx.AsyncClient] = {}
         self._leader: Leader | None = None
         self._failed: Leader | None = None
         self._source = None if isinstance(address, str) else address
-        self._url = address if isinstance(address, str) else ""
+        self.url = ""
+        """Where requests go: the given address, or that of the last leader found (empty before the first)."""
         if isinstance(address, str):
-            self._url = normalise_url(address)
-            self._http_at(self._url)
+            self.url = normalise_url(address)
+            self._http_at(self.url)
         elif not isinstance(verify, ssl.SSLContext):
             check_certificates(verify)
-
-    @property
-    def url(self) -> str:
-        """Where requests go: the given address, or that of the last leader found (empty before the first)."""
-        return self._url
-
-    def _connect(self, **options: Any) -> Http:
-        raise NotImplementedError
-
-    def _http_at(self, url: str) -> Http:
-        found = self._connected.get(url)
-        if found is None:
-            token, verify, timeout_s = self._options
-            made = self._connect(**client_options(url, token, verify, timeout_s), transport=self._transport)
-            found = self._connected.setdefault(url, made)
-        return found
-
-    def _led_by(self, leader: Leader) -> Http:
-        self._leader, self._url = leader, leader.url
-        return self._http_at(leader.url)
-
-    def _after(self, error: CkptClientError) -> CkptClientError:
-        """Return the error, after marking the leader as doubtful if the leader may have caused it."""
-        if self._leader is not None and (not isinstance(error, CkptApiError) or is_passing(error) or _foreign(error)):
-            self._failed = self._leader
-        return error
-
-    @contextmanager
-    def _asking(self, url: str) -> Iterator[None]:
-        """Turn a failure of one request into the client's own error, and doubt the leader if it may have caused it."""
-        try:
-            yield
-        except httpx.TransportError as error:
-            raise self._after(unreachable(url, error)) from error
-        except CkptApiError as error:
-            self._after(error)
-            raise
-
-    def _patient(self, call: Call[T], patience_s: float | None) -> Steps[T]:
-        return waiting.retry(call, self.patience_s if patience_s is None else patience_s, self._on_away)
-
-
-class CkptClient(_Client[httpx.Client, httpx.BaseTransport]):
-    """The client whose methods block.
-
-    ``address`` is ``host:port`` or a URL, or a source of the current leader (``ckpt_runtime.leader_retrieval``). With a
-    source, requests follow the leader, and the token is sent only to proven addresses. ``verify`` is True, False, a CA
-    file or an ``ssl.SSLContext``. ``timeout_s`` bounds each single request; while the server is away, the request is
-    repeated for ``patience_s`` (0: never), and ``on_away`` is called each time. ``transport`` replaces the network.
-    """
-
-    renew_token: Callable[[], str | None] | None = None
-    """Called for another token when the server refuses the present one; returns None if there is none."""
-
-    def _connect(self, **options: Any) -> httpx.Client:
-        return httpx.Client(**options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        for http in self._connected.values():
-            http.close()
-
-    def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
-        """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
-        return self.run(self._patient(call, patience_s))
-
-    def stream_events(self, feed: EventFeed) -> Iterator[StreamedEvent]:
-        """Follow one connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
-        http, url = self._where()
-        with self._asking(url), http.stream(**feed.request(self._timeout_s)) as response:
-            if not feed.is_stream(response):
-                response.read()
-                raise feed.refused(response)
-            for line in response.iter_lines():
-                yield from feed.take(line)
-
-    def follow_events(
-        self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
-    ) -> Iterator[StreamedEvent]:
-        """Follow the events of these jobs, or of all jobs, over one connection after the other.
-
-        Raises :class:`NotServed` if the server has no such streams, and the error that prevents a connection for
-        ``patience_s``.
-        """
-        feed = EventFeed(jobs, last_event_id)
-        while True:
-            lost: CkptClientError | None = None
-            try:
-                yield from self.stream_events(feed)
-            except CkptClientError as error:
-                lost = error
-            time.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
-
-    def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
-        """Carry out the steps and return their result; repeats calls for ``patience_s`` while the server is away."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = self._carry_out(step, patience_s)
-                except CkptClientError as error:
-                    # The steps decide whether the error is passing.
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-    def _carry_out(self, step: Call[Any] | Pause, patience_s: float) -> Any:
-        if isinstance(step, Pause):
-            return time.sleep(step.seconds)
-        if patience_s > 0:
-            return self.execute(step, patience_s=patience_s)
-        try:
-            return self._send(step)
-        except Unauthorized as error:
-            if error.status != 401 or not self._renewed():
-                raise
-        return self._send(step)
-
-    def _send(self, call: Call[Any]) -> Any:
-        http, url = self._where()
-        with self._asking(url):
-            response = http.request(**request_arguments(call))
-            return read_answer(call, response)
-
-    def _renewed(self) -> bool:
-        """Whether there is another token; if so, all further requests use it."""
-        refused, verify, timeout_s = self._options
-        token = None if self.renew_token is None else self.renew_token()
-        if token is None or token == refused:
-            return False
-        check_token(token)
-        self._options = (token, verify, timeout_s)
-        for http in self._connected.values():
-            http.headers["Authorization"] = f"Bearer {token}"
-        return True
-
-    def _where(self) -> tuple[httpx.Client, str]:
-        if self._source is not None:
-            leader = self._source.find(self._timeout_s, other_than=self._failed)
-            return self._led_by(leader), leader.url
-        return self._http_at(self._url), self._url
-
-
-async def run_steps(steps: Steps[T], carry_out: Callable[[Call[Any] | Pause], Awaitable[Any]]) -> T:
-    """Await the steps one by one with ``carry_out`` and return their result."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                answer = await carry_out(step)
-            except CkptClientError as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
-class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
-    """The client whose methods are awaited; methods and parameters are those of :class:`CkptClient`."""
-
-    def _connect(self, **options: Any) -> httpx.AsyncClient:
-        return httpx.AsyncClient(**options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -356,8 +217,34 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
             await http.aclose()
 
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
-        """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``."""
-        return await self.run(self._patient(call, patience_s))
+        """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``.
+
+        While the server is away, the call is repeated for ``patience_s``: at least two attempts, or exactly one with 0.
+        """
+        patience_s = self.patience_s if patience_s is None else patience_s
+        lost = False
+        """Whether an attempt may have been carried out without an answer; its outcome is looked up if possible."""
+
+        async def attempt() -> T:
+            nonlocal lost
+            if lost and call.lookup is not None:
+                try:
+                    return await self._send(call.lookup)
+                except NotFound:
+                    pass  # the request never arrived, or is still on its way
+            try:
+                return await self._send(call)
+            except CkptClientError as error:
+                lost = lost or is_outcome_unknown(error)
+                if not lost or call.lookup is None or is_passing(error):
+                    raise
+                try:
+                    return await self._send(call.lookup)  # refused, perhaps because an earlier attempt arrived
+                except NotFound:
+                    raise error from None
+
+        attempts = 2 if patience_s > 0 else 1
+        return await persistent(attempt, Deadline.after(patience_s), attempts=attempts, on_away=self._on_away)
 
     async def stream_events(self, feed: EventFeed) -> AsyncIterator[StreamedEvent]:
         """Follow one connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
@@ -374,7 +261,11 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
     async def follow_events(
         self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
     ) -> AsyncIterator[StreamedEvent]:
-        """See :meth:`CkptClient.follow_events`."""
+        """Follow the events of these jobs, or of all jobs, over one connection after the other.
+
+        Raises :class:`NotServed` if the server has no such streams, and the error that prevents a connection for
+        ``patience_s``.
+        """
         feed = EventFeed(jobs, last_event_id)
         while True:
             lost: CkptClientError | None = None
@@ -385,27 +276,140 @@ class AsyncCkptClient(_Client[httpx.AsyncClient, httpx.AsyncBaseTransport]):
                 lost = error
             await asyncio.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
 
-    async def run(self, steps: Steps[T], *, patience_s: float = 0.0) -> T:
-        """Carry out the steps and return their result; repeats calls for ``patience_s`` while the server is away."""
-        return await run_steps(steps, lambda step: self._carry_out(step, patience_s))
+    async def _send(self, call: Call[T]) -> T:
+        """One attempt; a second one with another token if the server refuses this one."""
+        try:
+            return await self._send_once(call)
+        except Unauthorized as error:
+            if error.status != 401 or not await self._has_renewed():
+                raise
+        return await self._send_once(call)
 
-    async def _carry_out(self, step: Call[Any] | Pause, patience_s: float) -> Any:
-        if isinstance(step, Pause):
-            return await asyncio.sleep(step.seconds)
-        if patience_s > 0:
-            return await self.execute(step, patience_s=patience_s)
+    async def _send_once(self, call: Call[T]) -> T:
         http, url = await self._where()
         with self._asking(url):
-            response = await http.request(**request_arguments(step))
-            return read_answer(step, response)
+            return read_answer(call, await http.request(**request_arguments(call)))
+
+    async def _has_renewed(self) -> bool:
+        """Whether there is another token; if so, all further requests use it."""
+        token = None if self.renew_token is None else await asyncio.to_thread(self.renew_token)
+        if token is None or token == self._token:
+            return False
+        check_token(token)
+        self._token = token
+        for http in self._connected.values():
+            http.headers["Authorization"] = f"Bearer {token}"
+        return True
 
     async def _where(self) -> tuple[httpx.AsyncClient, str]:
         if self._source is not None:
-            leader = await self._source.afind(self._timeout_s, other_than=self._failed)
-            return self._led_by(leader), leader.url
-        return self._http_at(self._url), self._url
+            self._leader = await self._source.find(self._timeout_s, other_than=self._failed)
+            self.url = self._leader.url
+        return self._http_at(self.url), self.url
+
+    def _http_at(self, url: str) -> httpx.AsyncClient:
+        if url not in self._connected:
+            options = client_options(url, self._token, self._verify, self._timeout_s)
+            self._connected[url] = httpx.AsyncClient(**options, transport=self._transport)
+        return self._connected[url]
+
+    @contextmanager
+    def _asking(self, url: str) -> Iterator[None]:
+        """Turn a failure of one request into the client's own error, and doubt the leader if it may have caused it."""
+        try:
+            yield
+        except httpx.TransportError as error:
+            self._failed = self._leader
+            raise unreachable(url, error) from error
+        except CkptApiError as error:
+            # With these, another server may listen at the address by now.
+            if is_passing(error) or isinstance(error, Unauthorized | NotServed | UnexpectedAnswer):
+                self._failed = self._leader
+            raise
 
 
-def _foreign(error: CkptApiError) -> bool:
-    """Whether another server may listen at the address by now."""
-    return isinstance(error, (Unauthorized, NotServed, UnexpectedAnswer))
+class CkptClient(_Methods):
+    """The client whose methods block: it runs the coroutines of an :class:`AsyncCkptClient`, and takes its options.
+
+    Works in any thread, also where an event loop runs, and in signal handlers: the coroutines run in the event loop of
+    one thread that all blocking clients of the process share.
+    """
+
+    def __init__(self, address: str | LeaderSource, **options: Any) -> None:
+        self.calls = AsyncCkptClient(address, **options)
+        """The asynchronous client, for coroutines that :meth:`run` carries out."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.run(self.calls.close())
+
+    @property
+    def url(self) -> str:
+        """Where requests go: the given address, or that of the last leader found (empty before the first)."""
+        return self.calls.url
+
+    def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
+        """Send one call of :mod:`ckpt_runtime.client.requests`; see :meth:`AsyncCkptClient.execute`."""
+        return self.run(self.calls.execute(call, patience_s=patience_s))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Block until a coroutine that uses ``calls`` has ended. What a signal handler raises meanwhile cancels it."""
+        if threading.current_thread().name == _LOOP_THREAD:
+            work.close()
+            raise RuntimeError("a blocking client was called from a coroutine that a blocking client runs")
+        future = asyncio.run_coroutine_threadsafe(work, _shared_loop())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stream_events(self, feed: EventFeed) -> Iterator[StreamedEvent]:
+        """See :meth:`AsyncCkptClient.stream_events`."""
+        return self._iterate(self.calls.stream_events(feed))
+
+    def follow_events(
+        self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
+    ) -> Iterator[StreamedEvent]:
+        """See :meth:`AsyncCkptClient.follow_events`."""
+        return self._iterate(self.calls.follow_events(jobs, last_event_id=last_event_id, patience_s=patience_s))
+
+    def _iterate(self, events: AsyncIterator[T]) -> Iterator[T]:
+        async def following() -> T | None:
+            return await anext(events, None)
+
+        try:
+            while (event := self.run(following())) is not None:
+                yield event
+        finally:
+            self.run(events.aclose())  # type: ignore[attr-defined]
+
+
+_LOOP_THREAD = "ckpt-client"
+_loop: asyncio.AbstractEventLoop | None = None
+_loop_lock = threading.Lock()
+
+
+def _shared_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of the blocking clients of this process, in a daemon thread that starts with the first request."""
+    global _loop
+    with _loop_lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name=_LOOP_THREAD, daemon=True).start()
+        return _loop
+
+
+def _after_fork() -> None:
+    """A child process has the loop's memory, but not its thread."""
+    global _loop, _loop_lock
+    _loop, _loop_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -12,7 +12,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 
 from ckpt_runtime.client.errors import CkptClientError, Unreachable
@@ -52,31 +51,16 @@ class LeaderSource(ABC):
     def look_up(self) -> Leader:
         """Look up the leader; blocks. Raises :class:`LeaderUnknown`, :class:`LeaderUnproven`."""
 
-    def find(self, timeout_s: float, *, other_than: Leader | None = None) -> Leader:
+    async def find(self, timeout_s: float, *, other_than: Leader | None = None) -> Leader:
         """Return the leader; looks it up unless an answer other than ``other_than`` is still good."""
-        known = self._known(other_than)
-        if known is not None:
-            return known
-        try:
-            return self._looking_up().result(timeout_s)
-        except FutureTimeoutError:
-            raise self._silent(timeout_s) from None
-
-    async def afind(self, timeout_s: float, *, other_than: Leader | None = None) -> Leader:
-        """Like :meth:`find`, but never blocks the event loop."""
-        known = self._known(other_than)
-        if known is not None:
-            return known
+        latest = self._latest
+        if latest is not None and latest is not other_than and time.monotonic() < latest.good_until:
+            return latest
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.wrap_future(self._looking_up())
         except TimeoutError:
-            raise self._silent(timeout_s) from None
-
-    def _known(self, other_than: Leader | None) -> Leader | None:
-        latest = self._latest
-        usable = latest is not None and latest is not other_than and time.monotonic() < latest.good_until
-        return latest if usable else None
+            raise LeaderUnknown(self.where, f"no answer within {timeout_s:g} s") from None
 
     def _looking_up(self) -> Future[Leader]:
         """The lookup in progress, shared by all waiting callers: a lookup that hangs costs one thread."""
@@ -103,6 +87,3 @@ class LeaderSource(ABC):
             )
         self._latest = found
         return found
-
-    def _silent(self, timeout_s: float) -> LeaderUnknown:
-        return LeaderUnknown(self.where, f"no answer within {timeout_s:g} s")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from airflow_provider_ckpt.upgrades import machine
 from airflow_provider_ckpt.upgrades.actions import Action, Answer, Decided
-from airflow_provider_ckpt.upgrades.driving import drive
+from airflow_provider_ckpt.upgrades.machine import drive
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from tests.simulation.upgrades.upgrade_cluster import NEW, OLD, OLD_JOB, Broken, Chances, UpgradeCluster
 

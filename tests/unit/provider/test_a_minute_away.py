@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 import pytest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from airflow_provider_ckpt.conditions.base import Condition
+from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
+from airflow_provider_ckpt.conditions.job import JobStatusCondition, ReadyForSnapshotCondition
 from airflow_provider_ckpt.conditions.waiting import MAX_PAUSE_SECONDS, Wait
 from airflow_provider_ckpt.event_hub import MAX_PAUSE_SECONDS as MAX_HUB_PAUSE_SECONDS
 from airflow_provider_ckpt.event_hub import EventHub
-from airflow_provider_ckpt.triggers.base import CkptTrigger
-from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
-from airflow_provider_ckpt.triggers.operation import CkptReadyTrigger
 from ckpt_runtime.client.clients import AsyncCkptClient
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.rest.app import create_app
@@ -33,12 +31,11 @@ WAITS = 20
 pytestmark = pytest.mark.row("air.3", "air.11")
 
 
-def triggers() -> list[CkptTrigger]:
-    wait: dict[str, Any] = {"ckpt_conn_id": "ckpt_default", "poll_interval": INTERVAL, "deadline": None}
+def conditions() -> list[Condition]:
     return [
-        CkptJobTrigger(**wait, job_id=JOB, expected=["FINISHED"]),
-        CkptCheckpointTrigger(**wait, job_id=JOB, goal={"count": 1}),
-        CkptReadyTrigger(**wait, job_id=JOB),
+        JobStatusCondition(JOB, ["FINISHED"]),
+        CheckpointCondition(JOB, CheckpointGoal(count=1)),
+        ReadyForSnapshotCondition(JOB),
     ]
 
 
@@ -68,16 +65,16 @@ class Minute:
     def client(self) -> AsyncCkptClient:
         return AsyncCkptClient("http://127.0.0.1:8081", transport=self.server, patience_s=0)
 
-    async def wait(self, trigger: CkptTrigger, hub: EventHub | None) -> str:
+    async def wait(self, condition: Condition, hub: EventHub | None) -> str:
         loop = asyncio.get_running_loop()
-        log, condition = logging.getLogger("wait"), trigger.condition()
+        log = logging.getLogger("wait")
         wait = Wait(condition, self.deadline, INTERVAL, log, loop.time, loop.time)
         if hub is None:
             async with self.client() as client:
-                found = await wait.in_the_triggerer(client)
+                found = await wait.until_verdict(client)
         else:
             member = hub.join(condition, JOB, INTERVAL)
-            found = await wait.in_the_triggerer(member)
+            found = await wait.at_hub(member)
             hub.leave(member)
         self.ended.append(loop.time())
         return found.status.value
@@ -100,8 +97,8 @@ class Minute:
 
     async def run(self) -> tuple[list[str], float]:
         hub = None if self.way == "own connection" else EventHub(self.client())
-        kinds = triggers() if hub is None else triggers() * WAITS
-        waits = [asyncio.create_task(self.wait(trigger, hub)) for trigger in kinds]
+        kinds = [each for _ in range(1 if hub is None else WAITS) for each in conditions()]
+        waits = [asyncio.create_task(self.wait(condition, hub)) for condition in kinds]
         back = await self.go_away(waits)
         found = await asyncio.gather(*waits)
         if hub is not None:
@@ -113,7 +110,7 @@ class Minute:
 
 
 @pytest.mark.parametrize("way", ["stream", "poll", "own connection"])
-def test_every_wait_goes_on_behind_a_minute(way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_continues_after_the_session_was_away_for_a_minute(way: str, caplog: pytest.LogCaptureFixture) -> None:
     """Its end comes a pause after the session's return; until then it is asked seldom, however many wait."""
     minute = Minute(way)
     with caplog.at_level(logging.INFO, logger="wait"):
@@ -132,7 +129,7 @@ def test_a_deadline_within_the_minute_ends_the_wait_and_names_the_trouble() -> N
 
     async def run() -> None:
         hub = EventHub(minute.client())
-        waits = [asyncio.create_task(minute.wait(trigger, hub)) for trigger in triggers()]
+        waits = [asyncio.create_task(minute.wait(condition, hub)) for condition in conditions()]
         await asyncio.sleep(3)
         minute.server.away = True
         assert set(await asyncio.gather(*waits)) == {"timeout"}

@@ -41,7 +41,7 @@ def test_a_duration_means_the_same_as_a_number_a_text_and_a_timedelta(millis: in
 
 
 @pytest.mark.parametrize("value", [1.7e308, 10**400, "9" * 400, float("nan"), float("inf"), -1.0])
-def test_a_duration_that_nobody_can_wait_for_is_refused(value: Any) -> None:
+def test_duration_longer_than_any_timedelta_is_refused(value: Any) -> None:
     for convert in (arguments.millis, arguments.seconds):
         with pytest.raises(CkptArgumentInvalid, match="^x: "):
             convert("x", value)
@@ -62,7 +62,7 @@ def test_another_unusable_job_is_not_taken_for_a_missing_result(value: Any) -> N
 
 @given(st.one_of(st.text(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
 @example("0\x1f")
-def test_anything_else_is_at_worst_a_named_error(value: Any) -> None:
+def test_any_other_value_gives_an_error_that_names_the_argument(value: Any) -> None:
     for convert in (
         arguments.millis,
         lambda n, v: arguments.integer(n, v, minimum=1),
@@ -72,7 +72,7 @@ def test_anything_else_is_at_worst_a_named_error(value: Any) -> None:
             convert("field", value)
 
 
-def test_an_id_of_digits_alone_may_come_as_the_number_that_a_native_template_makes() -> None:
+def test_job_id_of_digits_rendered_as_a_number_is_accepted() -> None:
     assert arguments.job(12345678901234567890123456789012) == "12345678901234567890123456789012"
     assert arguments.job(0) == "0" * 32
     assert arguments.job(2024) == "2024"
@@ -98,7 +98,7 @@ def test_moments() -> None:
             arguments.epoch_millis("x", wrong)
 
 
-def test_what_a_template_makes_of_nothing_is_nothing() -> None:
+def test_text_that_a_template_makes_of_none_counts_as_not_given() -> None:
     assert [arguments.optional_text("x", value) for value in (None, "", " ", "None", " a ")] == [None] * 4 + ["a"]
 
 

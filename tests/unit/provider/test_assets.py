@@ -78,7 +78,7 @@ def take(
 
 
 @pytest.mark.row("air.5")
-def test_each_new_savepoint_is_an_event_that_says_all_of_it(job_manager: JobManager) -> None:
+def test_new_savepoint_gives_one_event_with_all_its_facts(job_manager: JobManager) -> None:
     async def run() -> None:
         store = AssetStore()
         take(job_manager)  # there before anybody looked
@@ -113,7 +113,7 @@ def test_each_new_savepoint_is_an_event_that_says_all_of_it(job_manager: JobMana
 
 
 @pytest.mark.row("air.5")
-def test_an_event_that_its_triggerer_may_have_kept_for_itself_is_told_again(
+def test_event_that_airflow_may_not_have_stored_is_given_again(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow takes events from a triggerer once a second: they end with it until then."""
@@ -171,7 +171,7 @@ def test_checkpoints_are_no_savepoints(job_manager: JobManager) -> None:
 
 
 @pytest.mark.row("air.5", "air.11")
-def test_where_there_is_a_stream_of_events_nothing_is_polled(job_manager: JobManager) -> None:
+def test_watch_with_an_event_stream_polls_nothing(job_manager: JobManager) -> None:
     """Watchers and waits share it; a look follows an event that concerns the job, and no other."""
     job_manager.streams = True
 
@@ -205,7 +205,7 @@ def test_where_there_is_a_stream_of_events_nothing_is_polled(job_manager: JobMan
 
 
 @pytest.mark.row("air.5", "air.10")
-def test_savepoints_that_nobody_saw_are_found_in_the_catalogue(job_manager: JobManager) -> None:
+def test_savepoints_taken_while_no_process_watched_are_found_in_the_catalogue(job_manager: JobManager) -> None:
     """More than the history shows, and of a job that has gone."""
 
     def kept(job_id: str, number: int, at_ms: int, problem: str | None = None) -> CataloguedSavepoint:
@@ -239,7 +239,7 @@ def test_savepoints_that_nobody_saw_are_found_in_the_catalogue(job_manager: JobM
     run_at_hubs(run())
 
 
-def test_a_name_that_several_jobs_have_is_no_end(job_manager: JobManager, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ambiguous_job_name_does_not_end_the_watch(job_manager: JobManager, capsys: pytest.CaptureFixture[str]) -> None:
     async def run() -> None:
         store = AssetStore()
         job_manager.gateway.add_job(OTHER, NAME)

@@ -52,7 +52,7 @@ def test_an_unknown_job_fails_without_a_change(
 
 
 @every_task
-def test_an_ambiguous_name_and_no_name_change_nothing(
+def test_ambiguous_or_unknown_name_changes_nothing(
     job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any]
 ) -> None:
     job_manager.gateway.add_job(OTHER)
@@ -72,7 +72,7 @@ def test_a_connection_that_cannot_be_used_names_its_field(
 
 
 @every_task
-def test_a_refused_token_says_which_field_to_set(
+def test_refused_token_names_the_connection_field_to_set(
     job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any]
 ) -> None:
     job_manager.faults = [Fault("", 401, times=100)]
@@ -109,7 +109,7 @@ def test_a_session_that_is_away_for_a_while_is_waited_for(
         (403, "Check host, port and scheme of the connection 'ckpt_default', and any proxy", False),
     ],
 )
-def test_an_answer_of_nobodys_or_a_sick_job_manager_names_the_connection(
+def test_answer_of_another_server_or_a_failing_job_manager_names_the_connection(
     job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: Any, status: int, says: str, is_retried: Any
 ) -> None:
     job_manager.faults.append(Fault("/jobs/overview", status, times=99))
@@ -129,7 +129,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "given", "name"), WRONG)
-def test_what_can_be_no_template_is_refused_where_the_dag_is_written(
+def test_template_for_an_untemplated_argument_is_refused_when_the_dag_is_parsed(
     kind: Any, given: dict[str, Any], name: str
 ) -> None:
     with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
@@ -147,7 +147,7 @@ def test_what_can_be_no_template_is_refused_where_the_dag_is_written(
         (CheckpointHealthSensor, {"failing": {"UNHEALTHY": True}}, "failing"),
     ],
 )
-def test_what_says_how_to_wait_is_looked_at_before_anything_is_sent(
+def test_arguments_of_the_wait_are_checked_before_anything_is_sent(
     job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any], name: str
 ) -> None:
     arguments = {known: fits for known, fits in TASKS if known is kind}[kind]

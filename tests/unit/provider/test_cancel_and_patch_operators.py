@@ -26,7 +26,7 @@ def test_cancelling_waits_for_the_end(job_manager: JobManager, task: Task, finis
     assert again["status"] == "CANCELED"
 
 
-def test_a_job_that_ended_by_itself_is_fine_unless_it_is_not(
+def test_job_that_ended_before_the_cancellation_fails_the_task_only_if_configured(
     job_manager: JobManager, task: Task, finish: Finish
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
@@ -42,7 +42,9 @@ def test_an_unknown_job_fails_the_task(job_manager: JobManager, task: Task) -> N
 
 @pytest.mark.row("571.1")
 @pytest.mark.row("571.2")
-def test_a_patch_changes_what_is_given_and_returns_what_holds(job_manager: JobManager, task: Task) -> None:
+def test_patch_changes_the_given_fields_and_returns_the_effective_configuration(
+    job_manager: JobManager, task: Task
+) -> None:
     operator = PatchCheckpointConfigOperator(
         task_id="t",
         job=JOB,

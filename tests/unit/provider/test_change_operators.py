@@ -48,7 +48,7 @@ def open_job(job_manager: JobManager) -> JobManager:
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_a_change_is_told_and_waited_for(
+def test_configuration_change_is_logged_and_waited_for(
     open_job: JobManager, task: Task, finish: Finish, deferrable: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = {INTERVAL: "7 s", RESTARTS: "true"}
@@ -73,7 +73,7 @@ def test_a_preview_changes_nothing(open_job: JobManager, task: Task) -> None:
     assert open_job.gateway.jobs[JOB].own.version == 1
 
 
-def test_a_retry_returns_what_the_first_try_has_changed(open_job: JobManager, task: Task, finish: Finish) -> None:
+def test_retry_returns_the_changes_of_the_first_try(open_job: JobManager, task: Task, finish: Finish) -> None:
     deferral(update(configuration={RESTARTS: "true"}), task.context())
     result = finish(update(configuration={RESTARTS: "true"}), task.context())
     assert list(result["changes"]) == [RESTARTS]
@@ -145,9 +145,9 @@ def test_a_rescale_whose_answer_is_lost_is_joined(job_manager: JobManager, task:
     assert set(result["parallelism"].values()) == {3}
 
 
-def test_a_refused_rescale_says_why(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_refused_rescale_fails_with_the_reason(job_manager: JobManager, task: Task, finish: Finish) -> None:
     job_manager.gateway.rescale_failure = "no slots in time"
-    with pytest.raises(CkptOperationFailed, match="goes on as it was: no slots in time"):
+    with pytest.raises(CkptOperationFailed, match="keeps running as it was: no slots in time"):
         finish(RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), task.context())
     with pytest.raises(CkptArgumentInvalid, match="'nope' is not acceptable, it must be one of .*'count'"):
         RescaleJobOperator(task_id="t", job=JOB, parallelism={"nope": 1}, **FAST).execute(task.context())
@@ -190,10 +190,10 @@ def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task, f
     [
         (update(configuration={RESTARTS: "true"}), "takes effect"),
         (RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), "not taken back"),
-        (DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", **FAST), "goes on"),
+        (DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", **FAST), "continues"),
     ],
 )
-def test_a_killed_task_says_what_becomes_of_it(
+def test_killed_task_logs_what_becomes_of_the_change(
     open_job: JobManager, task: Task, operator: Any, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator.on_kill()
@@ -201,7 +201,9 @@ def test_a_killed_task_says_what_becomes_of_it(
     assert capsys.readouterr().out.count(words) >= 2
 
 
-def test_the_deadline_of_a_rescale_says_that_it_goes_on(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_rescale_past_its_deadline_reports_that_it_continues(
+    job_manager: JobManager, task: Task, finish: Finish
+) -> None:
     job_manager.faults = [Fault("PUT .*/resource-requirements", 504, times=10_000)]
     operator = RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST | {"wait_timeout": 0.2})
     with pytest.raises(CkptWaitTimeout, match="not taken back; the next try of this task joins it"):

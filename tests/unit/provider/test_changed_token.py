@@ -35,7 +35,7 @@ TASKS: dict[str, Callable[[], Any]] = {
 PATCH: dict[str, Any] = {"task_id": "t", "job": "contract-job", "interval": 5, "poll_interval": 0.01}
 
 
-def test_a_request_that_waits_out_a_restart_goes_on_with_the_token_that_the_connection_has_by_then(
+def test_request_repeated_over_a_restart_uses_the_new_token_of_the_connection(
     job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def connection_has(token: str, **more: Any) -> None:
@@ -73,7 +73,7 @@ def seen(job_manager: JobManager, more: int) -> None:
 
 @pytest.mark.parametrize("first", ["connection", "session", "session alone"])
 @pytest.mark.parametrize("name", TASKS)
-def test_a_wait_in_a_worker_goes_on_with_the_token_that_the_connection_has_got_meanwhile(
+def test_wait_in_a_worker_continues_with_the_new_token_of_the_connection(
     job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch, name: str, first: str
 ) -> None:
     def connection_has(token: str) -> None:

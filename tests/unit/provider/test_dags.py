@@ -29,7 +29,7 @@ DAGS = [getattr(delivered, name) for name in delivered.names()]
 JOB = {"job": "orders"}
 
 
-def test_what_is_delivered() -> None:
+def test_package_has_the_documented_dags() -> None:
     known = {"ckpt_lifecycle", "ckpt_patch", "ckpt_savepoint_now", "ckpt_scheduled_savepoints"}
     assert known <= set(delivered.names()) == set(dir(delivered))
     with pytest.raises(AttributeError, match="has no DAG 'ckpt_nope', only ckpt_"):
@@ -86,7 +86,7 @@ def imports() -> dict[str, tuple[str, set[str]]]:
 
 
 @pytest.mark.parametrize("name", [dag.dag_id for dag in DAGS])
-def test_a_file_that_installs_one_imports_nothing_heavy(name: str, imports: dict[str, tuple[str, set[str]]]) -> None:
+def test_file_that_installs_a_dag_imports_no_heavy_library(name: str, imports: dict[str, tuple[str, set[str]]]) -> None:
     dag_id, modules = imports[name]
     assert dag_id == name
     assert not {"pyspark", "pyarrow", "numpy", "pandas", "numba", "fastapi"} & modules
@@ -103,7 +103,7 @@ def test_a_file_that_installs_one_imports_nothing_heavy(name: str, imports: dict
         ("ckpt_scheduled_savepoints", {}),
     ],
 )
-def test_what_a_person_fills_in_is_accepted(dag_id: str, given: dict[str, Any]) -> None:
+def test_valid_form_input_is_accepted(dag_id: str, given: dict[str, Any]) -> None:
     merged = deepcopy(getattr(delivered, dag_id).params)
     merged.update(given)
     merged.validate()
@@ -122,7 +122,7 @@ def test_what_a_person_fills_in_is_accepted(dag_id: str, given: dict[str, Any]) 
         ("ckpt_patch", JOB | {"interval": "5 fortnights"}),
     ],
 )
-def test_what_no_task_could_use_is_refused_by_the_form(dag_id: str, given: dict[str, Any]) -> None:
+def test_unusable_form_input_is_refused(dag_id: str, given: dict[str, Any]) -> None:
     merged = deepcopy(getattr(delivered, dag_id).params)
     with pytest.raises(ParamValidationError):
         merged.update(given)

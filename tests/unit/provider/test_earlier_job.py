@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ckpt.earlier_job import EarlierJob, NextStep, Plan, plan
 from airflow_provider_ckpt.exceptions import CkptJobNotResumable
+from airflow_provider_ckpt.jobs.earlier_job import EarlierJob, NextStep, Plan, plan
 from ckpt_runtime.client.checkpoint_models import (
     Checkpoint,
     CheckpointCounts,
@@ -50,7 +50,7 @@ def planned(
 @pytest.mark.parametrize("record", [STARTED, REPORTED])
 @pytest.mark.parametrize("start_over", [True, False])
 @pytest.mark.parametrize("state", LIVING)
-def test_a_living_job_is_attached_to_whoever_asks_again(record: dict[str, Any], state: str, start_over: bool) -> None:
+def test_later_try_attaches_to_a_living_job(record: dict[str, Any], state: str, start_over: bool) -> None:
     assert planned(record, state, start_over=start_over).step is NextStep.ATTACH
 
 
@@ -60,7 +60,7 @@ def test_a_request_that_never_arrived_is_repeated_as_it_was() -> None:
     assert (found.step, found.snapshot, found.resumes) == (NextStep.REPEAT, "file:/chk-3", True)
 
 
-def test_a_request_that_was_refused_is_repeated_as_a_person_says() -> None:
+def test_refused_request_is_repeated_with_the_given_arguments() -> None:
     record = {"job_id": JOB, "given": "file:/sp", "snapshot": "file:/chk-3", "resumes": True}
     other = planned(record, None, given="file:/other")
     assert (other.step, other.snapshot, other.resumes) == (NextStep.REPEAT, "file:/other", False)
@@ -73,7 +73,7 @@ def test_a_retry_of_a_job_that_finished_meanwhile_reports_it() -> None:
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED"])
-def test_a_retry_goes_on_from_the_latest_retained_checkpoint(state: str) -> None:
+def test_retry_resumes_from_the_latest_retained_checkpoint(state: str) -> None:
     found = planned(STARTED, state, checkpoint(4), checkpoint(7), checkpoint(6))
     assert (found.step, found.snapshot, found.resumes) == (NextStep.START, "file:/chk-7", True)
 
@@ -84,7 +84,7 @@ def test_savepoints_count_when_output_was_committed_with_them() -> None:
 
 
 @pytest.mark.parametrize("history", [(checkpoint(7, discarded=True),), ()])
-def test_what_is_committed_without_a_retained_checkpoint_is_not_written_again(history: tuple[Checkpoint, ...]) -> None:
+def test_committed_output_without_a_retained_checkpoint_is_not_written_again(history: tuple[Checkpoint, ...]) -> None:
     with pytest.raises(CkptJobNotResumable, match="none of them is retained.*start_over=True") as caught:
         planned(STARTED, "FAILED", *history, completed=7)
     assert JOB in str(caught.value)
@@ -99,7 +99,7 @@ def test_a_job_without_a_checkpoint_is_started_as_it_was() -> None:
 
 def test_a_job_that_the_job_manager_has_forgotten_is_not_started_again() -> None:
     for record in (STARTED, REPORTED):
-        with pytest.raises(CkptJobNotResumable, match=f"not known.*below {JOB}.*savepoint_path"):
+        with pytest.raises(CkptJobNotResumable, match=f"no longer known.*below {JOB}.*savepoint_path"):
             planned(record, None)
 
 
@@ -118,5 +118,5 @@ def test_a_success_that_is_cleared_is_done_again_when_its_job_ended_as_wanted(st
     assert "cleared" in found.why
 
 
-def test_a_success_that_is_cleared_after_its_job_failed_goes_on() -> None:
+def test_cleared_success_whose_job_failed_later_resumes() -> None:
     assert planned(REPORTED, "FAILED", checkpoint(3)).snapshot == "file:/chk-3"

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import certifi
 import pytest
 
+from airflow_provider_ckpt.conditions.job import JobStatusCondition
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
+from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.leadership import LeaseSeal
 from ckpt_runtime.network.tls import rest_context
@@ -141,7 +142,9 @@ def test_a_file_without_certificates_is_named(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.row("air.1")
-def test_the_test_button_tells_what_it_found(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_test_reports_version_leader_and_slots(
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"http://127.0.0.1:{job_manager.port}"
     expected = f"version {VERSION}, leader {url}, 6 of 8 slots available, 1 jobs running"
     assert CkptHook().test_connection() == (True, expected)
@@ -206,12 +209,11 @@ def test_a_wait_in_the_triggerer_follows_the_leader(
     lead(tmp_path, "http://127.0.0.1:1")
 
     async def wait() -> TriggerEvent:
-        trigger = CkptJobTrigger(
+        trigger = CkptTrigger(
             ckpt_conn_id="ckpt_default",
+            condition=JobStatusCondition(JOB, ["RUNNING"]),
             deadline=time.time() + 60,
             poll_interval=0.05,
-            job_id=JOB,
-            expected=["RUNNING"],
         )
         run = trigger.run()
         event = asyncio.ensure_future(anext(run))

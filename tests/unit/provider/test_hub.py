@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt import event_hub as hub
-from airflow_provider_ckpt.conditions import progress
-from airflow_provider_ckpt.conditions.base import POLL
-from airflow_provider_ckpt.shared_answers import SharedAnswers
-from airflow_provider_ckpt.triggers.base import CkptTrigger
-from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
-from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
+from airflow_provider_ckpt.conditions import waiting as progress
+from airflow_provider_ckpt.conditions.base import POLL, Condition
+from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
+from airflow_provider_ckpt.conditions.job import JobStatusCondition, ReadyForSnapshotCondition
+from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
+from airflow_provider_ckpt.event_hub import SharedAnswers
+from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import CkptApiError
 from ckpt_runtime.client.event_stream import StreamedEvent
@@ -32,12 +32,16 @@ WAIT: dict[str, Any] = {"ckpt_conn_id": "ckpt_default", "poll_interval": 0.05}
 pytestmark = pytest.mark.row("air.11")
 
 
-def finished(job_id: str = JOB) -> CkptJobTrigger:
-    return CkptJobTrigger(**WAIT, deadline=time.time() + TIMEOUT_S, job_id=job_id, expected=["FINISHED"])
+def waiting(condition: Condition) -> CkptTrigger:
+    return CkptTrigger(**WAIT, deadline=time.time() + TIMEOUT_S, condition=condition)
 
 
-def checkpoints(count: int = 1) -> CkptCheckpointTrigger:
-    return CkptCheckpointTrigger(**WAIT, deadline=time.time() + TIMEOUT_S, job_id=JOB, goal={"count": count})
+def finished(job_id: str = JOB) -> CkptTrigger:
+    return waiting(JobStatusCondition(job_id, ["FINISHED"]))
+
+
+def checkpoints(count: int = 1) -> CkptTrigger:
+    return waiting(CheckpointCondition(JOB, CheckpointGoal(count=count)))
 
 
 async def status(trigger: CkptTrigger) -> str:
@@ -120,7 +124,7 @@ def test_a_wait_looks_only_when_an_event_concerns_it(job_manager: JobManager) ->
     run_at_hubs(wait())
 
 
-def test_without_streams_one_poll_serves_everybody(job_manager: JobManager) -> None:
+def test_without_streams_one_poll_serves_all_waits(job_manager: JobManager) -> None:
     """As against Flink: the list of jobs, and for each job and poll what that cannot tell, however many wait."""
 
     async def polls(more: int) -> None:
@@ -190,7 +194,7 @@ def test_a_wait_that_gets_details_from_before_a_change_looks_again_until_they_ag
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_waits_go_on_behind_another_driver(
+def test_waits_continue_after_another_driver_took_over(
     job_manager: JobManager, streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is away for a while, nobody asks it for anything twice, and what has happened meanwhile was never told."""
@@ -225,7 +229,7 @@ def test_a_driver_that_does_not_lead_is_waited_for(job_manager: JobManager) -> N
     run_at_hubs(wait())
 
 
-def test_a_stream_that_something_on_the_way_holds_back_is_done_without(
+def test_stream_held_back_by_a_proxy_is_replaced_by_polling(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "STARTING_SECONDS", 0.2)
@@ -253,7 +257,7 @@ def test_a_stream_that_something_on_the_way_holds_back_is_done_without(
     job_manager.stop()
 
 
-def test_cancelled_waits_leave_nothing_behind(job_manager: JobManager) -> None:
+def test_cancelled_waits_leave_no_hub_and_no_stream(job_manager: JobManager) -> None:
     """However far they have come; the last one closes the stream."""
     job_manager.streams = True
 
@@ -261,10 +265,8 @@ def test_cancelled_waits_leave_nothing_behind(job_manager: JobManager) -> None:
         kinds: list[Callable[[], CkptTrigger]] = [
             finished,
             checkpoints,
-            lambda: CkptReadyTrigger(**WAIT, deadline=None, job_id="0" * 32),
-            lambda: CkptOperationTrigger(
-                **WAIT, deadline=None, operation="savepoint", job_id="0" * 32, trigger_id="1" * 32
-            ),
+            lambda: waiting(ReadyForSnapshotCondition("0" * 32)),
+            lambda: waiting(OperationCondition("0" * 32, Operation.SAVEPOINT, "1" * 32)),
         ]
         for steps in range(12):
             tasks = waits([kind() for kind in kinds])
@@ -322,24 +324,24 @@ def test_many_waits_say_the_same_again_less_often(
     run_at_hubs(wait())
 
 
-def test_which_events_are_a_reason_to_look() -> None:
-    def concerned(trigger: CkptTrigger) -> set[str]:
+def test_conditions_look_only_for_the_events_that_concern_them() -> None:
+    def concerned(condition: Condition) -> set[str]:
         types = [*EventType, POLL]
-        return {kind for kind in types if trigger.condition().concerns(StreamedEvent("", kind, {"request-id": "x"}))}
+        return {kind for kind in types if condition.concerns(StreamedEvent("", kind, {"request-id": "x"}))}
 
     states = {"job-status", "deployment", "tasks-running"}
-    assert concerned(finished()) == states
-    assert concerned(CkptReadyTrigger(**WAIT, deadline=None, job_id=JOB)) == states | {
+    assert concerned(finished().condition) == states
+    assert concerned(ReadyForSnapshotCondition(JOB)) == states | {
         "savepoint-triggered",
         "savepoint-failed",
         POLL,
     }
     ended = {f"{what}-{how}" for what in ("checkpoint", "savepoint") for how in ("completed", "failed")}
-    assert concerned(checkpoints()) == ended | {"job-status", POLL}
-    operation = CkptOperationTrigger(**WAIT, deadline=None, operation="stop", job_id=JOB, trigger_id="1" * 32)
+    assert concerned(checkpoints().condition) == ended | {"job-status", POLL}
+    operation = OperationCondition(JOB, Operation.STOP, "1" * 32)
     assert concerned(operation) == {POLL}
     mine = StreamedEvent("", "operation", {"request-id": "1" * 32})
-    assert operation.condition().concerns(mine)
+    assert operation.concerns(mine)
 
 
 def test_answers_are_shared_until_something_happens() -> None:

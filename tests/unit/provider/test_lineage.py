@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_ckpt.assets import create_asset
 from airflow_provider_ckpt.exceptions import CkptJobFailed, CkptSnapshotDamaged
-from airflow_provider_ckpt.lineage import TellsLineage, convert_asset_to_openlineage, dataset_name
+from airflow_provider_ckpt.lineage import ReportsLineage, convert_asset_to_openlineage, dataset_name
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
 from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
@@ -95,10 +95,10 @@ def test_a_program_and_its_savepoint_are_the_inputs_of_a_submission(
     assert names(extracted(again).inputs) == [("ckpt://ckpt_default", f"pipelines/{result['pipeline_id']}")]
 
 
-def test_a_task_that_fails_tells_nothing(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_failed_task_reports_no_lineage(job_manager: JobManager, task: Task, finish: Finish) -> None:
     job_manager.gateway.move(JOB, JobStatus.FAILED)
     operator = TakeSavepointOperator(task_id="t", job=JOB, target_directory="/sp", **FAST)
-    with pytest.raises(CkptJobFailed, match="takes no savepoint any more"):
+    with pytest.raises(CkptJobFailed, match="can no longer take a savepoint"):
         finish(operator, task.context())
     found = extracted(operator, "failed")
     assert (found.inputs, found.outputs, found.run_facets) == ([], [], {})
@@ -159,7 +159,7 @@ SP, NEW, OLD = ("file", "/sp/1"), ("ckpt://ckpt_default", "pipelines/new"), ("ck
         (record(None), [], [SP]),
     ],
 )
-def test_an_upgrade_reads_what_it_goes_on_from_and_writes_what_it_has_stopped_with(
+def test_upgrade_reports_its_snapshot_as_read_and_its_savepoint_as_written(
     told: Upgrade, inputs: list[tuple[str, str]], outputs: list[tuple[str, str]], task: Task, job_manager: JobManager
 ) -> None:
     made: UpgradeJobOperator | SuspendJobOperator = UpgradeJobOperator(
@@ -213,5 +213,5 @@ def test_all_operators_that_read_or_write_snapshots_can_tell() -> None:
     from airflow_provider_ckpt.operators.base import CkptOperator
     from airflow_provider_ckpt.operators.snapshots import CkptSnapshotOperator
 
-    assert issubclass(CkptOperator, TellsLineage)
-    assert issubclass(CkptSnapshotOperator, TellsLineage)
+    assert issubclass(CkptOperator, ReportsLineage)
+    assert issubclass(CkptSnapshotOperator, ReportsLineage)

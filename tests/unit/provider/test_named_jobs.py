@@ -91,7 +91,7 @@ def test_a_job_that_is_not_there_fails_the_task_or_skips_it(
             kind(task_id="t", job=job, if_not_found="skip", **arguments).execute(task.context())
 
 
-def test_the_name_of_an_ended_job_is_told_with_what_became_of_it(job_manager: JobManager, task: Task) -> None:
+def test_name_of_an_ended_job_fails_with_the_state_of_that_job(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
     with pytest.raises(CkptJobNotFound, match=f"the latest one, {JOB}, is FINISHED; no job lives in this session"):
         TakeSavepointOperator(task_id="t", job=NAME, **FAST).execute(task.context())
@@ -126,9 +126,9 @@ def test_a_job_that_ends_after_it_was_found_skips_the_task_that_may_be_skipped_u
         return operator.resume_execution("execute_complete", {"event": event}, context)
 
     for ends in (JobStatus.FINISHED, JobStatus.CANCELED):
-        with pytest.raises(AirflowSkipException, match=f"{JOB} is {ends}; it takes no savepoint any more"):
+        with pytest.raises(AirflowSkipException, match=f"{JOB} is {ends}; it can no longer take a savepoint"):
             savepoint("skip", ends)
-        with pytest.raises(CkptJobFailed, match=f"{JOB} is {ends}; it takes no savepoint any more"):
+        with pytest.raises(CkptJobFailed, match=f"{JOB} is {ends}; it can no longer take a savepoint"):
             savepoint("fail", ends)
     with pytest.raises(CkptJobFailed, match=f"{JOB} is FAILED"):
         savepoint("skip", JobStatus.FAILED)
@@ -185,7 +185,7 @@ def test_a_name_is_given_to_the_job_and_has_to_be_free(
     finish(submit(pipeline, job_name="orders"), task.context())
     (job,) = started(job_manager)
     assert job.request.configuration == {"pipeline.name": "orders", "pipeline.unique-name": "true"}
-    with pytest.raises(CkptJobRunning, match=f"{NAME!r} is the name of job {JOB} .RUNNING. already; end it first"):
+    with pytest.raises(CkptJobRunning, match=f"{NAME!r} is already the name of job {JOB} .RUNNING.; end it first"):
         submit(pipeline, job_name=NAME).execute(Task().context())
     assert started(job_manager) == [job]
 
@@ -220,7 +220,7 @@ def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
     elif if_running == "reuse":
         assert finish(operator, context)["job_id"] == OTHER
     else:
-        assert deferral(operator, context).trigger.serialize()[1]["name"] == "orders"
+        assert deferral(operator, context).trigger.condition.name == "orders"
     assert [job.job_id for job in started(job_manager)] == [OTHER]
     monkeypatch.setattr(gateway, during, done)
     gateway.move(OTHER, JobStatus.CANCELED)
@@ -228,7 +228,7 @@ def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
     assert [job.job_id for job in started(job_manager)] == [OTHER, result["job_id"]]
 
 
-def test_another_refusal_of_the_start_is_told_as_it_is(
+def test_other_refusal_of_the_start_is_reported_unchanged(
     job_manager: JobManager, task: Task, pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run(request: Any) -> Any:
@@ -271,7 +271,7 @@ def test_the_other_job_is_reused_and_never_cancelled(
     operator = submit(pipeline, job_name=NAME, if_running="reuse", deferrable=deferrable, wait_for_completion=True)
     operator.wait_timeout = 0.05
     operator.cancel_on_timeout = True
-    with pytest.raises(Exception, match=f"Job {JOB} was not cancelled and goes on"):
+    with pytest.raises(Exception, match=f"Job {JOB} was not cancelled and keeps running"):
         finish(operator, task.context())
     operator.on_kill()
     assert job_manager.gateway.jobs[JOB].status is JobStatus.RUNNING
@@ -339,7 +339,7 @@ def test_a_job_starts_from_the_latest_of_another_once(
     assert started(job_manager) == [fresh]
 
 
-def test_a_cleared_success_whose_job_has_ended_goes_on_from_the_latest_of_the_name(
+def test_cleared_success_whose_job_has_ended_resumes_from_the_latest_of_the_name(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     gateway = job_manager.gateway
@@ -353,7 +353,9 @@ def test_a_cleared_success_whose_job_has_ended_goes_on_from_the_latest_of_the_na
     assert finish(submit(pipeline, from_latest_of="orders.py"), task.context())["started_from"] == path
 
 
-def test_nothing_to_start_from_is_told(job_manager: JobManager, task: Task, finish: Finish, pipeline: str) -> None:
+def test_missing_snapshot_to_start_from_is_reported(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+) -> None:
     with pytest.raises(CkptJobNotFound, match="no job is named 'nope'"):
         submit(pipeline, from_latest_of="nope").execute(task.context())
     with pytest.raises(CkptJobNotResumable, match=f"{JOB} .*has no completed checkpoint or savepoint to start from"):

@@ -81,7 +81,7 @@ def test_a_retry_attaches_to_the_operation_of_the_try_before(
 ) -> None:
     first = deferral(savepoint(), task.context())
     second = deferral(savepoint(), task.context())
-    assert second.trigger.operation_id == first.trigger.operation_id
+    assert second.trigger.condition.trigger_id == first.trigger.condition.trigger_id
     finish(savepoint(), task.context(), start=None)
     assert job_manager.gateway.triggered["savepoint"] == 1
 
@@ -184,7 +184,7 @@ def test_a_stop_of_a_job_that_was_started_again_under_its_id_is_a_new_stop(
 
 
 @pytest.mark.row("air.3")
-def test_the_deadline_fails_the_task_and_says_what_becomes_of_the_operation(
+def test_operation_past_its_deadline_fails_the_task_and_reports_what_becomes_of_it(
     job_manager: JobManager, task: Task, finish: Finish
 ) -> None:
     job_manager.gateway.polls_until_done = 10**9

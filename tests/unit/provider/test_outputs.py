@@ -153,7 +153,7 @@ def test_a_sensor_takes_a_result_and_a_job_resumes_from_its_checkpoint(
     assert job_manager.gateway.jobs[following["job_id"]].request.savepoint_path == seen["external_path"]
 
 
-def test_a_result_without_what_is_asked_for_is_refused() -> None:
+def test_result_without_the_needed_field_is_refused() -> None:
     operator = CancelJobOperator(task_id="t", job={"savepoint_path": "/d"})  # type: ignore[arg-type]
     with pytest.raises(CkptArgumentInvalid, match="^job: .* a task's result must have job_id"):
         operator.execute(Task().context())

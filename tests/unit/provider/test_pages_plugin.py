@@ -56,7 +56,7 @@ def refusal(path: str = "overview", conn_id: str = "ckpt_default") -> tuple[int,
         f"jobs/{JOB}/vertices/{VERTEX}/backpressure",
     ],
 )  # fmt: skip
-def test_what_pages_ask_for_is_allowed(path: str) -> None:
+def test_paths_of_the_pages_are_allowed(path: str) -> None:
     from airflow_provider_ckpt.plugins.upstream import is_allowed
 
     assert is_allowed(path)
@@ -70,7 +70,7 @@ def test_what_pages_ask_for_is_allowed(path: str) -> None:
         "https://evil.example/overview", f"jobs/{JOB}/checkpoints/details/٧", "web/login", "taskmanagers",
     ],
 )  # fmt: skip
-def test_nothing_else_is(path: str) -> None:
+def test_other_paths_are_refused(path: str) -> None:
     from airflow_provider_ckpt.plugins.upstream import is_allowed
 
     assert not is_allowed(path)
@@ -89,7 +89,7 @@ def test_answers_are_passed_on_and_so_are_refusals(job_manager: JobManager) -> N
     assert job_manager.received[-1] == "GET /overview"
 
 
-def test_what_cannot_be_asked_is_said(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_cannot_be_sent_is_reported(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(conn_id="nosuch") == (404, "There is no connection 'nosuch'.")
     other = {"conn_type": "http", "host": "127.0.0.1", "port": job_manager.port, "password": "of somebody else"}
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(other))
@@ -105,7 +105,7 @@ def test_what_cannot_be_asked_is_said(job_manager: JobManager, monkeypatch: pyte
     assert message.endswith("of the connection 'ckpt_default', and whether its session runs")
 
 
-def test_why_nothing_comes_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_answer_is_reported_with_its_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With the field of the connection to look at."""
     context = rest_context(Configuration(rest_options(Authority(tmp_path).issue("server"))))
     with served(create_app(FakeGateway(), token=None), context) as url:
@@ -118,7 +118,7 @@ def test_why_nothing_comes_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         assert refusal()[1].startswith("connection 'ckpt_default', ca_file: ")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connect(monkeypatch, host="127.0.0.1", port=silent.getsockname()[1], extra={"timeout": 0.1})
-        assert "does not answer: nothing came within 0.1 s" in refusal()[1]
+        assert "does not answer: no answer within 0.1 s" in refusal()[1]
 
 
 @pytest.fixture
@@ -155,11 +155,11 @@ def test_the_token_goes_to_the_job_manager_alone(stranger: dict[str, Any]) -> No
         stranger["status"] = status
         assert refusal() == (502, "The job manager refuses the token of the connection 'ckpt_default'.")
     stranger |= {"status": 302, "headers": {"Location": "/elsewhere", "Content-Type": "application/json"}}
-    assert refusal()[1] == "What answers at the address of 'ckpt_default' is no job manager."
+    assert refusal()[1] == "The server at the address of 'ckpt_default' is not a job manager."
     assert {path for path, _ in stranger["seen"]} == {"/overview"}
 
 
-def test_pages_of_strangers_are_not_passed_on(stranger: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_other_servers_are_not_passed_on(stranger: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     stranger |= {"headers": {"Content-Type": "text/html"}, "body": b"<script>alert(1)</script>"}
     assert refusal()[0] == 502
     from airflow_provider_ckpt.plugins import upstream

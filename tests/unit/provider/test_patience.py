@@ -83,7 +83,7 @@ def test_a_session_that_is_away_is_waited_for(
 
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("name", NAMES)
-def test_every_single_request_is_repeated_while_another_driver_takes_over(
+def test_every_request_is_repeated_while_another_driver_takes_over(
     job_manager: JobManager, finish: Finish, pipeline: str, name: str
 ) -> None:
     """Each distinct request fails first: a driver that does not lead, a proxy without one, or a lost connection."""
@@ -121,7 +121,7 @@ def test_a_session_that_stays_away_is_named(
 
 
 @pytest.mark.parametrize("name", ["patch", "checkpoint", "savepoint", "stop", "cancel", "status", "checkpoints"])
-def test_a_single_not_found_is_not_believed(
+def test_single_not_found_is_looked_up_again(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
@@ -209,7 +209,7 @@ def failing_once(job_manager: JobManager, meanwhile: Callable[[], None]) -> None
 
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("name", ["savepoint", "stop"])
-def test_an_operation_that_a_restart_of_the_job_ended_is_started_again(
+def test_operation_ended_by_a_job_restart_is_started_again(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     def restart() -> None:
@@ -262,11 +262,11 @@ def test_a_stop_that_comes_while_another_one_ends_returns_its_savepoint(
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "savepoint", "stop"])
-def test_a_job_that_has_ended_takes_none(
+def test_operation_on_an_ended_job_fails_the_task(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.CANCELED)
-    with pytest.raises(CkptJobFailed, match=r"is CANCELED; it takes no .* any more"):
+    with pytest.raises(CkptJobFailed, match=r"is CANCELED; it can no longer take a .*"):
         finish(operators(pipeline)[name], task.context())
     assert sum(job_manager.gateway.triggered.values()) == 0
 

@@ -12,11 +12,17 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ckpt.conditions import progress
-from airflow_provider_ckpt.conditions.job import JobStatusCondition
-from airflow_provider_ckpt.conditions.job_log import MAX_TRACE_CHARS, moment, shortened
-from airflow_provider_ckpt.conditions.progress import Progress
-from airflow_provider_ckpt.conditions.waiting import Wait
+from airflow_provider_ckpt.conditions import waiting as progress
+from airflow_provider_ckpt.conditions.base import Condition, moment
+from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
+from airflow_provider_ckpt.conditions.job import (
+    MAX_TRACE_CHARS,
+    JobStatusCondition,
+    ReadyForSnapshotCondition,
+    shortened,
+)
+from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
+from airflow_provider_ckpt.conditions.waiting import Progress, Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
@@ -24,10 +30,7 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
-from airflow_provider_ckpt.triggers.base import CkptTrigger
-from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
-from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger, CkptReadyTrigger
+from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -64,13 +67,13 @@ class Clock:
 
 def wait_in_a_worker(condition: JobStatusCondition, seconds: float, log: Lines) -> None:
     with CkptHook().get_conn() as client:
-        Wait(condition, time.time() + seconds, 0.01, log).in_a_worker(client)
+        client.run(Wait(condition, time.time() + seconds, 0.01, log).until_verdict(client.calls))
 
 
 def wait_in_the_triggerer(condition: JobStatusCondition, seconds: float, log: Lines) -> None:
     async def run() -> None:
         async with await CkptHook().aget_conn() as client:
-            await Wait(condition, time.time() + seconds, 0.01, log).in_the_triggerer(client)
+            await Wait(condition, time.time() + seconds, 0.01, log).until_verdict(client)
 
     asyncio.run(run())
 
@@ -87,7 +90,7 @@ def fail(job_manager: JobManager, state: JobStatus = JobStatus.FAILED, job_id: s
 
 
 @WAITS
-def test_a_wait_says_state_and_last_checkpoint(job_manager: JobManager, waiting: Waiting) -> None:
+def test_wait_logs_state_and_last_checkpoint(job_manager: JobManager, waiting: Waiting) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     finishes = threading.Timer(0.2, lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED))
     log = Lines(lambda: None if finishes.is_alive() else finishes.start())
@@ -99,7 +102,7 @@ def test_a_wait_says_state_and_last_checkpoint(job_manager: JobManager, waiting:
 
 
 @WAITS
-def test_a_wait_says_a_change_at_once_and_why_the_job_restarts(job_manager: JobManager, waiting: Waiting) -> None:
+def test_wait_logs_a_change_at_once_with_the_cause_of_a_restart(job_manager: JobManager, waiting: Waiting) -> None:
     steps = [lambda: fail(job_manager, JobStatus.RESTARTING), lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED)]
     log = Lines(lambda: steps.pop(0)() if steps else None)
     waiting(JobStatusCondition(JOB, ["FINISHED"]), 60, log)
@@ -108,7 +111,7 @@ def test_a_wait_says_a_change_at_once_and_why_the_job_restarts(job_manager: JobM
 
 
 @WAITS
-def test_a_wait_says_that_the_session_is_away_and_that_it_is_back(job_manager: JobManager, waiting: Waiting) -> None:
+def test_wait_logs_that_the_session_is_away_and_back(job_manager: JobManager, waiting: Waiting) -> None:
     steps = [job_manager.stop, job_manager.start, lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED)]
     log = Lines(lambda: steps.pop(0)() if steps else None)
     waiting(JobStatusCondition(JOB, ["FINISHED"]), 30, log)
@@ -120,7 +123,7 @@ def test_a_wait_says_that_the_session_is_away_and_that_it_is_back(job_manager: J
 
 
 @WAITS
-def test_a_wait_says_that_a_driver_does_not_lead_yet(job_manager: JobManager, waiting: Waiting) -> None:
+def test_wait_logs_that_a_driver_does_not_lead_yet(job_manager: JobManager, waiting: Waiting) -> None:
     job_manager.faults.append(Fault(f"/jobs/{JOB}$", 503, times=3))
     log = Lines(lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED) if len(log.said) == 2 else None)
     waiting(JobStatusCondition(JOB, ["FINISHED"]), 30, log)
@@ -130,7 +133,7 @@ def test_a_wait_says_that_a_driver_does_not_lead_yet(job_manager: JobManager, wa
 
 
 @WAITS
-def test_a_wait_that_stands_still_is_told_again_and_again(
+def test_wait_without_a_change_is_logged_repeatedly(
     job_manager: JobManager, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0.05)
@@ -140,7 +143,7 @@ def test_a_wait_that_stands_still_is_told_again_and_again(
     assert all("it is RUNNING" in line for line in log.said)
 
 
-def test_half_a_minute_lies_between_two_lines_at_most() -> None:
+def test_wait_logs_a_line_at_least_every_half_minute() -> None:
     clock, log = Clock(), Lines()
     waiting = Progress(log, "a job", clock)
     waiting.say("it is RUNNING", "no checkpoint yet")
@@ -155,37 +158,37 @@ def test_half_a_minute_lies_between_two_lines_at_most() -> None:
     assert waiting.is_due("it is RUNNING")
 
 
-TRIGGERS: list[tuple[Callable[..., CkptTrigger], str]] = [
-    (lambda **base: CkptJobTrigger(job_id=JOB, expected=["FINISHED"], **base), "it is RUNNING; last checkpoint 1 of"),
+CONDITIONS = [
+    (JobStatusCondition(JOB, ["FINISHED"]), "it is RUNNING; last checkpoint 1 of"),
     (
-        lambda **base: CkptCheckpointTrigger(job_id=JOB, goal={"since_id": 1, "count": 3}, **base),
+        CheckpointCondition(JOB, CheckpointGoal(since_id=1, count=3)),
         "0 of 3 came, the job is RUNNING; last checkpoint 1 of",
     ),
 ]
 
 
-@pytest.mark.parametrize(("make", "words"), TRIGGERS)
-def test_the_triggerer_says_where_every_kind_of_wait_stands(
-    job_manager: JobManager, make: Any, words: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("condition", "words"), CONDITIONS)
+def test_triggerer_logs_the_standing_of_a_wait(
+    job_manager: JobManager, condition: Condition, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
-    assert words in triggerer_log(make, monkeypatch)
+    assert words in triggerer_log(condition, monkeypatch)
 
 
-def test_the_triggerer_says_where_an_operation_stands(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triggerer_logs_the_standing_of_an_operation(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
     job_manager.gateway.polls_until_done = 10_000
     with CkptHook().get_conn() as client:
         client.trigger_savepoint(JOB, "/data", trigger_id="ab" * 16)
-    operation = {"operation": "savepoint", "job_id": JOB, "trigger_id": "ab" * 16}
-    said = triggerer_log(lambda **base: CkptOperationTrigger(**operation, **base), monkeypatch)
+    said = triggerer_log(OperationCondition(JOB, Operation.SAVEPOINT, "ab" * 16), monkeypatch)
     assert "it is in progress; the job is RUNNING; no checkpoint yet" in said
     fail(job_manager, JobStatus.RESTARTING)
-    said = triggerer_log(lambda **base: CkptReadyTrigger(job_id=JOB, **base), monkeypatch)
+    said = triggerer_log(ReadyForSnapshotCondition(JOB), monkeypatch)
     assert "it is RESTARTING; last failure: ValueError: no such airport" in said
 
 
-def triggerer_log(make: Callable[..., CkptTrigger], monkeypatch: pytest.MonkeyPatch) -> str:
-    trigger, log = make(ckpt_conn_id="ckpt_default", deadline=time.time() + 0.1, poll_interval=0.01), Lines()
+def triggerer_log(condition: Condition, monkeypatch: pytest.MonkeyPatch) -> str:
+    wait = {"ckpt_conn_id": "ckpt_default", "deadline": time.time() + 0.1, "poll_interval": 0.01}
+    trigger, log = CkptTrigger(condition=condition, **wait), Lines()
     monkeypatch.setattr(type(trigger), "log", log)
 
     async def first() -> Any:
@@ -207,7 +210,7 @@ def operators(**how: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("deferrable", [True, False])
 @pytest.mark.parametrize("name", ["savepoint", "stop", "status", "checkpoints"])
-def test_a_failed_job_is_told_with_its_trace(
+def test_failed_job_is_logged_with_its_trace(
     job_manager: JobManager, task: Task, finish: Finish, name: str, deferrable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(job_manager)
@@ -219,9 +222,7 @@ def test_a_failed_job_is_told_with_its_trace(
     assert "Failure of task enrich (1/2) on host-7:4711 at 2023-11-14 22:13:20+00:00\n" + TRACE in said
 
 
-def test_a_request_that_is_repeated_says_so(
-    job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_request_is_logged(job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single request of an operator, not a wait, is repeated for minutes."""
     operator = CancelJobOperator(task_id="t", job=JOB, deferrable=False, **FAST)
     job_manager.stop()
@@ -231,9 +232,7 @@ def test_a_request_that_is_repeated_says_so(
     assert log.said[0].startswith("Waiting for the session to answer: the session is away; ")
 
 
-def test_a_sensor_that_pokes_says_where_it_stands(
-    job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poking_sensor_logs_its_standing(job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     operator, log = JobStatusSensor(task_id="t", job=JOB, mode="poke"), Lines()
     monkeypatch.setattr(type(operator), "log", log)
     assert [operator.poke(task.context()) for _ in range(3)] == [False] * 3
@@ -244,7 +243,7 @@ def test_a_sensor_that_pokes_says_where_it_stands(
     assert "the session is away; " in log.said[1]
 
 
-def test_a_time_that_is_none_breaks_no_log() -> None:
+def test_number_that_is_no_time_is_shown_as_it_is() -> None:
     assert moment(1_700_000_000_000) == "2023-11-14 22:13:20+00:00"
     assert moment(2**63 - 1) == f"{2**63 - 1} ms"
 
@@ -258,7 +257,7 @@ def test_both_ends_of_a_long_trace_are_kept() -> None:
 
 
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_a_job_that_fails_after_its_submission_is_told_with_its_trace(
+def test_job_that_fails_after_its_submission_is_logged_with_its_trace(
     job_manager: JobManager,
     task: Task,
     finish: Finish,
@@ -273,7 +272,7 @@ def test_a_job_that_fails_after_its_submission_is_told_with_its_trace(
     context = task.context()
     log = Lines(lambda: fail(job_manager, job_id=started(job_manager)) if "RUNNING" in log.said[-1] else None)
     monkeypatch.setattr(type(operator), "log", log)
-    monkeypatch.setattr(CkptJobTrigger, "log", log)
+    monkeypatch.setattr(CkptTrigger, "log", log)
     with pytest.raises(Exception, match=r"is FAILED, not FINISHED: ValueError: no such airport"):
         finish(operator, context)
     assert TRACE in "\n".join(log.said)

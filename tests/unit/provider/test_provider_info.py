@@ -47,7 +47,7 @@ def test_every_public_module_is_listed_and_every_listed_module_exists(folder: st
         import_module(module)
     private = {"__init__", "base"}
     if folder != "triggers":
-        private |= {"operation", "journal", "connection", "upgrade_steps"}
+        private |= {"operation", "connection", "program", "upgrade_steps"}
     there = {f"airflow_provider_ckpt.{folder}.{path.stem}" for path in (PACKAGE / folder).glob("*.py")}
     assert set(entry["python-modules"]) == {name for name in there if name.rpartition(".")[2] not in private}
 
@@ -99,7 +99,7 @@ def test_the_provider_knows_the_runtime_through_client_and_contract_only() -> No
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
                 if name == "ckpt_runtime.leader_retrieval":
-                    assert path == PACKAGE / "leader.py"
+                    assert path == PACKAGE / "hooks" / "connection.py"
                 elif name.startswith("ckpt_runtime") and name not in (
                     "ckpt_runtime.secret_keys",
                     "ckpt_runtime.web.files",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_provider_ckpt.conditions.drill import progress_of_restore
+from airflow_provider_ckpt.conditions.health import progress_of_restore
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptDrillFailed,
@@ -63,7 +63,7 @@ def test_the_latest_good_savepoint_is_drilled_noted_and_the_job_removed(
 ) -> None:
     context = task.context()
     deferred = deferral(drill, context)
-    job = job_manager.gateway.jobs[deferred.trigger.job_id]
+    job = job_manager.gateway.jobs[deferred.trigger.condition.job_id]
     assert (job.request.drill, job.request.savepoint_path) == (True, SNAPSHOT)
     assert job.request.configuration == {"execution.checkpointing.interval": "5000 ms"}
     assert job.job_id in context["ti"].xcoms["_link_CkptJobLink"]
@@ -87,7 +87,7 @@ def test_a_drill_that_fails_is_noted_with_the_reason(
 ) -> None:
     context = task.context()
     deferred = deferral(drill, context)
-    job = job_manager.gateway.jobs[deferred.trigger.job_id]
+    job = job_manager.gateway.jobs[deferred.trigger.condition.job_id]
     job.exceptions = [g.ExceptionEntry(FailureCause("StateError", "the state does not fit", "StateError: no"), 1)]
     job_manager.gateway.move(job.job_id, JobStatus.FAILED)
     with pytest.raises(CkptDrillFailed, match="is FAILED after 0 checkpoints"):
@@ -98,7 +98,7 @@ def test_a_drill_that_fails_is_noted_with_the_reason(
 
 @pytest.mark.row("air.9")
 @pytest.mark.parametrize("end", [JobStatus.CANCELED, None])
-def test_a_drill_that_others_ended_proves_nothing(
+def test_drill_ended_from_outside_is_not_noted(
     job_manager: JobManager, task: Task, drill: RestoreDrillOperator, end: JobStatus | None
 ) -> None:
     """Cancelled by a person, or gone with its driver: it may be tried again."""
@@ -106,9 +106,9 @@ def test_a_drill_that_others_ended_proves_nothing(
     context = task.context()
     deferred = deferral(drill, context)
     if end is None:
-        del job_manager.gateway.jobs[deferred.trigger.job_id]
+        del job_manager.gateway.jobs[deferred.trigger.condition.job_id]
     else:
-        job_manager.gateway.move(deferred.trigger.job_id, end)
+        job_manager.gateway.move(deferred.trigger.condition.job_id, end)
     with pytest.raises(CkptOperationFailed):
         resumed(drill, deferred, context)
     assert entry(job_manager) == before
@@ -123,7 +123,7 @@ def test_without_checkpoints_in_time_it_has_failed_and_is_removed(
     deferred = deferral(drill, context)
     with pytest.raises(CkptWaitTimeout, match="The drill is removed"):
         resumed(drill, deferred, context)
-    assert job_manager.gateway.jobs[deferred.trigger.job_id].status is JobStatus.CANCELED
+    assert job_manager.gateway.jobs[deferred.trigger.condition.job_id].status is JobStatus.CANCELED
     assert not newest(job_manager).passed
     assert "its state is restored" in newest(job_manager).detail
 
@@ -146,11 +146,11 @@ def test_how_far_a_restore_has_come(tasks: dict[str, int], expected: str) -> Non
 
 
 @pytest.mark.row("air.3", "air.9")
-def test_a_later_try_removes_what_an_earlier_one_left(
+def test_later_try_removes_the_drill_of_an_earlier_one(
     job_manager: JobManager, task: Task, drill: RestoreDrillOperator
 ) -> None:
-    first = deferral(drill, task.context()).trigger.job_id
-    second = deferral(drill, task.context()).trigger.job_id
+    first = deferral(drill, task.context()).trigger.condition.job_id
+    second = deferral(drill, task.context()).trigger.condition.job_id
     assert first != second
     assert job_manager.gateway.jobs[first].status is JobStatus.CANCELED
     assert job_manager.gateway.jobs[second].status is JobStatus.RUNNING
@@ -164,7 +164,7 @@ def test_a_drill_whose_result_cannot_be_noted_is_removed_all_the_same(
 ) -> None:
     context = task.context()
     deferred = deferral(drill, context)
-    job = job_manager.gateway.jobs[deferred.trigger.job_id]
+    job = job_manager.gateway.jobs[deferred.trigger.condition.job_id]
     for _ in range(2):
         job_manager.gateway.complete_checkpoint(job)
     job_manager.faults = [Fault("POST /savepoints/marks", 409)]
@@ -187,7 +187,9 @@ def test_a_server_without_drills_starts_nothing(
     assert job_manager.gateway.planned == []
 
 
-def test_no_good_savepoint_is_told(job_manager: JobManager, task: Task, drill: RestoreDrillOperator) -> None:
+def test_missing_good_savepoint_fails_the_drill(
+    job_manager: JobManager, task: Task, drill: RestoreDrillOperator
+) -> None:
     job_manager.gateway.catalogue = [replace(found, problem="no") for found in job_manager.gateway.catalogue]
     with pytest.raises(CkptNotFound, match="there is no good savepoint"):
         drill.execute(task.context())
@@ -213,7 +215,7 @@ def test_a_refused_drill_is_not_noted(job_manager: JobManager, task: Task, drill
         ({"args": "--rows"}, "args: '--rows' is not acceptable, it must be a list of texts"),
     ],
 )
-def test_bad_arguments_are_told_before_anything_is_sent(
+def test_bad_arguments_are_refused_before_anything_is_sent(
     job_manager: JobManager, task: Task, drill: RestoreDrillOperator, change: dict[str, Any], message: str
 ) -> None:
     for name, value in change.items():

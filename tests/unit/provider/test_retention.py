@@ -12,8 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptNotFound
-from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
-from airflow_provider_ckpt.retention import StoredSavepoint, decide, savepoints_of, spared
+from airflow_provider_ckpt.operators.retention import (
+    CleanUpSavepointsOperator,
+    StoredSavepoint,
+    decide,
+    savepoints_of,
+    spared,
+)
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from tests.support.golden import DIRECTORY
 from tests.support.rest_examples import RUNNING, SNAPSHOT, catalogue
@@ -42,7 +47,7 @@ def stored(*ages: int) -> list[StoredSavepoint]:
         (None, 0, ["/sp/9", "/sp/5", "/sp/3", "/sp/1"]),
     ],
 )
-def test_what_neither_limit_protects_goes_the_oldest_first(
+def test_unprotected_savepoints_are_deleted_oldest_first(
     keep: int | None, hours: int | None, deleted: list[str]
 ) -> None:
     limit = None if hours is None else hours * HOUR
@@ -52,7 +57,7 @@ def test_what_neither_limit_protects_goes_the_oldest_first(
 
 
 @given(st.sets(st.integers(0, 50), min_size=1), st.integers(1, 60), st.data())
-def test_the_spared_one_always_stays(ages: set[int], keep: int, data: st.DataObject) -> None:
+def test_spared_savepoint_is_never_deleted(ages: set[int], keep: int, data: st.DataObject) -> None:
     found = stored(*ages)
     good = data.draw(st.sampled_from(found))
     decision = spared(decide(found, keep=keep, keep_for_ms=None, now_ms=100 * HOUR), good.path, "good")
@@ -61,7 +66,7 @@ def test_the_spared_one_always_stays(ages: set[int], keep: int, data: st.DataObj
     assert len(decision.kept) + len(decision.deleted) == len(found)
 
 
-def test_checkpoints_and_what_cannot_be_read_are_not_counted() -> None:
+def test_checkpoints_and_unreadable_savepoints_are_not_counted() -> None:
     documents: list[dict[str, Any]] = [
         {"location": "/chk", "kind": "CHECKPOINT", "completion_timestamp": 3},
         {"location": "/bad", "error": "damaged"},
@@ -100,7 +105,7 @@ def clean(**arguments: Any) -> Any:
 
 
 @pytest.mark.row("air.2", "air.10")
-def test_the_catalogue_says_what_there_is_and_vouches_for_what_the_worker_cannot_read(savepoints: JobManager) -> None:
+def test_catalogue_lists_savepoints_and_proves_those_that_the_worker_cannot_read(savepoints: JobManager) -> None:
     result = clean(directory="/data/savepoints", keep=1)
     assert result["kept"] == {SNAPSHOT: "the newest of its lineage that is intact"}
     assert result["deleted"] == [f"{SNAPSHOT}-old", f"{SNAPSHOT}-failed"]
@@ -108,7 +113,7 @@ def test_the_catalogue_says_what_there_is_and_vouches_for_what_the_worker_cannot
     assert savepoints.count("POST /savepoint-disposal") == 2
 
 
-def test_of_each_lineage_the_newest_good_savepoint_stays_whatever_others_lie_beside_it(savepoints: JobManager) -> None:
+def test_newest_good_savepoint_of_each_lineage_is_kept(savepoints: JobManager) -> None:
     """One job is suspended, and goes on from its last savepoint; another one, which lives, takes newer ones."""
     gateway = savepoints.gateway
     proven = gateway.catalogue[0].entry
@@ -147,14 +152,14 @@ def test_a_lineage_without_a_good_savepoint_keeps_all_it_has(savepoints: JobMana
     assert result["deleted"] == [f"{SNAPSHOT}-old"]
 
 
-def test_only_savepoints_of_the_job_go(savepoints: JobManager) -> None:
+def test_only_savepoints_of_the_job_are_deleted(savepoints: JobManager) -> None:
     """The old one has no name in its entry."""
     assert clean(job="flights", keep=1)["deleted"] == [f"{SNAPSHOT}-failed"]
     assert clean(job=RUNNING, keep=1, preview=True)["deleted"] == [f"{SNAPSHOT}-old", f"{SNAPSHOT}-failed"]
     assert clean(job="another", keep=1)["deleted"] == []
 
 
-def test_without_a_proof_nothing_goes(savepoints: JobManager) -> None:
+def test_without_a_proof_nothing_is_deleted(savepoints: JobManager) -> None:
     found = savepoints.gateway.catalogue
     assert found[0].entry is not None
     found[0] = replace(found[0], entry=replace(found[0].entry, verifications=(), drills=()))

@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.execution_time import task_runner
 
-from airflow_provider_ckpt import arguments, secret_values
+from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.operators.drill import RestoreDrillOperator
 from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
@@ -30,7 +30,7 @@ def test_a_command_is_shown_without_the_values_of_its_options() -> None:
         "--port",
         "1",
     ]
-    assert secret_values.shown_command(command) == (
+    assert arguments.shown_command(command) == (
         "spark-submit --conf spark.a=****** -D my.db.password=****** main.py --port 1"
     )
 
@@ -46,12 +46,10 @@ def test_a_command_is_shown_without_the_values_of_its_options() -> None:
         (None, []),
     ],
 )
-def test_airflow_is_told_which_values_are_secret(
-    monkeypatch: pytest.MonkeyPatch, rendered: object, secrets: list[str]
-) -> None:
+def test_secret_values_are_masked(monkeypatch: pytest.MonkeyPatch, rendered: object, secrets: list[str]) -> None:
     told: list[object] = []
-    monkeypatch.setattr(secret_values, "mask_secret", told.append)
-    secret_values.hide(rendered)
+    monkeypatch.setattr(arguments, "mask_secret", told.append)
+    arguments.hide(rendered)
     assert told == secrets
 
 

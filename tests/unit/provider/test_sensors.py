@@ -154,7 +154,7 @@ def test_one_by_its_id_and_one_after_a_moment(job_manager: JobManager, task: Tas
 
 
 @pytest.mark.row("air.2")
-def test_savepoints_count_when_they_are_meant_to(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_savepoints_count_only_if_included(job_manager: JobManager, task: Task, finish: Finish) -> None:
     job = job_manager.gateway.jobs[JOB]
     job_manager.gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "CANONICAL")
     sensor = CheckpointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, include_savepoints=True, **FAST)
@@ -180,12 +180,12 @@ def test_a_checkpoint_that_has_left_the_history_is_not_waited_for(
     known = [item.id for item in job.tracker.snapshot().history]
     assert (pending in known, pending + 1 in known) == (True, False)
     sensor = CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=pending + 1, **FAST)
-    with pytest.raises(CkptJobFailed, match=r"checkpoint 2 .* not in its history any more, .* since_checkpoint_id"):
+    with pytest.raises(CkptJobFailed, match=r"checkpoint 2 .* no longer in its history, .* since_checkpoint_id"):
         finish(sensor, task.context())
     deferral(CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=pending, **FAST), task.context())
 
 
-def test_a_savepoint_by_its_id_is_no_checkpoint(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_savepoint_id_does_not_satisfy_a_checkpoint_sensor(job_manager: JobManager, task: Task, finish: Finish) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB], CheckpointType.SAVEPOINT, "NATIVE")
     sensor = CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=1, **FAST)
     with pytest.raises(CkptJobFailed, match="checkpoint 1 .* is a savepoint .* which the other arguments exclude"):
@@ -228,14 +228,14 @@ def test_a_bad_argument_is_named(job_manager: JobManager, task: Task, sensor: An
     assert job_manager.received == []
 
 
-def test_what_holds_already_is_not_deferred(job_manager: JobManager, task: Task) -> None:
+def test_sensor_whose_condition_already_holds_is_not_deferred(job_manager: JobManager, task: Task) -> None:
     sensor = JobStatusSensor(task_id="t", job=JOB, expected="RUNNING", poke_interval=0.01)
     assert sensor.execute(task.context())["status"] == "RUNNING"
     never = JobStatusSensor(task_id="t", job=JOB, defer_after=0.05, poke_interval=0.01)
     deferral(never, task.context())
 
 
-def test_what_cannot_come_any_more_is_skipped_without_a_deferral(job_manager: JobManager, task: Task) -> None:
+def test_sensor_that_cannot_succeed_is_skipped_without_a_deferral(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.move(JOB, JobStatus.CANCELED)
     sensor = JobStatusSensor(task_id="t", job=JOB, soft_fail=True, poke_interval=0.01)
     with pytest.raises(AirflowSkipException):

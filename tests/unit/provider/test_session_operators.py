@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ckpt import session_process
+from airflow_provider_ckpt import processes
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed, CkptWaitTimeout
 from airflow_provider_ckpt.hooks.connection import Endpoint
 from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSessionOperator
-from airflow_provider_ckpt.session_process import SessionProcess
-from airflow_provider_ckpt.spark_connection import submission
+from airflow_provider_ckpt.processes import SessionProcess, submission
 from ckpt_runtime.client.session_command import SessionFiles
 from tests.support.certificates import Authority, internal_options, rest_options
 from tests.unit.provider.conftest import Finish, JobManager, Task, deferral, fire
@@ -71,13 +70,13 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     document = {"conn_type": "ckpt", "host": "127.0.0.1", "port": port, "password": "geheim"}
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
     started: list[SessionProcess] = []
-    launch = session_process.launch
+    launch = processes.launch
 
     def recording(*args: Any) -> SessionProcess:
         started.append(launch(*args))
         return started[-1]
 
-    monkeypatch.setattr(session_process, "launch", recording)
+    monkeypatch.setattr(processes, "launch", recording)
     command = [sys.executable, "-c", SERVER, str(port)]
     yield {"task_id": "t", "command": command, "log_directory": str(tmp_path), **FAST}
     for process in started:
@@ -106,7 +105,7 @@ def test_a_retry_finds_the_process_that_an_earlier_try_started(
 ) -> None:
     first = deferral(StartSessionOperator(**session), task.context())
     started = finish(StartSessionOperator(**session), task.context())
-    assert started["pid"] == first.trigger.process.pid
+    assert started["pid"] == first.trigger.condition.process.pid
 
 
 @pytest.mark.row("air.3")
@@ -118,14 +117,14 @@ def test_a_crash_between_starting_and_writing_down_the_pid_is_survived(
     record = task.store["ckpt_session"]
     task.store["ckpt_session"] = {key: record[key] for key in ("session_id", "log_file")}
     started = finish(StartSessionOperator(**session), task.context())
-    assert started["pid"] == first.trigger.process.pid
+    assert started["pid"] == first.trigger.condition.process.pid
 
 
 def test_a_running_session_is_used_or_refused(job_manager: JobManager, task: Task) -> None:
     found = StartSessionOperator(task_id="t", **FAST).execute(task.context())
     assert found["reused"] is True
     assert found["pid"] is None
-    with pytest.raises(CkptSessionFailed, match="answers at .* already"):
+    with pytest.raises(CkptSessionFailed, match="already answers at .*"):
         StartSessionOperator(task_id="t", reuse_running=False, **FAST).execute(task.context())
 
 
@@ -134,7 +133,7 @@ def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, f
     session["env"] = {"LOOKS_BEFORE_IT_LEADS": "4"}
     if reused:
         first = deferral(StartSessionOperator(**session), task.context())
-        wait_for_line(Path(first.trigger.process.log_file), "serving")
+        wait_for_line(Path(first.trigger.condition.process.log_file), "serving")
         task = Task()
     operator = StartSessionOperator(**session)
     deferred = deferral(operator, task.context())
@@ -146,13 +145,13 @@ def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, f
     assert httpx.get(f"{started['base_url']}/jobs/overview").status_code == 200
 
 
-def test_a_session_that_never_leads_is_no_success(session: dict[str, Any], task: Task, finish: Finish) -> None:
+def test_session_that_never_leads_times_out(session: dict[str, Any], task: Task, finish: Finish) -> None:
     session["command"].append("standby")
     first = deferral(StartSessionOperator(**session), task.context())
-    wait_for_line(Path(first.trigger.process.log_file), "serving")
+    wait_for_line(Path(first.trigger.condition.process.log_file), "serving")
     with pytest.raises(CkptWaitTimeout, match="to answer and to lead.*503"):
         finish(StartSessionOperator(**session | {"wait_timeout": 0.3}), Task().context())
-    assert first.trigger.process.is_alive, "it belongs to another task"
+    assert first.trigger.condition.process.is_alive, "it belongs to another task"
 
 
 def wait_for_line(file: Path, line: str) -> None:
@@ -162,7 +161,7 @@ def wait_for_line(file: Path, line: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_session_that_dies_while_starting_is_told_at_once_with_its_log(
+def test_session_that_dies_while_starting_fails_at_once_with_its_log(
     session: dict[str, Any], task: Task, finish: Finish
 ) -> None:
     session["command"] = [sys.executable, "-c", "print('no barrier for you', flush=True)"]
@@ -189,14 +188,14 @@ def test_a_task_that_is_marked_failed_ends_the_session_that_was_being_started(
     airflow_says("restarting")  # cleared: the next try attaches to it
     operator.on_kill()
     asyncio.run(trigger.on_kill())
-    assert trigger.process.is_alive
+    assert trigger.condition.process.is_alive
     airflow_says("failed")
     operator.on_kill()
-    assert not trigger.process.is_alive
+    assert not trigger.condition.process.is_alive
 
 
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_a_session_that_is_ending_is_left_to_it(
+def test_session_that_is_already_ending_is_not_killed(
     session: dict[str, Any], task: Task, finish: Finish, tmp_path: Path, deferrable: bool
 ) -> None:
     """Spark goes behind the REST API, and what the session shared with its workers."""
@@ -218,7 +217,9 @@ def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any],
 
 
 @pytest.mark.parametrize("given", ["{'pid': 5}", 5, {"session_id": "s"}])
-def test_what_is_no_session_is_refused_before_one_is_ended(job_manager: JobManager, task: Task, given: Any) -> None:
+def test_invalid_session_argument_is_refused_before_anything_ends(
+    job_manager: JobManager, task: Task, given: Any
+) -> None:
     """Such as the text that a template makes of a result."""
     with pytest.raises(CkptArgumentInvalid, match="^session: "):
         StopSessionOperator(task_id="s", session=given).execute(task.context())
@@ -255,7 +256,7 @@ def test_the_command_line_of_a_spark_session() -> None:
     assert environment["EXTRA"] == "1"
 
 
-def test_a_session_without_a_token_has_to_be_asked_for() -> None:
+def test_session_without_a_token_needs_explicit_configuration() -> None:
     endpoint = Endpoint("http://127.0.0.1:8081", "127.0.0.1", 8081)
     files = SessionFiles(properties="/p", log="/l")
     with pytest.raises(CkptArgumentInvalid, match="password of the connection"):
@@ -286,7 +287,7 @@ def options_of(command: list[str]) -> list[tuple[str, str]]:
         ({"host": "yarn", "extra": {"spark-binary": "spark3-submit"}}, {}),
     ],
 )  # fmt: skip
-def test_a_spark_connection_means_what_it_means_to_the_submit_hook(
+def test_spark_connection_gives_the_command_of_the_submit_hook(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: dict[str, Any], expected: dict[str, str]
 ) -> None:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook

@@ -38,7 +38,7 @@ def pipeline(tmp_path: Path) -> str:
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_submitting_waits_until_the_job_runs_and_passes_everything_on(
+def test_submission_waits_until_the_job_runs_and_passes_all_arguments(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str, deferrable: bool
 ) -> None:
     operator = SubmitJobOperator(
@@ -69,7 +69,7 @@ def test_submitting_waits_until_the_job_runs_and_passes_everything_on(
     assert context["ti"].xcoms["_link_CkptJobLink"].endswith(f"/jobs/{result['job_id']}/health")
 
 
-def test_what_the_job_manager_warns_of_is_in_the_log_of_the_task_that_starts_the_job(
+def test_warnings_of_the_job_manager_are_logged_by_the_task(
     job_manager: JobManager, task: Task, pipeline: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_job = job_manager.gateway.add_job
@@ -93,7 +93,7 @@ def test_a_retry_attaches_to_the_job_of_the_try_before(
 ) -> None:
     first = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
     result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
-    assert result["job_id"] == first.trigger.job_id
+    assert result["job_id"] == first.trigger.condition.job_id
     assert len(job_manager.gateway.jobs) == 2
     assert job_manager.count("POST /jars/upload") == 1
 
@@ -141,9 +141,9 @@ def test_a_retry_of_a_job_that_finished_meanwhile_reports_it(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     first = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
-    job_manager.gateway.move(first.trigger.job_id, JobStatus.FINISHED)
+    job_manager.gateway.move(first.trigger.condition.job_id, JobStatus.FINISHED)
     result = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
-    assert result["job_id"] == first.trigger.job_id
+    assert result["job_id"] == first.trigger.condition.job_id
     assert result["status"] == "FINISHED"
 
 
@@ -155,11 +155,11 @@ def test_a_clear_that_cancels_the_inherited_job_leads_to_a_new_one(
     context = task.context()
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
     inherited = deferral(operator, context)
-    job_manager.gateway.move(inherited.trigger.job_id, JobStatus.CANCELED)
+    job_manager.gateway.move(inherited.trigger.condition.job_id, JobStatus.CANCELED)
     event = fire(inherited)
     with pytest.raises(TaskDeferred) as again:
         operator.resume_execution("execute_complete", {"event": event}, context)
-    assert again.value.trigger.job_id != inherited.trigger.job_id
+    assert again.value.trigger.condition.job_id != inherited.trigger.condition.job_id
     assert again.value.trigger.memo["inherited"] is False
 
 
@@ -167,7 +167,7 @@ def test_a_job_that_fails_fails_the_task(job_manager: JobManager, task: Task, fi
     context = task.context()
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
     deferred = deferral(operator, context)
-    job_manager.gateway.move(deferred.trigger.job_id, JobStatus.FAILED)
+    job_manager.gateway.move(deferred.trigger.condition.job_id, JobStatus.FAILED)
     with pytest.raises(CkptJobFailed, match="is FAILED, not FINISHED or RUNNING"):
         operator.resume_execution("execute_complete", {"event": fire(deferred)}, context)
 
@@ -177,7 +177,7 @@ def failed_after_checkpoints(job_manager: JobManager, task: Task, finish: Finish
     gateway, context = job_manager.gateway, task.context()
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST | kwargs)
     deferred = deferral(operator, context)
-    job = gateway.jobs[deferred.trigger.job_id]
+    job = gateway.jobs[deferred.trigger.condition.job_id]
     gateway.complete_checkpoint(job)
     gateway.complete_checkpoint(job)
     gateway.move(job.job_id, JobStatus.FAILED)
@@ -194,7 +194,7 @@ def test_a_retry_resumes_the_failed_job_and_owns_its_checkpoint(
     second = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
     context = task.context()
     deferred = deferral(second, context)
-    job = job_manager.gateway.jobs[deferred.trigger.job_id]
+    job = job_manager.gateway.jobs[deferred.trigger.condition.job_id]
     assert job.job_id != failed.job_id
     assert job.request.savepoint_path == "file:/data/chk-2"
     assert job.request.claim_mode.value == "CLAIM"
@@ -203,12 +203,12 @@ def test_a_retry_resumes_the_failed_job_and_owns_its_checkpoint(
     with pytest.raises(CkptJobFailed):
         second.resume_execution("execute_complete", {"event": fire(deferred)}, context)
     third = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST), context)
-    request = job_manager.gateway.jobs[third.trigger.job_id].request
+    request = job_manager.gateway.jobs[third.trigger.condition.job_id].request
     assert (request.savepoint_path, request.claim_mode.value) == ("file:/data/chk-2", "CLAIM")
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_that_would_double_output_is_refused_until_a_person_says_so(
+def test_retry_that_would_repeat_output_is_refused_without_start_over(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
@@ -224,7 +224,7 @@ def test_a_retry_that_would_double_output_is_refused_until_a_person_says_so(
 
 
 @pytest.mark.row("air.3")
-def test_one_answer_that_a_job_has_no_checkpoints_is_not_believed(
+def test_single_answer_without_checkpoints_is_looked_up_again(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
@@ -241,8 +241,8 @@ def test_a_job_that_was_seen_has_arrived_whatever_the_crashed_try_wrote(
     deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
     del task.store["ckpt_job"]["started"]
     deferred = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
-    del job_manager.gateway.jobs[deferred.trigger.job_id]
-    with pytest.raises(CkptJobNotResumable, match="not known"):
+    del job_manager.gateway.jobs[deferred.trigger.condition.job_id]
+    with pytest.raises(CkptJobNotResumable, match="no longer known"):
         SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
 
 
@@ -269,7 +269,7 @@ def test_a_session_that_forgot_the_job_starts_no_second_one(
 ) -> None:
     failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
     del job_manager.gateway.jobs[failed.job_id]
-    with pytest.raises(CkptJobNotResumable, match="not known"):
+    with pytest.raises(CkptJobNotResumable, match="no longer known"):
         SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
 
 
@@ -281,12 +281,12 @@ def test_an_inherited_job_that_fails_is_resumed_by_the_same_try(
     context = task.context()
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
     inherited = deferral(operator, context)
-    job = job_manager.gateway.jobs[inherited.trigger.job_id]
+    job = job_manager.gateway.jobs[inherited.trigger.condition.job_id]
     job_manager.gateway.complete_checkpoint(job)
     job_manager.gateway.move(job.job_id, JobStatus.FAILED)
     with pytest.raises(TaskDeferred) as again:
         operator.resume_execution("execute_complete", {"event": fire(inherited)}, context)
-    assert job_manager.gateway.jobs[again.value.trigger.job_id].request.savepoint_path == "file:/data/chk-1"
+    assert job_manager.gateway.jobs[again.value.trigger.condition.job_id].request.savepoint_path == "file:/data/chk-1"
 
 
 def test_mapped_tasks_have_jobs_of_their_own(job_manager: JobManager, finish: Finish, pipeline: str) -> None:
@@ -340,23 +340,23 @@ def test_a_submission_whose_answer_was_lost_starts_one_job(
     assert len([line for line in job_manager.received if line.endswith("/run")]) == 1
 
 
-def test_completion_is_waited_for_without_an_end(job_manager: JobManager, task: Task, pipeline: str) -> None:
+def test_completion_is_waited_for_without_a_limit(job_manager: JobManager, task: Task, pipeline: str) -> None:
     operator = SubmitJobOperator(
         task_id="t", pipeline=pipeline, wait_for_completion=True, defer_after=0, poll_interval=0.01
     )
     deferred = deferral(operator, task.context())
     assert deferred.trigger.deadline is None
     assert deferred.timeout is None
-    job_manager.gateway.move(deferred.trigger.job_id, JobStatus.FINISHED)
+    job_manager.gateway.move(deferred.trigger.condition.job_id, JobStatus.FINISHED)
     assert fire(deferred)["status"] == "done"
 
 
 @pytest.mark.row("air.3")
-def test_after_a_deadline_the_job_goes_on_and_the_next_try_finds_it(
+def test_job_past_the_deadline_keeps_running_and_the_next_try_finds_it(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     limited = {"wait_for_completion": True, "defer_after": 0, "poll_interval": 0.01, "wait_timeout": 0.1}
-    with pytest.raises(CkptWaitTimeout, match="goes on; the next try attaches"):
+    with pytest.raises(CkptWaitTimeout, match="keeps running; the next try attaches"):
         finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **limited), task.context())
     (job,) = [job for job in job_manager.gateway.jobs.values() if job.job_id != JOB]
     assert job.status is JobStatus.RUNNING
@@ -366,14 +366,14 @@ def test_after_a_deadline_the_job_goes_on_and_the_next_try_finds_it(
 
 
 @pytest.mark.parametrize("cancel", [True, False])
-def test_the_deadline_cancels_the_job_if_wanted(
+def test_deadline_cancels_the_job_if_configured(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str, cancel: bool
 ) -> None:
     operator = SubmitJobOperator(
         task_id="t", pipeline=pipeline, wait_for_completion=True, cancel_on_timeout=cancel,
         defer_after=0, poll_interval=0.01, wait_timeout=0.1,
     )  # fmt: skip
-    with pytest.raises(CkptWaitTimeout, match="being cancelled" if cancel else "goes on"):
+    with pytest.raises(CkptWaitTimeout, match="being cancelled" if cancel else "keeps running"):
         finish(operator, task.context())
     (job,) = [job for job in job_manager.gateway.jobs.values() if job.job_id != JOB]
     assert job.status is (JobStatus.CANCELED if cancel else JobStatus.RUNNING)
@@ -386,7 +386,7 @@ KILLS = [(True, "failed", True), (False, "failed", False), (True, "success", Fal
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize(("given", "state", "cancels"), [*KILLS, (True, None, True)])
 @pytest.mark.parametrize("where", ["in the worker", "deferred"])
-def test_killing_the_task_cancels_the_job_if_wanted_and_nobody_goes_on_with_it(
+def test_killed_task_cancels_its_job_if_configured_and_given_up(
     job_manager: JobManager,
     task: Task,
     pipeline: str,
@@ -404,7 +404,9 @@ def test_killing_the_task_cancels_the_job_if_wanted_and_nobody_goes_on_with_it(
         asyncio.run(trigger.on_kill())
     else:
         operator.on_kill()
-    assert job_manager.gateway.jobs[trigger.job_id].status is (JobStatus.CANCELED if cancels else JobStatus.RUNNING)
+    assert job_manager.gateway.jobs[trigger.condition.job_id].status is (
+        JobStatus.CANCELED if cancels else JobStatus.RUNNING
+    )
 
 
 def test_a_killed_task_that_waits_in_the_worker_starts_no_other_job(
@@ -412,7 +414,7 @@ def test_a_killed_task_that_waits_in_the_worker_starts_no_other_job(
 ) -> None:
     """Airflow calls ``on_kill`` beside the wait, which sees the job's end while its process still lives."""
     first = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
-    job_id = deferral(first, task.context()).trigger.job_id
+    job_id = deferral(first, task.context()).trigger.condition.job_id
     second = SubmitJobOperator(
         task_id="t", pipeline=pipeline, wait_for_completion=True, deferrable=False, poll_interval=0.01
     )
@@ -428,11 +430,11 @@ def test_a_killed_task_that_waits_in_the_worker_starts_no_other_job(
     assert {job.status for job in job_manager.gateway.jobs.values() if job.job_id != JOB} == {JobStatus.CANCELED}
 
 
-def test_a_job_goes_on_when_airflow_does_not_say_what_became_of_its_task(
+def test_job_keeps_running_when_airflow_does_not_report_the_task_state(
     job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
-    job_id = deferral(operator, task.context()).trigger.job_id
+    job_id = deferral(operator, task.context()).trigger.condition.job_id
     operator.on_kill()
     assert job_manager.gateway.jobs[job_id].status is JobStatus.RUNNING
 
@@ -447,7 +449,7 @@ def test_airflows_execution_timeout_is_a_limit_as_the_deadline(
         task_id="t", pipeline=pipeline, wait_for_completion=True, cancel_on_timeout=cancel,
         execution_timeout=timedelta(seconds=0.2), defer_after=0, poll_interval=0.01,
     )  # fmt: skip
-    with pytest.raises(CkptWaitTimeout, match="being cancelled" if cancel else "goes on"):
+    with pytest.raises(CkptWaitTimeout, match="being cancelled" if cancel else "keeps running"):
         finish(limited, task.context())
     hanging = SubmitJobOperator(task_id="t", pipeline=pipeline, cancel_on_timeout=cancel, **FAST)
     deferral(hanging, Task().context())
@@ -460,7 +462,7 @@ def test_airflows_execution_timeout_is_a_limit_as_the_deadline(
 
 
 @pytest.mark.row("air.3")
-def test_a_failed_task_has_told_which_job_it_has_started(
+def test_failed_task_has_published_the_job_that_it_started(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     """For a task that cleans up, whose ``job`` is ``submit.job_id``."""
@@ -502,12 +504,12 @@ def test_a_bad_argument_is_named(job_manager: JobManager, task: Task, arguments:
     assert not [line for line in job_manager.received if line.startswith("POST")]
 
 
-def test_what_is_quick_is_not_deferred(job_manager: JobManager, task: Task, pipeline: str) -> None:
+def test_quick_submission_is_not_deferred(job_manager: JobManager, task: Task, pipeline: str) -> None:
     operator = SubmitJobOperator(task_id="t", pipeline=pipeline, poll_interval=0.01)
     assert operator.execute(task.context())["status"] == "RUNNING"
 
 
-def test_what_takes_longer_is_deferred_after_a_while(job_manager: JobManager, task: Task, pipeline: str) -> None:
+def test_slow_submission_is_deferred_after_a_while(job_manager: JobManager, task: Task, pipeline: str) -> None:
     operator = SubmitJobOperator(
         task_id="t", pipeline=pipeline, wait_for_completion=True, defer_after=1, poll_interval=0.01
     )

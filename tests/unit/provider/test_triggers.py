@@ -12,30 +12,56 @@ from airflow.sdk.module_loading import import_string
 from airflow.sdk.serde import deserialize, serialize
 from airflow.triggers.base import BaseTrigger
 
-from airflow_provider_ckpt.session_process import SessionProcess
-from airflow_provider_ckpt.triggers.checkpoint import CkptCheckpointTrigger
-from airflow_provider_ckpt.triggers.job import CkptJobTrigger
-from airflow_provider_ckpt.triggers.operation import CkptOperationTrigger
-from airflow_provider_ckpt.triggers.session import CkptSessionTrigger
+from airflow_provider_ckpt.conditions.base import Condition
+from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
+from airflow_provider_ckpt.conditions.health import DrillCondition, HealthCondition
+from airflow_provider_ckpt.conditions.job import JobStatusCondition, ReadyForSnapshotCondition
+from airflow_provider_ckpt.conditions.operation import (
+    ConfigurationCondition,
+    DisposalCondition,
+    Operation,
+    OperationCondition,
+    RescaleCondition,
+)
+from airflow_provider_ckpt.conditions.session import SessionGoneCondition, SessionReadyCondition
+from airflow_provider_ckpt.jobs.names import NameFreeCondition
+from airflow_provider_ckpt.processes import SessionProcess
+from airflow_provider_ckpt.triggers.wait import _CONDITIONS, CkptTrigger
+from airflow_provider_ckpt.upgrades.condition import UpgradeCondition
+from airflow_provider_ckpt.upgrades.machine import begin
+from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, JobManager, until
 
-ELSEWHERE = SessionProcess("s", "another.example", 1, 1, "/nowhere/s.log").to_json()
+ELSEWHERE = SessionProcess("s", "another.example", 1, 1, "/nowhere/s.log")
 
 
-def base(**kwargs: Any) -> dict[str, Any]:
-    wait = {"ckpt_conn_id": "ckpt_default", "deadline": time.time() + 5, "poll_interval": 0.01}
-    return wait | {"memo": {"inherited": True}} | kwargs
+ID = "ab" * 16
+CONDITIONS: list[Condition] = [
+    CheckpointCondition(JOB, CheckpointGoal(since_id=3, count=2)),
+    ConfigurationCondition(JOB, 3),
+    DisposalCondition("/data/savepoint-1", ID),
+    DrillCondition(JOB, 2),
+    HealthCondition(JOB, ["HEALTHY"], times=2),
+    JobStatusCondition(JOB, ["RUNNING"], all_tasks=True, cancel_on_kill=True),
+    NameFreeCondition("orders"),
+    OperationCondition(JOB, Operation.STOP, ID),
+    ReadyForSnapshotCondition(JOB),
+    RescaleCondition(JOB, {"a": 2, "b": (1, 3)}),
+    SessionGoneCondition(),
+    SessionReadyCondition(ELSEWHERE, terminate_on_kill=True),
+    UpgradeCondition(begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p"), "series")),
+]
 
 
-def triggers() -> list[Any]:
-    return [
-        CkptOperationTrigger(**base(operation="stop", job_id=JOB, trigger_id="ab" * 16)),
-        CkptJobTrigger(**base(job_id=JOB, expected=["RUNNING"], all_tasks=True, cancel_on_kill=True)),
-        CkptCheckpointTrigger(**base(job_id=JOB, goal={"since_id": 3, "count": 2})),
-        CkptSessionTrigger(**base(wait_for="ready", process=ELSEWHERE, terminate_on_kill=True)),
-        CkptSessionTrigger(**base(wait_for="gone")),
-    ]
+def waiting(condition: Condition, deadline: float | None = None) -> CkptTrigger:
+    return CkptTrigger(
+        ckpt_conn_id="ckpt_default",
+        condition=condition,
+        deadline=time.time() + 5 if deadline is None else deadline,
+        poll_interval=0.01,
+        memo={"inherited": True},
+    )
 
 
 def first_event(trigger: BaseTrigger) -> dict[str, Any]:
@@ -47,41 +73,43 @@ def first_event(trigger: BaseTrigger) -> dict[str, Any]:
 
 
 @pytest.mark.row("air.3")
-@pytest.mark.parametrize("trigger", triggers(), ids=lambda trigger: type(trigger).__name__)
-def test_a_trigger_is_rebuilt_from_json_and_from_airflows_encoding(trigger: BaseTrigger) -> None:
-    path, kwargs = trigger.serialize()
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: type(condition).__name__)
+def test_trigger_of_every_condition_is_rebuilt_from_json_and_from_airflows_encoding(condition: Condition) -> None:
+    path, kwargs = waiting(condition).serialize()
     for travelled in (json.loads(json.dumps(kwargs)), deserialize(serialize(kwargs))):
         assert import_string(path)(**travelled).serialize() == (path, kwargs)
 
 
-def test_the_event_carries_everything_that_the_trigger_was_made_of(job_manager: JobManager) -> None:
-    trigger = CkptJobTrigger(**base(job_id=JOB, expected=["RUNNING"]))
+def test_every_condition_of_a_trigger_is_tested() -> None:
+    assert {type(condition) for condition in CONDITIONS} == set(_CONDITIONS.values())
+
+
+def test_event_carries_all_arguments_of_the_trigger(job_manager: JobManager) -> None:
+    trigger = waiting(JobStatusCondition(JOB, ["RUNNING"]))
     event = first_event(trigger)
     assert event["trigger"] == trigger.serialize()[1]
     assert event["status"] == "done"
     assert json.loads(json.dumps(event)) == event
 
 
-def test_an_event_that_airflow_would_misread_is_held_back(
-    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_event_is_held_back_for_the_minimum_deferral(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__CKPT__MIN_DEFERRAL", "0.3")
     started = time.monotonic()
-    assert first_event(CkptJobTrigger(**base(job_id=JOB, expected=["RUNNING"])))["status"] == "done"
+    assert first_event(waiting(JobStatusCondition(JOB, ["RUNNING"])))["status"] == "done"
     assert time.monotonic() - started >= 0.3
 
 
 @pytest.mark.row("air.3")
 def test_a_deadline_that_has_passed_still_takes_one_look(job_manager: JobManager) -> None:
-    past = {"deadline": time.time() - 100}
-    assert first_event(CkptJobTrigger(**base(job_id=JOB, expected=["RUNNING"], **past)))["status"] == "done"
-    assert first_event(CkptJobTrigger(**base(job_id=JOB, expected=["FINISHED"], **past)))["status"] == "timeout"
+    past = time.time() - 100
+    assert first_event(waiting(JobStatusCondition(JOB, ["RUNNING"]), past))["status"] == "done"
+    assert first_event(waiting(JobStatusCondition(JOB, ["FINISHED"]), past))["status"] == "timeout"
 
 
 @pytest.mark.row("air.3")
 def test_a_trigger_never_raises_for_a_job_manager_that_is_away(job_manager: JobManager) -> None:
     job_manager.stop()
-    event = first_event(CkptJobTrigger(**base(job_id=JOB, expected=["RUNNING"], deadline=time.time() + 0.1)))
+    event = first_event(waiting(JobStatusCondition(JOB, ["RUNNING"]), time.time() + 0.1))
     assert event["status"] == "timeout"
     assert "cannot be reached" in event["message"]
 
@@ -89,16 +117,16 @@ def test_a_trigger_never_raises_for_a_job_manager_that_is_away(job_manager: JobM
 def test_an_answer_that_no_retry_can_cure_ends_the_wait(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    event = first_event(CkptJobTrigger(**base(job_id="not-an-id", expected=["RUNNING"])))
+    event = first_event(waiting(JobStatusCondition("not-an-id", ["RUNNING"])))
     assert event["status"] == "refused"
 
 
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("cancel", [True, False])
-def test_killing_a_waiting_task_cancels_the_job_if_wanted_and_cleaning_up_never_does(
+def test_killed_wait_cancels_the_job_if_configured_and_cleanup_never_does(
     job_manager: JobManager, cancel: bool
 ) -> None:
-    trigger = CkptJobTrigger(**base(job_id=JOB, expected=["FINISHED"], cancel_on_kill=cancel))
+    trigger = waiting(JobStatusCondition(JOB, ["FINISHED"], cancel_on_kill=cancel))
     asyncio.run(trigger.cleanup())
     assert job_manager.gateway.jobs[JOB].status is JobStatus.RUNNING
     asyncio.run(trigger.on_kill())
@@ -107,20 +135,22 @@ def test_killing_a_waiting_task_cancels_the_job_if_wanted_and_cleaning_up_never_
 
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize(
-    ("trigger", "words"),
+    ("condition", "words"),
     [
-        (CkptOperationTrigger(**base(operation="savepoint", job_id=JOB, trigger_id="ab" * 16)), "was not cancelled"),
-        (CkptJobTrigger(**base(job_id=JOB, expected=["FINISHED"])), "was not cancelled"),
-        (CkptJobTrigger(**base(job_id="0" * 32, expected=["FINISHED"], cancel_on_kill=True)), "cancelling .* failed"),
-        (CkptSessionTrigger(**base(wait_for="ready", process=ELSEWHERE)), "goes on"),
-        (CkptSessionTrigger(**base(wait_for="ready", process=ELSEWHERE, terminate_on_kill=True)), "another machine"),
+        (OperationCondition(JOB, Operation.SAVEPOINT, ID), "was not cancelled"),
+        (JobStatusCondition(JOB, ["FINISHED"]), "was not cancelled"),
+        (JobStatusCondition("0" * 32, ["FINISHED"], cancel_on_kill=True), "cancelling .* failed"),
+        (SessionReadyCondition(ELSEWHERE), "keeps running"),
+        (SessionReadyCondition(ELSEWHERE, terminate_on_kill=True), "another machine"),
+        (NameFreeCondition("orders"), "no job was started"),
     ],
 )
-def test_a_killed_task_says_what_became_of_the_remote_side(
-    job_manager: JobManager, trigger: BaseTrigger, words: str, monkeypatch: pytest.MonkeyPatch
+def test_killed_task_logs_what_becomes_of_the_remote_side(
+    job_manager: JobManager, condition: Condition, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import re
 
+    trigger = waiting(condition)
     said: list[str] = []
     log = type("Log", (), {name: lambda _, text, *args: said.append(text % args) for name in ("warning", "error")})()
     monkeypatch.setattr(type(trigger), "log", log)
@@ -129,11 +159,11 @@ def test_a_killed_task_says_what_became_of_the_remote_side(
 
 
 @pytest.mark.parametrize("is_changed", [True, False])
-def test_a_wait_goes_on_with_the_token_that_the_connection_has_got_meanwhile(
+def test_wait_continues_with_the_new_token_of_the_connection(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch, is_changed: bool
 ) -> None:
     async def wait() -> dict[str, Any]:
-        trigger = CkptJobTrigger(**base(job_id=JOB, expected=["FINISHED"], deadline=time.time() + 60))
+        trigger = waiting(JobStatusCondition(JOB, ["FINISHED"]), time.time() + 60)
         event = asyncio.ensure_future(anext(trigger.run()))
         await until(lambda: job_manager.count(f"GET /jobs/{JOB}") > 0)
         if is_changed:
@@ -147,8 +177,13 @@ def test_a_wait_goes_on_with_the_token_that_the_connection_has_got_meanwhile(
     assert asyncio.run(wait())["status"] == ("done" if is_changed else "refused")
 
 
-def test_a_bad_kind_of_wait_is_refused() -> None:
-    with pytest.raises(ValueError, match="^wait_for: "):
-        CkptSessionTrigger(**base(wait_for="nothing"))
-    with pytest.raises(ValueError, match="disposal"):
-        CkptOperationTrigger(**base(operation="disposal", job_id=JOB, trigger_id="ab" * 16))
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ({"type": "NoCondition"}, "^condition: 'NoCondition' does not exist"),
+        ({"type": "OperationCondition", "job_id": JOB, "operation": "disposal", "trigger_id": ID}, "disposal"),
+    ],
+)
+def test_trigger_of_an_unknown_condition_is_refused(condition: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        CkptTrigger(ckpt_conn_id="c", condition=condition, deadline=None, poll_interval=1)

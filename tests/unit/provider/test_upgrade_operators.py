@@ -15,8 +15,9 @@ from msgspec import structs
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptOperationFailed, CkptUpgradeRefused
 from airflow_provider_ckpt.operators.suspend import ResumeJobOperator, SuspendJobOperator
 from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, UpgradeJobOperator
-from airflow_provider_ckpt.triggers.upgrade import CkptUpgradeTrigger
+from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from airflow_provider_ckpt.upgrades.actions import Accepted, Fits, Look, Lost, Newest, Release, Seen, StopSeen
+from airflow_provider_ckpt.upgrades.condition import UpgradeCondition
 from airflow_provider_ckpt.upgrades.executor import perform
 from airflow_provider_ckpt.upgrades.machine import action_of, advance, begin
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
@@ -44,11 +45,11 @@ def upgrade(**arguments: Any) -> UpgradeJobOperator:
         ({"last_state_max_age": "0 s"}, "last_state_max_age: '0 s'"),
         ({"savepoint_format": "XML"}, "savepoint_format: 'XML'"),
         ({"args": "a b"}, "args: 'a b'"),
-        ({"configuration": {"s3.secret-key": "x"}}, "configuration: 's3.secret-key' .* not written down"),
+        ({"configuration": {"s3.secret-key": "x"}}, "configuration: 's3.secret-key' .* not recorded"),
         ({"pause_before_start": "perhaps"}, "pause_before_start: 'perhaps'"),
     ],
 )
-def test_bad_arguments_are_told_before_anything_is_sent(
+def test_bad_arguments_are_refused_before_anything_is_sent(
     job_manager: JobManager, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CkptArgumentInvalid, match=message):
@@ -62,13 +63,13 @@ def test_without_a_task_state_store_nothing_is_begun(job_manager: JobManager) ->
     assert job_manager.received == []
 
 
-def test_a_program_that_is_not_there_stops_nothing(job_manager: JobManager) -> None:
+def test_missing_program_stops_nothing(job_manager: JobManager) -> None:
     with pytest.raises(CkptUpgradeRefused, match="no uploaded pipeline 'p'"):
         upgrade().execute(Task().context())
     assert job_manager.gateway.jobs[JOB].status is JobStatus.RUNNING
 
 
-def test_a_server_that_does_not_say_what_runs_is_told_so(job_manager: JobManager) -> None:
+def test_server_that_does_not_report_the_program_is_refused(job_manager: JobManager) -> None:
     """As a Flink cluster, which has no holds and no likeJob either."""
     with pytest.raises(CkptUpgradeRefused, match="does not say which program"):
         SuspendJobOperator(task_id="t", job=JOB, **FAST).execute(Task().context())
@@ -93,16 +94,16 @@ def paused() -> Upgrade:
 
 
 @pytest.mark.parametrize(("state", "how"), [("FINISHED", "stopped"), ("CANCELED", "cancelled")])
-def test_an_end_by_somebody_else_is_not_taken_for_that_of_the_upgrade(state: str, how: str) -> None:
+def test_end_by_another_client_is_not_taken_for_that_of_the_upgrade(state: str, how: str) -> None:
     record = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", fallback_age=10**9), "series")
     newest = Newest("/s", 1, is_stop=state == "FINISHED")
     for answer in (Accepted(), seen(), Accepted(), Fits(), seen(state=state, has_ended=True, newest=newest)):
         record = advance(record, answer, 0)
     assert (record.step, record.outcome) == (Step.RELEASE, Outcome.REFUSED)
-    assert f"was {how} by somebody else" in record.why
+    assert f"was {how} by another client" in record.why
 
 
-def test_a_job_that_somebody_else_upgrades_is_refused_before_anything_is_held(job_manager: JobManager) -> None:
+def test_job_that_another_client_upgrades_is_refused_before_anything_is_held(job_manager: JobManager) -> None:
     job_manager.faults = [Fault("PUT .*/upgrade", 409)]
     with pytest.raises(CkptUpgradeRefused):
         upgrade().execute(Task().context())
@@ -111,7 +112,7 @@ def test_a_job_that_somebody_else_upgrades_is_refused_before_anything_is_held(jo
     assert job_manager.gateway.jobs[JOB].status is JobStatus.RUNNING
 
 
-def test_a_lost_job_ends_the_upgrade_at_every_step_without_calling_for_a_person() -> None:
+def test_lost_lineage_ends_the_upgrade_at_every_step_without_stranding() -> None:
     for step in Step:
         if step not in (Step.RELEASE, Step.ENDED):
             record = advance(structs.replace(paused(), step=step), Lost("somebody has it"), 0)
@@ -128,7 +129,7 @@ def test_checkpoints_of_the_gate_count_since_the_last_restart_and_a_degraded_job
     job = gateway.jobs[JOB]
 
     def look() -> Seen:
-        answer = client.run(perform(Look(JOB, judged=True), 0), patience_s=1)
+        answer = client.run(perform(client.calls, Look(JOB, judged=True), 0))
         assert isinstance(answer, Seen)
         return answer
 
@@ -177,17 +178,18 @@ def test_a_paused_upgrade_is_needed_to_finish_one(job_manager: JobManager) -> No
     assert finish({"upgrade": paused().to_json()})._paused() == paused()
 
 
-def test_a_killed_task_says_where_it_stood(capsys: pytest.CaptureFixture[str]) -> None:
-    trigger = CkptUpgradeTrigger(ckpt_conn_id="c", deadline=None, poll_interval=1, record=paused().to_json())
-    assert CkptUpgradeTrigger(**trigger.serialize()[1]).serialize() == trigger.serialize()
+def test_killed_upgrade_logs_its_step(capsys: pytest.CaptureFixture[str]) -> None:
+    trigger = CkptTrigger(ckpt_conn_id="c", condition=UpgradeCondition(paused()), deadline=None, poll_interval=1)
     asyncio.run(trigger.on_kill())
-    assert f"PAUSED: job {JOB} has ended, and nothing runs; /s is what to go on from" in capsys.readouterr().out
+    assert (
+        f"PAUSED: job {JOB} has ended, and nothing runs; /s is the snapshot to continue from" in capsys.readouterr().out
+    )
 
 
 # --- the DAG
 
 
-def test_the_dag_is_whole_and_its_form_is_checked() -> None:
+def test_upgrade_dag_loads_and_its_form_is_checked() -> None:
     dag = import_module("airflow_provider_ckpt.dags.upgrade").ckpt_upgrade
     assert [task.task_id for task in dag.topological_sort()] == ["stop_with_savepoint", "approval", "start_and_watch"]
     document = json.loads(json.dumps(DagSerialization.to_dict(dag)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
+from ckpt_runtime.cli import run_command, snapshot_commands
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
@@ -329,20 +330,22 @@ def test_run_attached_ends_as_the_job_ends(
 
 
 def test_interrupting_an_attached_run_leaves_the_job(
+    request: pytest.FixtureRequest,
     ckpt: Ckpt,
     gateway: FakeGateway,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     pipeline: str,
 ) -> None:
-    sleep = time.sleep
+    def interrupting(*_: object, **__: object) -> str:
+        """Called for a progress line, in the thread of the client: the user presses Ctrl-C."""
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return "interrupted"
 
-    def interrupt(seconds: float) -> None:
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-        sleep(seconds)
-
-    monkeypatch.setattr("time.sleep", interrupt)
+    monkeypatch.setattr(run_command, "_progress_text", interrupting)
+    monkeypatch.setattr(snapshot_commands.StartedOperation, "_so_far", interrupting)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     assert ckpt("run", "--job-id", "ab" * 16, pipeline) == 130
     assert f"Job {'ab' * 16} goes on" in capsys.readouterr().err
     assert gateway.jobs["ab" * 16].status is JobStatus.RUNNING

@@ -203,7 +203,7 @@ def test_a_wait_has_a_deadline(client: Both) -> None:
         client.wait_for_state(JOB, {"CANCELED"}, timeout_s=0.05, poll_interval_s=0.01)
 
 
-def test_nobody_there(unused_port: int) -> None:
+def test_unreachable_server_is_reported(unused_port: int) -> None:
     with (
         CkptClient(f"127.0.0.1:{unused_port}", patience_s=0.1) as client,
         pytest.raises(Unreachable, match="127.0.0.1"),
@@ -220,7 +220,7 @@ def unused_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-def test_an_answer_of_something_else() -> None:
+def test_answer_of_another_server_is_unexpected() -> None:
     import httpx
 
     for status, content in [(200, b"<html>"), (200, b"[]"), (200, b"{}"), (200, b"null")]:

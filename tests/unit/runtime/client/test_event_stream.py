@@ -38,7 +38,7 @@ def followed(server: Server, *jobs: str) -> list[StreamedEvent]:
     return events
 
 
-def test_a_connection_goes_on_behind_what_was_seen() -> None:
+def test_next_connection_continues_after_the_last_event() -> None:
     again = ': keep-alive\nid: s-9\n\nevent: reset\ndata: {"reason":"why"}\nid: t-1\n\n: cut\nid: t'
     server = Server(FIRST, again)
     events = followed(server, "a" * 32, "b" * 32)
@@ -68,7 +68,7 @@ def test_the_asynchronous_client_does_the_same() -> None:
 
 
 @pytest.mark.parametrize("lines", ["data: [1]", "data: nonsense"])
-def test_what_is_no_event_is_refused(lines: str) -> None:
+def test_data_that_is_no_event_is_refused(lines: str) -> None:
     feed = EventFeed()
     assert list(feed.take(lines)) == []
     with pytest.raises(UnexpectedAnswer):
@@ -82,14 +82,14 @@ def test_what_is_no_event_is_refused(lines: str) -> None:
         (httpx.Response(200, text="<html>"), UnexpectedAnswer),
     ],
 )
-def test_a_server_without_streams_is_told_at_once(answer: httpx.Response, error: type[Exception]) -> None:
+def test_server_without_streams_is_reported_at_once(answer: httpx.Response, error: type[Exception]) -> None:
     server = Server(answer)
     with CkptClient("http://there:1", transport=httpx.MockTransport(server)) as client, pytest.raises(error):
         next(client.follow_events())
     assert len(server.asked) == 1
 
 
-def test_pauses_grow_until_something_comes() -> None:
+def test_pauses_grow_until_an_event_comes() -> None:
     feed = EventFeed()
     away = Unreachable("http://there:1", "gone")
     pauses = [feed.pause_after(away, 0, 60) for _ in range(8)]

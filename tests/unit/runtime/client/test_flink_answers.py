@@ -68,7 +68,7 @@ def test_the_message_of_an_error_is_a_line_and_no_trace(exchange: dict[str, Any]
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_server_without_the_patch_of_a_running_job_is_told(reset: bool) -> None:
+def test_server_without_patches_of_running_jobs_is_reported(reset: bool) -> None:
     exchange = recorded("FLIP-571 PATCH checkpoints/configuration (not present?)")
     job_id = exchange["path"].split("/")[2]
     patch = CheckpointConfigPatch(interval_ms=1000)
@@ -89,7 +89,7 @@ def test_a_server_without_the_patch_of_a_running_job_is_told(reset: bool) -> Non
         ("java.util.concurrent.CompletionException: org.x.C: d\n\tat e", "C: d"),
     ],
 )
-def test_what_a_trace_comes_down_to(trace: str, line: str) -> None:
+def test_trace_is_reduced_to_its_root_cause(trace: str, line: str) -> None:
     assert telling_line(trace) == line
 
 

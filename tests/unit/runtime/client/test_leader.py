@@ -190,7 +190,7 @@ def test_damage_gets_no_request_and_may_pass(directory: Directory, two: tuple[st
     assert ask(directory.source(), blocking=True) == two[0]
 
 
-def test_nobody_has_led_yet(directory: Directory, blocking: bool) -> None:
+def test_missing_leader_is_reported(directory: Directory, blocking: bool) -> None:
     with pytest.raises(LeaderUnknown, match="no leader has been there yet"):
         ask(directory.source(), blocking)
 
@@ -217,10 +217,10 @@ def test_a_client_that_has_seen_a_leader_goes_back_to_no_earlier_one(
         old = directory.file.read_bytes()
         directory.lead(two[0], good_for_s=0.2)
         source = directory.source()
-        first = source.find(5)
+        first = asyncio.run(source.find(5))
         directory.file.write_bytes(old)
         with pytest.raises(LeaderUnknown, match="of epoch 1, and one of epoch 2"):
-            source.find(5, other_than=first)
+            asyncio.run(source.find(5, other_than=first))
     assert heard == []
 
 
@@ -293,7 +293,7 @@ def test_places_that_cannot_be_one() -> None:
             LeaderDirectory(directory, cluster, token=None)
 
 
-def test_without_a_token_nothing_is_proven_and_nothing_given_away(directory: Directory) -> None:
+def test_without_a_token_no_address_is_proven(directory: Directory) -> None:
     with served(create_app(FakeGateway(), token=None)) as open_to_all:
         HaStore(str(directory.path)).leader.claim(open_to_all, "app", "1", after=0)
         assert ask(directory.source(None), blocking=True, token=None) == open_to_all

@@ -39,10 +39,10 @@ class Script:
 
 
 def client_over(script: Callable[[httpx.Request], httpx.Response], **options: object) -> CkptClient:
-    return CkptClient("host:1", transport=httpx.MockTransport(script), **options)  # type: ignore[arg-type]
+    return CkptClient("host:1", transport=httpx.MockTransport(script), **options)
 
 
-def test_a_lost_answer_is_asked_for_again_with_the_same_trigger_id() -> None:
+def test_request_with_a_lost_answer_is_repeated_with_the_same_trigger_id() -> None:
     script = Script(httpx.ReadTimeout("late"), httpx.Response(503), httpx.Response(202, json={"request-id": "t"}))
     with client_over(script) as client:
         assert client.trigger_checkpoint(JOB) == "t"
@@ -125,7 +125,7 @@ def test_a_run_that_is_refused_at_once_is_refused() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 500])
-def test_an_answer_that_will_not_change_is_not_asked_for_again(status: int) -> None:
+def test_final_error_is_not_retried(status: int) -> None:
     script = Script(httpx.Response(status, json={"errors": ["no"]}))
     with client_over(script) as client, pytest.raises(CkptApiError, match="no") as error:
         client.list_jobs()
@@ -171,7 +171,7 @@ def test_a_token_that_no_header_takes_is_refused_before_any_request_and_not_show
     assert refused.value.__context__ is None
 
 
-def test_text_that_is_no_utf8_can_still_be_sent() -> None:
+def test_text_that_is_not_utf8_can_be_sent() -> None:
     script = Script(httpx.Response(202, json={"request-id": "t"}))
     with client_over(script) as client:
         client.trigger_savepoint(JOB, "/dir\udcff")
@@ -192,13 +192,13 @@ def test_urls(given: str, url: str) -> None:
 @pytest.mark.parametrize(
     "bad", ["", "http://", "ftp://x", "http://h?x=1", "http://h#x", "h:99999", "h:0", "http://[", "h:x"]
 )
-def test_what_cannot_be_a_url(bad: str) -> None:
+def test_invalid_url_is_refused(bad: str) -> None:
     with pytest.raises(InvalidUrl, match="host:port"):
         CkptClient(bad)
 
 
 @pytest.mark.parametrize("bad", ["http://u:secret@h", "u:secret@h:1", "http://u:secret@h:x", "u:secret@"])
-def test_what_looks_like_a_password_is_not_shown(bad: str) -> None:
+def test_url_with_a_password_is_refused_without_showing_it(bad: str) -> None:
     with pytest.raises(InvalidUrl, match="without a user or password: the token is given apart") as raised:
         CkptClient(bad)
     assert "secret" not in str(raised.value)
@@ -232,7 +232,7 @@ def test_the_message_in_a_stack_trace(trace: str, message: str) -> None:
     assert root_message("E", trace) == message
 
 
-def test_the_package_loads_nothing_heavy() -> None:
+def test_package_loads_no_heavy_library() -> None:
     code = (
         "import sys; import ckpt_runtime.client, ckpt_runtime.client.errors, ckpt_runtime.client.models;"
         "assert 'httpx' not in sys.modules;"

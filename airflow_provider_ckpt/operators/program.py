@@ -9,7 +9,6 @@ from typing import Any, Final
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
-from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
@@ -72,6 +71,6 @@ class RunsProgram:
             filename, content = pack_pipeline(Path(self._pipeline() or ""))
         except PackagingError as error:
             raise CkptArgumentInvalid("pipeline", self.pipeline, str(error)) from error
-        pipeline_id = client.execute(requests.upload_pipeline(filename, content))
+        pipeline_id = client.upload_pipeline(filename, content)
         self.log.info("Uploaded %s (%d bytes) as pipeline %s", filename, len(content), pipeline_id)
         return pipeline_id

@@ -1,7 +1,7 @@
 """How a try handles the job that an earlier one has started. Pure: from what is known of that job to a plan.
 
 An earlier job that has completed a checkpoint has committed output up to it. Another job that starts from nothing would
-write that output again, so it resumes from the latest retained checkpoint, or not at all unless a person says so.
+write that output again, so it resumes from the latest retained checkpoint, or not at all unless a person decides so.
 
 The reason for the new try matters only for a job whose end the task has reported. A retry follows a failure, so no
 success was reported. A task that had succeeded runs again only because a person cleared it: a job that FINISHED or was
@@ -21,13 +21,13 @@ from ckpt_runtime.client.models import TERMINAL_STATES
 Json = dict[str, Any]
 
 _WAYS_OUT = (
-    "Give the snapshot to go on from as savepoint_path; or remove what was written, and give start_over=True to begin "
-    "with nothing"
+    "Give the snapshot to resume from as savepoint_path; or remove what was written, and give start_over=True to start "
+    "from nothing"
 )
 
 
 class NextStep(Enum):
-    """What is to be done: return the job's facts, wait for it, ask for it once more, or start another."""
+    """The next step: return the job's facts, wait for it, request it once more, or start another."""
 
     REPORT = auto()
     ATTACH = auto()
@@ -37,7 +37,7 @@ class NextStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step and why. A job to be asked for starts from ``snapshot``; ``resumes`` when an earlier job has made that."""
+    """A step and why. A requested job starts from ``snapshot``; ``resumes`` when an earlier job has made that."""
 
     step: NextStep
     why: str
@@ -88,7 +88,7 @@ def _resume(earlier: EarlierJob) -> Plan:
     record, state, name = earlier.record, earlier.state, earlier.name
     if state is None:
         raise CkptJobNotResumable(
-            f"{name} is not known to the job manager any more: a session without high availability forgets its jobs "
+            f"{name} is no longer known to the job manager: a session without high availability forgets its jobs "
             f"when it ends. What it retained lies in the checkpoint directory below {record['job_id']}. {_WAYS_OUT}"
         )
     entries = _recovery_points(earlier.statistics)

@@ -1,19 +1,18 @@
-"""Waiting for the step of an upgrade that only watches: done when the record has something else to do."""
+"""The condition on a step of an upgrade that only watches: done when the record has something else to do."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from typing import Any
+from dataclasses import dataclass
 
-from airflow_provider_ckpt.conditions.base import Condition, MissingPolicy, Poll, Status, Verdict
-from airflow_provider_ckpt.conditions.job_log import job_line
+from airflow_provider_ckpt.conditions.base import Condition, MissingPolicy, Status, Verdict
+from airflow_provider_ckpt.conditions.job import job_line
 from airflow_provider_ckpt.upgrades.actions import Action, Answer, JobMissing, Look, LookAtStop, Seen, StopSeen
 from airflow_provider_ckpt.upgrades.executor import watched
 from airflow_provider_ckpt.upgrades.machine import action_of, advance
-from airflow_provider_ckpt.upgrades.record import Upgrade
+from airflow_provider_ckpt.upgrades.record import Upgrade, standing
+from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
-from ckpt_runtime.client.requests import Call
 
 
 def wall_clock_ms() -> int:
@@ -21,34 +20,35 @@ def wall_clock_ms() -> int:
     return round(time.time() * 1000)
 
 
+@dataclass(eq=False)
 class UpgradeCondition(Condition):
     """The result has the next ``record``."""
 
-    def __init__(self, record: Upgrade, now_ms: Callable[[], int] = wall_clock_ms) -> None:
-        super().__init__()
-        self._record = record
-        self._now_ms = now_ms
-        self._action = action_of(record)
+    record: Upgrade
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._action = action_of(self.record)
         self._forgotten = MissingPolicy()
 
     @property
     def subject(self) -> str:
-        return f"the step {self._record.step} of the {self._record.desired.goal.lower()} of job {self._record.old_job}"
+        return f"the step {self.record.step} of the {self.record.desired.goal.lower()} of job {self.record.old_job}"
 
-    def poll(self) -> Poll:
+    async def poll(self, client: AsyncCalls) -> Verdict | None:
         assert self._action is not None
-        answer = yield from self._look(self._action)
+        answer = await self._look(client, self._action)
         if answer is None:
             return None
-        changed = advance(self._record, answer, self._now_ms())
-        if changed is self._record:
+        changed = advance(self.record, answer, wall_clock_ms())
+        if changed is self.record:
             self.standing = _standing(answer)
             return None
         return Verdict(Status.DONE, result={"record": changed.to_json()})
 
-    def _look(self, action: Action) -> Generator[Call[Any], Any, Answer | None]:
+    async def _look(self, client: AsyncCalls, action: Action) -> Answer | None:
         try:
-            answer = yield from watched(action)
+            answer = await watched(client, action)
         except NotFound as error:
             missing = self.absence.missing(str(error))
             if missing is None:
@@ -61,10 +61,14 @@ class UpgradeCondition(Condition):
         self._forgotten.seen()
         return answer
 
-    def detail(self) -> Generator[Call[Any], Any, str]:
-        if not isinstance(self._action, Look | LookAtStop):
-            return ""
-        return (yield from job_line(self._action.job))
+    async def detail(self, client: AsyncCalls) -> str:
+        return await job_line(client, self._action.job) if isinstance(self._action, Look | LookAtStop) else ""
+
+    def left_over(self) -> str:
+        return (
+            f"it stood at the step {self.record.step}: {standing(self.record)}. Nothing is undone; a cleared task "
+            "continues from there"
+        )
 
 
 def _standing(answer: Answer) -> str:

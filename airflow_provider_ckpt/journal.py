@@ -1,7 +1,7 @@
-"""What a task wrote down before it asked for something, so that its next try finds the same thing again.
+"""A task's record of its requests, made before they are sent, so that its next try finds the same things again.
 
-A thin cover over Airflow's task state store, which survives a crash, a retry and *Clear*, and is another one for each
-index of a mapped task. Where there is no store the journal forgets everything.
+A thin layer over Airflow's task state store, which survives a crash, a retry and *Clear*, and is another one for each
+index of a mapped task. Without a store the journal keeps nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Journal:
         return fields
 
     def forget(self) -> None:
-        """Drop the record, so that a cleared task starts afresh."""
+        """Delete the record, so that a cleared task starts from the beginning."""
         if self._store is not None:
             self._store.delete(self._key)
 
@@ -57,7 +57,7 @@ def new_id(context: Context | Mapping[str, Any], purpose: str) -> str:
 
 
 def series_of(context: Context | Mapping[str, Any]) -> str:
-    """Return what all tries of this task instance say of themselves, and no other does: also each mapped index."""
+    """Return a text that all tries of this task instance have in common, and no other instance or mapped index."""
     instance = context["ti"]
     parts = (instance.dag_id, instance.run_id, instance.task_id, getattr(instance, "map_index", -1))
     return "/".join(str(part) for part in parts)

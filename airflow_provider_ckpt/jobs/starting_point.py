@@ -1,7 +1,7 @@
-"""What a new job starts from when that is "the latest of" another one. Pure: requests go out as steps.
+"""What a new job starts from when that is "the latest of" another one.
 
 A job has committed its output up to its latest checkpoint. So an older snapshot is not taken in the place of a latest
-one that is gone, unless a savepoint is asked for: what was written since would be written again.
+one that is gone, unless a savepoint is requested: what was written since would be written again.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import Final
 
 from airflow_provider_ckpt.exceptions import CkptJobNotFound, CkptJobNotResumable
-from airflow_provider_ckpt.job_names import resolve
-from ckpt_runtime.client import requests
+from airflow_provider_ckpt.jobs.names import resolve
 from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointStatistics
+from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.models import TERMINAL_STATES, JobLine
-from ckpt_runtime.client.waiting import Steps, until_final
+from ckpt_runtime.client.waiting import until_final
 
 KINDS: Final = ("ANY", "CHECKPOINT", "SAVEPOINT")
 _WAYS_OUT: Final = "Give a path as savepoint_path, or if_no_snapshot='start' to begin with nothing"
 
 
-def latest_snapshot_of(job: str, kind: str, *, or_nothing: bool, pause: float) -> Steps[str | None]:
+async def latest_snapshot_of(client: AsyncCalls, job: str, kind: str, *, or_nothing: bool, pause: float) -> str | None:
     """Where the latest snapshot of the kind lies, of the living job of that id or name, or of the one that ended last.
 
     None only with ``or_nothing``: no such job, or one that has completed nothing and was started from nothing.
@@ -29,26 +29,21 @@ def latest_snapshot_of(job: str, kind: str, *, or_nothing: bool, pause: float) -
     :raises CkptJobNotResumable: when it has no such snapshot, or no longer.
     """
     try:
-        line = yield from resolve(job, ended=True, pause=pause)
+        line = await resolve(client, job, ended=True, pause=pause)
     except CkptJobNotFound:
         if or_nothing:
             return None
         raise
     try:
-        statistics: CheckpointStatistics | None = yield from _statistics(line)
+        if line.state in TERMINAL_STATES:
+            await until_final(client, line.job_id)
+        statistics: CheckpointStatistics | None = await client.checkpoint_statistics(line.job_id)
     except NotFound:  # a Flink job without checkpoints has none
         statistics = None
     path = None if statistics is None else chosen_path(line, statistics, kind)
     if path is None and not or_nothing:
         raise CkptJobNotResumable(f"{_named(line)} has no completed {_noun(kind)} to start from. {_WAYS_OUT}")
     return path
-
-
-def _statistics(line: JobLine) -> Steps[CheckpointStatistics]:
-    if line.state in TERMINAL_STATES:
-        yield from until_final(line.job_id)
-    statistics: CheckpointStatistics = yield requests.checkpoint_statistics(line.job_id)
-    return statistics
 
 
 def chosen_path(line: JobLine, statistics: CheckpointStatistics, kind: str) -> str | None:

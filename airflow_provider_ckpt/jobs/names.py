@@ -1,22 +1,43 @@
 """Which job a task means: one that is named by its id, or by a name that no other living job has.
 
 A name outlives its jobs: each redeployment makes another job of it. So a name means the job that lives; the ended ones
-are its history, of which the latest counts only where that makes sense. Pure: requests go out as steps.
+are its history, of which the latest counts only where that makes sense.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from airflow_provider_ckpt.conditions.base import MissingPolicy
-from airflow_provider_ckpt.conditions.job_log import moment
+from airflow_provider_ckpt.conditions.base import Condition, MissingPolicy, Status, Verdict, moment
 from airflow_provider_ckpt.exceptions import CkptJobAmbiguous, CkptJobNotFound
-from ckpt_runtime.client import requests
+from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.models import TERMINAL_STATES, JobLine
-from ckpt_runtime.client.waiting import Pause, Steps
 
 _MOST_SHOWN = 10
 _DIGITS = 32
+
+
+@dataclass(eq=False)
+class NameFreeCondition(Condition):
+    """Done when no living job has the name."""
+
+    name: str
+
+    @property
+    def subject(self) -> str:
+        return f"the end of every job named {self.name!r}"
+
+    async def poll(self, client: AsyncCalls) -> Verdict | None:
+        found = living(self.name, await client.list_jobs())
+        if not found:
+            return Verdict(Status.DONE)
+        self.standing = ", ".join(f"job {line.job_id} is {line.state}" for line in found)
+        return None
+
+    def left_over(self) -> str:
+        return f"no job was started, and the one named {self.name!r} keeps running"
 
 
 def is_id(job: str) -> bool:
@@ -50,7 +71,7 @@ def chosen(job: str, lines: Sequence[JobLine], *, ended: bool) -> JobLine | None
     return found[0] if found else (latest_ended(job, lines) if ended else None)
 
 
-def resolve(job: str, *, ended: bool, pause: float) -> Steps[JobLine]:
+async def resolve(client: AsyncCalls, job: str, *, ended: bool, pause: float) -> JobLine:
     """Look for the job among the session's. That it is missing is believed when it is so several times in a row.
 
     :raises CkptJobNotFound: naming the jobs that are there.
@@ -59,8 +80,8 @@ def resolve(job: str, *, ended: bool, pause: float) -> Steps[JobLine]:
     lines: Sequence[JobLine] = ()
     for look in range(MissingPolicy.LIMIT):
         if look:
-            yield Pause(pause)
-        lines = yield requests.list_jobs()
+            await asyncio.sleep(pause)
+        lines = await client.list_jobs()
         found = chosen(job, lines, ended=ended)
         if found is not None:
             return found

@@ -1,0 +1,1 @@
+"""Which job a task means, and what a new job starts from."""
