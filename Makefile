@@ -30,6 +30,13 @@ test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options
 test-long: setup ## runs the tests that the suite has no time for
 	$(VENV)/bin/python -m pytest -m long $(PYTEST)
 
+.PHONY: coverage
+coverage: setup ## lines and branches of the pure cores that their unit tests run, with a floor; OF="tests/unit" reports all code
+	rm -rf .coverage && mkdir .coverage
+	$(VENV)/bin/python -m coverage run -m pytest $(or $(OF),tests/unit/runtime/checkpoint tests/unit/runtime/scheduler) -q -p no:schemathesis --timeout=900
+	$(VENV)/bin/python -m coverage combine --quiet
+	$(VENV)/bin/python -m coverage report $(if $(OF),,--fail-under=96 --include='*/checkpoint/*,*/scheduler/*')
+
 .PHONY: attack
 attack: setup ## runs the attacks against real sessions, those that take minutes too
 	$(VENV)/bin/python -m pytest tests/attack -m attack $(PYTEST)
@@ -88,7 +95,7 @@ lock: ## writes requirements/lock.txt from what is installed now
 
 .PHONY: clean
 clean: ## deletes what was built, caches included; keeps .venv
-	rm -rf build runtime/build dist .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build runtime/build dist .coverage .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -rf spark-warehouse metastore_db derby.log ./*.egg-info runtime/*.egg-info
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
@@ -17,6 +15,7 @@ from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.models import TERMINAL_STATES
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.waiting import Steps
+from ckpt_runtime.contract.base import plain
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -91,7 +90,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         with self.connected(deadline) as client:
             effective = self.change(client, lambda: self._change(job_id, call))
         self.forget_job(context)
-        result = {"job_id": job_id} | structs.asdict(effective) | {"overrides": list(effective.overrides)}
+        result = {"job_id": job_id} | plain(effective)
         self.log.info("Checkpoint configuration of job %s now: %s", job_id, result)
         return result
 

@@ -52,7 +52,7 @@ async def _page(request: Request, name: str = INDEX) -> Response:
 
 async def _session() -> dict[str, bool]:
     """The login is Airflow's own."""
-    return {"login": False, "flink": False}
+    return {"login": False}
 
 
 def _file(name: str) -> Response:

@@ -5,7 +5,8 @@ Fields are set for the process (:func:`log_of_process`), for the current work of
 once, the most specific value wins. Plain lines show only the message.
 
 The last lines of a logging process are kept in memory (:func:`recent_lines`), because its log file may be on a machine
-that the reader cannot reach.
+that the reader cannot reach. A worker also keeps its last lines in its directory, where its agent finds them after the
+worker's death (:func:`keep_lines_in`, :func:`kept_lines`).
 
 The module lies outside the rooms because all of them log. It changes only the logging of processes that request it.
 """
@@ -15,12 +16,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any
 
 from ckpt_runtime.configuration.logging_options import LogFormat
@@ -32,6 +36,8 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _FIELDS = "ckpt_fields"
 MAX_RECENT_CHARS = 1 << 20
 _MAX_LINE_CHARS = 32_768
+MAX_KEPT_BYTES = 64 << 10
+_KEPT_FILES = (".ckpt-worker.log.1", ".ckpt-worker.log")
 
 _process: dict[str, Any] = {}
 _present: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default={})  # noqa: B039 -- it is never changed
@@ -132,6 +138,45 @@ _recent = RecentLines()
 def recent_lines() -> str:
     """The last lines of this process's log, oldest first; empty in a process that has not started logging."""
     return _recent.text()
+
+
+class _BoundedLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), _MAX_LINE_CHARS)
+
+
+class _KeptLines(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- the name in the base class
+        """Ignore a full disk: the line has other handlers, which report their errors."""
+
+
+def keep_lines_in(directory: str) -> None:
+    """Write the lines of this process from now on to two files of :data:`MAX_KEPT_BYTES`, of which one is older."""
+    handler = _KeptLines(
+        Path(directory, _KEPT_FILES[-1]), maxBytes=MAX_KEPT_BYTES, backupCount=1, encoding="utf-8", delay=True
+    )
+    handler.setFormatter(_BoundedLines(_TEXT))
+    logging.getLogger().addHandler(handler)
+
+
+def kept_lines(directory: str) -> str:
+    """The last lines of a process that has called :func:`keep_lines_in`, at most :data:`MAX_KEPT_BYTES` of them.
+
+    The process may be dead. Its user code may have replaced the files: only regular files are read. Recognisable
+    secrets are masked.
+    """
+    content = b""
+    for name in _KEPT_FILES:
+        try:
+            descriptor = os.open(Path(directory, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode):
+                file.seek(max(0, found.st_size - MAX_KEPT_BYTES))
+                content += file.read(MAX_KEPT_BYTES)
+    return without_secrets(content[-MAX_KEPT_BYTES:].decode("utf-8", "replace"))
 
 
 class JsonLines(logging.Formatter):

@@ -224,6 +224,7 @@ def test_a_null_that_the_job_could_not_have_stored_is_refused(spark: SparkSessio
         assert not target.exists()
 
 
+@pytest.mark.long
 def test_state_in_an_object_store(spark: SparkSession, store: ObjectStore) -> None:
     """Spark's workers read the files of a database there, and write a savepoint."""
     bucket, database = store.bucket(), DIRECTORY / "format-2" / "rocksdb"

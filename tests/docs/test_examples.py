@@ -28,7 +28,7 @@ from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import find_option
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.rest.bodies import checked
-from ckpt_runtime.rest.handlers.checkpoint_config import PatchBody, overrides_of
+from ckpt_runtime.rest.handlers.configuration import PatchBody, overrides_of
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import DOCS, PAGES, ROOT, Block, anchors, blocks, links, spans
@@ -387,10 +387,11 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert {name for name in named if not any((place / name).exists() for place in places)} == set()
 
 
-def test_every_room_has_its_page() -> None:
+def test_the_map_of_the_engine_names_every_room() -> None:
     package = ROOT / "runtime" / "ckpt_runtime"
-    rooms = {room.name for room in package.iterdir() if (room / "__init__.py").exists()} | {"provider"}
-    assert {page.stem for page in (DOCS / "rooms").glob("*.md")} == rooms
+    rooms = {room.name for room in package.iterdir() if (room / "__init__.py").exists()}
+    table = re.findall(r"^\| \[?(\w+)[\] ]", (ROOT / "runtime" / "README.md").read_text(), re.MULTILINE)
+    assert rooms <= set(table)
 
 
 def test_every_promise_names_tests_that_exist() -> None:

@@ -181,6 +181,7 @@ def test_a_patch_is_there_or_not(job: Job) -> None:
     job.stopped()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.row("203.14")
 @pytest.mark.timeout(600)
@@ -294,6 +295,7 @@ def test_a_recovery_that_crashes_is_recovered(job: Job) -> None:
     job.stopped()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.row("147.5")
 @pytest.mark.timeout(600)
@@ -328,7 +330,8 @@ def test_a_complete_savepoint_of_a_stop_is_what_the_job_goes_on_from(job: Job) -
 @pytest.mark.slow
 @pytest.mark.row("571.7")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("point", [pytest.param("end-stored", marks=pytest.mark.long), "forget-half"])
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["end-stored", "forget-half"])
 def test_a_job_whose_end_is_stored_does_not_run_again(job: Job, point: str) -> None:
     job.pause_checkpoints()
     job.sessions.arm(point)

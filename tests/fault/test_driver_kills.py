@@ -88,6 +88,7 @@ def test_killed_drivers_lose_no_job_no_patch_and_no_row(sessions: Sessions, tmp_
     assert [job.state for job in client.list_jobs()] == ["FINISHED"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.row("571.7")
 @pytest.mark.timeout(600)
@@ -106,6 +107,7 @@ def has_savepoint(pointers: str) -> bool:
     return "savepoint-" in pointers and re.search(r'"savepoint-\d+"', pointers) is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_driver_killed_between_a_stop_s_savepoint_and_the_end_commits_nothing_twice(

@@ -139,6 +139,7 @@ def test_kills(session: SessionInfo, client: CkptClient, tmp_path: Path, backend
     assert_carriers(visible(job.out / "carrier_delays"), flights)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)

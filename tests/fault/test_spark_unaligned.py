@@ -134,6 +134,7 @@ def test_kills_and_rescales_with_the_policies_mixed(session: SessionInfo, tmp_pa
     assert assert_sequence(tmp_path / "out", cancelled=True) == ROWS
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.row("203.14")

@@ -109,6 +109,7 @@ def said_by(said: list[dict[str, Any]], process: str, **known: Any) -> list[dict
     return [line for line in said if line["process"] == process and known.items() <= line.items()]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)

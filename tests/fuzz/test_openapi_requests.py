@@ -41,7 +41,7 @@ def exchange(case: schemathesis.Case) -> Any:
     """Sends it and checks what holds for every request."""
     aim(case)
     gateway = dispatcher()
-    APP.state.gateway = gateway
+    APP.state.dispatcher = gateway
     before = contents(gateway)
     response = case.call(base_url="http://localhost/v1")
     case.validate_response(response, checks=CHECKS)

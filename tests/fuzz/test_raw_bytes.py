@@ -65,7 +65,7 @@ def talk(port: int, sent: bytes) -> bytes:
 def check(port: int, sent: bytes) -> None:
     """Statuses below 500; after refusals alone everything is as before; the server goes on."""
     gateway = dispatcher()
-    APP.state.gateway = gateway
+    APP.state.dispatcher = gateway
     before = contents(gateway)
     answer = talk(port, sent)
     statuses = [int(status) for status in STATUS.findall(answer)]

@@ -1,4 +1,4 @@
-"""One session without Spark for each module."""
+"""One session without Spark for the folder, and a client of it for each module."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob
 
@@ -16,6 +17,12 @@ def cluster() -> Iterator[MiniCluster]:
     configuration = {"jobmanager.execution.dynamic-configuration.allow-list": "*"}
     with MiniCluster(rest=True, configuration=configuration) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def client(cluster: MiniCluster) -> Iterator[CkptClient]:
+    with CkptClient(cluster.rest_url) as connected:
+        yield connected
 
 
 @pytest.fixture

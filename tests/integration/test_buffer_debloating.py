@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,12 +34,6 @@ BLOATED = 100_000
 
 DEBLOATED = BLOATED // 3
 """Enough for 24 buffers of the least size and their headers."""
-
-
-@pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
 
 
 def start(cluster: MiniCluster, directory: Path, configuration: dict[str, str]) -> SequenceJob:

@@ -20,7 +20,6 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.golden import DIRECTORY
 from tests.support.jobs import SequenceJob, fast
 from tests.support.patience import patient
@@ -29,12 +28,6 @@ HOURLY = fast(
     execution__checkpointing__interval="1h",
     execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
 )
-
-
-@pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
 
 
 def _checkpoint(job: SequenceJob) -> Path:

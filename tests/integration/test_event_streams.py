@@ -20,12 +20,6 @@ ENDED = ("checkpoint-completed", "checkpoint-failed", "savepoint-completed", "sa
 Events = Iterator[StreamedEvent]
 
 
-@pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
-
-
 @contextmanager
 def stream(client: CkptClient, *jobs: str, after: str | None = None) -> Iterator[Events]:
     """One stream that has begun."""

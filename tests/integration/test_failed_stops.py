@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
@@ -16,12 +14,6 @@ from tests.support.patience import patient
 MARK = "sequence.mark"
 LATE = {"execution.checkpointing.interval": "1 h", "state.storage.fs.memory-threshold": "0"}
 """No checkpoint comes in between, and each subtask writes a file."""
-
-
-@pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
 
 
 def configured(client: CkptClient, job: SequenceJob, mark: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,12 +20,6 @@ from tests.support.patience import patient
 
 INTERVAL, TIMEOUT = "execution.checkpointing.interval", "execution.checkpointing.timeout"
 MARK = "sequence.mark"
-
-
-@pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
 
 
 def restarts(client: CkptClient, job: SequenceJob) -> str:

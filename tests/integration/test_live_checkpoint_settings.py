@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -15,12 +14,6 @@ from tests.support.jobs import SequenceJob, fast
 from tests.support.patience import patient
 
 pytestmark = pytest.mark.row("571.8")
-
-
-@pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
 
 
 def patch(client: CkptClient, job_id: str, **fields: int | bool) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import httpx
@@ -19,12 +19,6 @@ from tests.support.outputs import assert_sequence, visible
 from tests.support.patience import patient
 
 pytestmark = pytest.mark.row("203.14")
-
-
-@pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
 
 
 def all_at(client: CkptClient, job: SequenceJob, parallelism: int) -> dict[str, int]:

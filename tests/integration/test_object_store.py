@@ -62,12 +62,6 @@ def cluster(bucket: str) -> Iterator[MiniCluster]:
         yield started
 
 
-@pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
-
-
 @pytest.fixture
 def job(cluster: MiniCluster, tmp_path: Path) -> Iterator[SequenceJob]:
     job = SequenceJob(cluster, tmp_path)

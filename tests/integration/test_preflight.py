@@ -34,12 +34,6 @@ def pipeline(session: StreamSession, output: str, key: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
-
-
-@pytest.fixture(scope="module")
 def running(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SequenceJob, str]]:
     """A job of the version before, which goes on all the time, and a savepoint of it."""
     job = SequenceJob(cluster, tmp_path_factory.mktemp("running"))

@@ -1,4 +1,4 @@
-"""FLIP-571's example on Spark, scaled down: 19 of 20 subtasks are done when a checkpoint is about to expire.
+"""FLIP-571's example on a running job, scaled down: 19 of 20 subtasks are done when a checkpoint is about to expire.
 
 Its timeout is extended, and it completes with all that was written for it, each time of 200 (5 in the suite).
 """
@@ -16,7 +16,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.models import RunOptions
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.spark.launch import start_session, stop_session
+from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
 from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
@@ -31,7 +31,7 @@ SUBTASKS = 20
 
 
 class HeldJob:
-    """The ``held`` pipeline in Spark."""
+    """The ``held`` pipeline."""
 
     def __init__(self, client: CkptClient, directory: Path) -> None:
         self.client = client
@@ -103,16 +103,14 @@ class HeldJob:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[HeldJob]:
-    session = start_session("local", 2, log_file=tmp_path / "session.log")
-    try:
-        with CkptClient(session.rest_url, token=session.token) as client:
-            yield HeldJob(client, tmp_path)
-    finally:
-        stop_session(session)
+def job(cluster: MiniCluster, tmp_path: Path) -> Iterator[HeldJob]:
+    with CkptClient(cluster.rest_url) as client:
+        held = HeldJob(client, tmp_path)
+        yield held
+        client.cancel_job(held.id)
+        client.wait_for_state(held.id, ["CANCELED"], timeout_s=patient(180))
 
 
-@pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.row("571.3")
 @pytest.mark.timeout(600)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,12 +19,6 @@ from tests.support.jobs import PIPELINES, fast
 from tests.support.patience import patient
 
 BEFORE, ALL = 400, 1_000
-
-
-@pytest.fixture(scope="module")
-def client(cluster: MiniCluster) -> Iterator[CkptClient]:
-    with CkptClient(cluster.rest_url) as connected:
-        yield connected
 
 
 def tree(directory: Path) -> dict[str, object]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,13 +90,19 @@ def test_every_page_of_a_running_job(
     browser: Browser, screenshots: Path, cluster: MiniCluster, shown: SequenceJob, size: tuple[int, int], dark: bool
 ) -> None:
     kind = f"{'phone' if size == PHONE else 'desk'}-{'dark' if dark else 'light'}"
-    job = f"/jobs/{shown.job_id}"
+    job, dispatcher = f"/jobs/{shown.job_id}", cluster.dispatcher
+    vertex = cluster.call(dispatcher.job_details(shown.job_id)).vertices[0].vertex_id
+    agent = cluster.call(dispatcher.slot_agents())[0].slot_id
     expected = {
         "/": ["running", "healthy", shown.job_id[:8] if size == DESK else HOSTILE],
         job: ["Durations", "Sizes", "History", "completed", "every 1 h"],
         f"{job}/savepoints": ["native", "file:///"],
         f"{job}/configuration": ["execution.checkpointing.interval", "given at submission", "******"],
-        f"{job}/health": ["Nothing has failed", "order -> order-sink", "Restarts"],
+        f"{job}/health": ["Nothing has failed", "order -> order-sink", "Restarts", "Processes", "Driver"],
+        f"{job}/vertices/{vertex}/flamegraph": ["Flame graph of", "sampled for two seconds"],
+        f"/processes/{agent}/threads": [f"Threads of task manager {agent}", "MainThread"],
+        f"/processes/{agent}/log": [f"Log of task manager {agent}"],
+        "/processes/driver/threads": ["Threads of the driver", "MainThread"],
         f"{job}/checkpoints/1": ["Checkpoint 1", "completed", "2 of 2 subtasks", "order -> order-sink"],
         "/savepoints": [HOSTILE, "file:///"],
     }
@@ -108,6 +116,25 @@ def test_every_page_of_a_running_job(
             opened.shot(f"{kind}-{route.removeprefix(job).strip('/').replace('/', '-') or route.count('/')}")
         ground = opened.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(20, 23, 27)" if dark else "rgb(251, 251, 250)")
+
+
+def test_links_of_a_job_lead_to_its_processes_and_to_the_log_of_a_killed_worker(
+    page: Visit, cluster: MiniCluster, job: SequenceJob
+) -> None:
+    job.start(rate=500)
+    job.running()
+    os.kill(cluster.worker_pids(job.job_id)[0], signal.SIGKILL)
+    job.restarted(1)
+    route = f"/jobs/{job.job_id}/health"
+    for name, words in {
+        "Flame graph": "Flame graph of",
+        "Threads": "Threads of the driver",
+        "Log": "Log of the driver",
+        re.compile(r"^worker-.*\.log$"): "SIGKILL",
+    }.items():
+        go(page, cluster, route)
+        page.page.get_by_role("link", name=name, exact=True).first.click()
+        expect(page.page.locator("#page")).to_contain_text(words)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

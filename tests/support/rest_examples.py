@@ -1,7 +1,7 @@
 """Writes the examples of the OpenAPI document: real answers of the REST application over the dispatcher in memory.
 
 ``python -m tests.support.rest_examples`` prints them, ``make docs`` stores them. Each path has one answer or more, by
-the situation that it shows; what clients may rely on is inferred from all of them (``ckpt_runtime.rest.openapi``).
+the situation that it shows; clients find them in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ def answers() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     handlers = "ckpt_runtime.rest.handlers"
     with ExitStack() as clocks:
-        for room in ("jobs", "health", "vertices", "dashboard", "diagnosis"):
+        for room in ("jobs", "cluster"):
             clocks.enter_context(patch(f"{handlers}.{room}.now_ms", lambda: NOW_MS))
         for call in CALLS:
             response = send_to(dispatcher())(call.method, call.path, **call.arguments)

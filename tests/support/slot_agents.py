@@ -12,6 +12,7 @@ from ckpt_runtime.network.agent_messages import (
     AgentHeartbeat,
     AgentMessage,
     Ping,
+    SpawnWorker,
     WorkerExited,
 )
 from ckpt_runtime.network.control_messages import WorkerMessage
@@ -23,10 +24,14 @@ TIMEOUT_S = patient(60)
 
 
 class SlotListener(PeerListener):
-    """The driver's side of one slot: its agent, its workers, and what the agent says."""
+    """The driver's side of slots: their agents and workers as they register, and what the agents say.
+
+    ``agent`` is the one that registered last, ``agents`` are all of them.
+    """
 
     def __init__(self) -> None:
         self.agent: AgentPeer | None = None
+        self.agents: list[AgentPeer] = []
         self.workers: dict[str, WorkerPeer] = {}
         self.exits: asyncio.Queue[WorkerExited] = asyncio.Queue()
         self.heartbeats = 0
@@ -37,6 +42,7 @@ class SlotListener(PeerListener):
     def peer_registered(self, peer: AnyPeer) -> None:
         if isinstance(peer, AgentPeer):
             self.agent = peer
+            self.agents.append(peer)
             self.registered.set()
         else:
             self.workers[peer.registration.worker] = peer
@@ -58,6 +64,19 @@ class SlotListener(PeerListener):
     async def exited(self) -> WorkerExited:
         """The next exit that the agent reports."""
         return await asyncio.wait_for(self.exits.get(), TIMEOUT_S)
+
+    async def started(self, *names: str) -> list[int]:
+        """Has workers started; returns their process ids once they have registered."""
+        for name in names:
+            self.send(SpawnWorker(name))
+        await until(lambda: all(name in self.workers for name in names))
+        return [self.workers[name].registration.process.pid for name in names]
+
+    async def code_of(self, name: str) -> int | None:
+        """The exit code that the agent reports next, which is this worker's."""
+        exited = await self.exited()
+        assert exited.worker == name
+        return exited.code
 
     async def answers(self, *starting: str) -> bool:
         """Whether the agent answers a ping; ``progress`` is what it says of these workers."""

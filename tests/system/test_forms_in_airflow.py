@@ -97,6 +97,7 @@ def test_every_delivered_dag_has_a_form_with_sections_and_descriptions(
     opened.shot(f"form-{dag_id}")
 
 
+@pytest.mark.long
 @pytest.mark.row("air.6")
 def test_the_form_refuses_a_bad_duration_and_starts_a_run_that_works(
     airflow: LocalAirflow, session: Session, job: SequenceJob, opened: Visit

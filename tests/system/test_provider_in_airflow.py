@@ -121,6 +121,7 @@ def test_a_retry_goes_on_from_the_latest_checkpoint_and_a_cleared_success_is_don
     assert restored() is None
 
 
+@pytest.mark.long
 @pytest.mark.row("air.3")
 def test_clearing_a_waiting_task_does_not_double_the_operation(airflow: LocalAirflow, held: SequenceJob) -> None:
     run = trigger(airflow, "system_savepoint", held)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import getpass
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from msgspec import Struct, structs
+from ckpt_runtime.contract.base import plain
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -98,18 +98,6 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
     widths = [max(len(line[number]) for line in text) for number in range(len(columns))]
     for line in text:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def plain(value: Any) -> Any:
-    """Convert values, and mappings of values, to JSON types."""
-    if isinstance(value, Struct):
-        # Uses the names of the client's fields; msgspec's own encoding would use the names on the wire.
-        value = structs.asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
 
 
 def time_text(time_ms: int | None) -> str:

@@ -49,7 +49,7 @@ def plan(
 
 
 def _show(cli: Cli, found: PlanPreview) -> None:
-    rows = [(node["description"], node["parallelism"]) for node in reversed(found.plan["nodes"])]
+    rows = [(node.description, node.parallelism) for node in reversed(found.plan.nodes)]
     cli.output.table([], ("VERTEX", "PARALLELISM"), rows, empty="no vertices")
     for warning in found.warnings:
         cli.output.note(f"warning: {warning}")

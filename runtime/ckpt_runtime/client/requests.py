@@ -44,7 +44,7 @@ from ckpt_runtime.client.models import (
     SubtaskTimes,
     ThreadInfo,
     UpgradeInProgress,
-    Vertex,
+    VertexDetails,
     read,
     read_backpressure,
     read_execution_result,
@@ -372,9 +372,9 @@ def cancel_and_retain(job_id: str, *, owner: str | None = None) -> Call[Retained
     return Call("PATCH", _job(job_id), read_retained, query=query, headers=_owned(owner))
 
 
-def vertex_details(job_id: str, vertex_id: str) -> Call[Vertex]:
+def vertex_details(job_id: str, vertex_id: str) -> Call[VertexDetails]:
     """Read one vertex with its subtasks."""
-    return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}"), reader(Vertex))
+    return Call("GET", _job(job_id, f"/vertices/{_segment(vertex_id)}"), reader(VertexDetails))
 
 
 def subtask_times(job_id: str, vertex_id: str) -> Call[tuple[SubtaskTimes, ...]]:

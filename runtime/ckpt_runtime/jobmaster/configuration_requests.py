@@ -1,10 +1,14 @@
-"""Requests of REST to change a running job's configuration (FLIP-530), their answers, and the errors of refusals."""
+"""A job's configuration as clients see it, their requests to change it (FLIP-530), and the errors of refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ckpt_runtime.configuration.effective import EffectiveOption
+from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.contract.configuration import ConfigVersion, JobConfig
+from ckpt_runtime.contract.configuration import EffectiveOption as ShownOption
 from ckpt_runtime.jobmaster.gateway_errors import Conflict, GatewayError
 
 
@@ -47,25 +51,33 @@ class ConfigurationRequest:
     by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedOption:
-    """``before`` and ``after`` are as displayed, None if not given. ``hidden_by`` names the override (FLIP-571)."""
-
-    key: str
-    before: str | None
-    after: str | None
-    needs_restart: bool
-    hidden_by: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigurationAnswer:
-    """``version`` is the present one, also without a change; for a dry run it is the one that would result."""
-
-    version: int
-    changes: tuple[ChangedOption, ...] = ()
-    dry_run: bool = False
-
-    @property
-    def needs_restart(self) -> bool:
-        return any(change.needs_restart for change in self.changes)
+def shown_configuration(
+    job_id: str,
+    name: str,
+    own: OwnConfiguration,
+    *,
+    restart_strategy: str,
+    parallelism: int,
+    running_version: int,
+    pipeline_id: str | None,
+    effective: Iterable[EffectiveOption],
+) -> JobConfig:
+    """The job's configuration as clients see it; secrets are masked."""
+    return JobConfig(
+        job_id=job_id,
+        name=name,
+        execution_config={
+            "restart-strategy": restart_strategy,
+            "job-parallelism": parallelism,
+            "object-reuse-mode": False,
+            "user-config": {},
+        },
+        configuration=own.given.displayed(),
+        version=own.version,
+        running_version=running_version,
+        pipeline_id=pipeline_id,
+        changes=tuple(
+            ConfigVersion(note.version, note.timestamp_ms, note.by, tuple(note.options)) for note in own.notes
+        ),
+        effective=tuple(ShownOption(option.key, option.value, option.origin) for option in effective),
+    )

@@ -28,11 +28,11 @@ from ckpt_runtime.configuration.own_configuration import ChangeNote
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM, canonical_key
 from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.contract import configuration as contract
+from ckpt_runtime.contract.configuration import ConfigChange
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
 from ckpt_runtime.jobmaster.configuration_requests import (
-    ChangedOption,
-    ConfigurationAnswer,
     ConfigurationRefused,
     ConfigurationRequest,
     OptionsNotAllowed,
@@ -62,12 +62,12 @@ class ConfigurationUpdates:
     def __init__(self, planner: Planner, allow_list: Sequence[str]) -> None:
         self._planner = planner
         self._allow_list = tuple(canonical_key(key) for key in allow_list)
-        self._in_progress: dict[str, tuple[ConfigurationRequest, asyncio.Task[ConfigurationAnswer]]] = {}
+        self._in_progress: dict[str, tuple[ConfigurationRequest, asyncio.Task[ConfigChange]]] = {}
 
-    async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigurationAnswer:
+    async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
         """Changes a job's configuration, even if the client disconnects; an identical request meanwhile joins it.
 
-        Raises as ``DispatcherGateway.change_job_config``.
+        Raises as ``Dispatcher.change_job_config``.
         """
         known = self._in_progress.get(job.job_id)
         if known is not None and replace(known[0], by=request.by) == request:
@@ -77,20 +77,20 @@ class ConfigurationUpdates:
         task.add_done_callback(lambda done: self._done(job.job_id, done))
         return await asyncio.shield(task)
 
-    def _done(self, job_id: str, task: asyncio.Task[ConfigurationAnswer]) -> None:
+    def _done(self, job_id: str, task: asyncio.Task[ConfigChange]) -> None:
         # A later request may have replaced it.
         if self._in_progress.get(job_id, (None, None))[1] is task:
             del self._in_progress[job_id]
         if not task.cancelled():
             task.exception()  # its client may have gone
 
-    async def _change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigurationAnswer:
+    async def _change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
         # Compared by identity later: planning takes seconds, and the core refuses a change based on another plan.
         base = job.accepted_plan
         present = base.own
         wanted = wanted_configuration(present.given, request)
         if not differences(present.given, wanted):
-            return ConfigurationAnswer(present.version, dry_run=request.dry_run)
+            return ConfigChange(present.version, False, request.dry_run, {})
         if request.version not in (None, present.version):
             raise VersionConflict(job.job_id, request.version, present.version)
         job.check_configurable()
@@ -102,18 +102,18 @@ class ConfigurationUpdates:
         given = _refusing(lambda: with_own_configuration(own, wanted))
         changes = differences(present.given, given)
         if not changes:
-            return ConfigurationAnswer(present.version, dry_run=request.dry_run)
+            return ConfigChange(present.version, False, request.dry_run, {})
         judge(changes, self._allow_list)
         keys = tuple(change.key for change in changes)
         graph = _graph(planned, base.graph, keeps_parallelism=PipelineOptions.PARALLELISM.key not in keys)
         note = ChangeNote(present.version + 1, wall_clock_ms(), request.by, keys)
         plan = _plan(job, base, graph, given, note)
-        answer = ConfigurationAnswer(note.version, changed_options(changes, job.overrides), request.dry_run)
+        answer = config_change(note.version, changes, job.overrides, dry_run=request.dry_run)
         if not request.dry_run:
             before, after = (create_restart_strategy(known.configuration) for known in (base, plan))
             strategy = None if before == after else after
             crash_point("configuration-validated")
-            await job.change_configuration(plan, base, strategy, restarts=answer.needs_restart)
+            await job.change_configuration(plan, base, strategy, restarts=answer.restart)
         return answer
 
 
@@ -190,14 +190,15 @@ def _plan(job: JobMaster, base: JobPlan, graph: JobGraph, given: Configuration, 
     return replace(base, graph=graph, configuration=configuration, settings=settings, own=own)
 
 
-def changed_options(changes: Sequence[OptionChange], overrides: CheckpointOverrides) -> tuple[ChangedOption, ...]:
-    """The changes for the answer: each says whether it needs a restart, and which override hides it."""
+def config_change(
+    version: int, changes: Sequence[OptionChange], overrides: CheckpointOverrides, *, dry_run: bool
+) -> ConfigChange:
+    """The answer to a change: each option says whether it needs a restart, and which override hides it."""
 
-    def hidden_by(key: str) -> str | None:
-        field, name = _HIDES.get(key, ("", None))
-        return name if field in overrides.given else None
+    def shown(change: OptionChange) -> contract.OptionChange:
+        field, name = _HIDES.get(change.key, ("", None))
+        kind = "restart" if change.changeability is Changeability.RESTART else "live"
+        return contract.OptionChange(*change.shown, kind, name if field in overrides.given else None)
 
-    return tuple(
-        ChangedOption(change.key, *change.shown, change.changeability is Changeability.RESTART, hidden_by(change.key))
-        for change in changes
-    )
+    found = {change.key: shown(change) for change in changes}
+    return ConfigChange(version, any(change.change == "restart" for change in found.values()), dry_run, found)

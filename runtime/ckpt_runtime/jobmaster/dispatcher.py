@@ -1,4 +1,4 @@
-"""The dispatcher: accepts jobs, knows all of them, and answers the REST layer (``gateway.DispatcherGateway``)."""
+"""The dispatcher: accepts jobs, knows all of them, and answers the REST layer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.rest_options import RestOptions
+from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
+from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
+from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.graph.job_graph import JobVertex
-from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest
+from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
@@ -38,12 +41,10 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ANY_JOB,
     CheckpointKind,
     ClusterOverview,
-    DashboardConfig,
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
     HoldRequest,
-    JobConfigInfo,
     JobDetails,
     JobOverview,
     KnownSavepoints,
@@ -53,9 +54,8 @@ from ckpt_runtime.jobmaster.gateway_values import (
     Precondition,
     RunRequest,
     SavepointList,
-    SlotOverview,
     StoredPipeline,
-    VertexPressure,
+    WorkerFigures,
 )
 from ckpt_runtime.jobmaster.job_announcer import operation_ended
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -75,6 +75,7 @@ from ckpt_runtime.jobmaster.request_checks import (
 from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.jobmaster.savepoint_catalogue import SavepointCatalogue
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
+from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.snapshot_disposal import dispose_of_snapshot
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
@@ -90,12 +91,17 @@ from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.structured_log import recent_lines
 from ckpt_runtime.thread_dump import ThreadInfo, dump_threads
+from ckpt_runtime.version import FLINK_VERSION, REVISION, VERSION
 
 NO_SAVEPOINT = "no savepoint is taken of it, since it has not what the real sinks have; cancel it"
 
 
 class Dispatcher:
-    """Implements ``DispatcherGateway``; every method runs on the driver's event loop."""
+    """The job manager as the REST layer sees it; every method runs on the driver's event loop.
+
+    The values are in ``gateway_values``, with their units, the errors in ``gateway_errors``. Any coroutine may raise
+    :class:`NotReady`; methods that take a job id raise :class:`JobNotFound`. The docstrings name other errors.
+    """
 
     def __init__(
         self,
@@ -196,43 +202,72 @@ class Dispatcher:
         statuses = Counter(job.status for job in self._known)
         return ClusterOverview(self._slots.total, self._slots.available, len(self._slots.all()), statuses)
 
-    async def slot_agents(self) -> tuple[SlotOverview, ...]:
+    async def slot_agents(self) -> tuple[TaskManager, ...]:
+        """Lists the slot agents that have been started, oldest first."""
         epoch_ms = wall_clock_ms() - time.monotonic() * 1000
         return tuple(
-            SlotOverview(
-                slot_id=slot.slot_id,
-                endpoint=slot.endpoint,
+            TaskManager(
+                id=slot.slot_id,
+                path=slot.endpoint,
                 data_port=-1 if slot.worker is None else slot.worker.data_address[1],
-                cpus=len(slot.cpus),
-                is_free=slot.owner is None,
-                last_heartbeat_ms=round(epoch_ms + slot.agent.last_heard * 1000),
-                process=None if slot.worker is None else slot.worker.process,
+                time_since_last_heartbeat=round(epoch_ms + slot.agent.last_heard * 1000),
+                free_slots=int(slot.owner is None),
+                assigned_tasks=int(slot.owner is not None),
+                free_resource=Resource(cpu_cores=float(slot.owner is None)),
+                hardware=Hardware(cpu_cores=len(slot.cpus)),
             )
             for slot in self._slots.all()
         )
 
     async def dashboard_config(self) -> DashboardConfig:
-        from ckpt_runtime.version import FLINK_VERSION, REVISION
-
-        return DashboardConfig(3_000, time.tzname[0], -time.timezone * 1000, FLINK_VERSION, REVISION)
+        """Versions and features; tools compare ``flink_version``, that of the Flink whose REST API is served."""
+        return DashboardConfig(
+            refresh_interval_ms=3_000,
+            timezone_name=time.tzname[0],
+            timezone_offset_ms=-time.timezone * 1000,
+            flink_version=FLINK_VERSION,
+            flink_revision=REVISION,
+            ckpt_version=VERSION,
+            features=Features(cancel_and_retain=True),
+        )
 
     async def cluster_configuration(self) -> Mapping[str, str]:
+        """Gives the cluster's options, secrets already masked."""
         return self._configuration.displayed()
 
     async def process_figures(self) -> ProcessFigures:
+        """Memory and processor time of the driver."""
         return self._meter.measure()
 
+    async def worker_figures(self) -> tuple[WorkerFigures, ...]:
+        """The same of the worker of each slot."""
+        return tuple(
+            WorkerFigures(slot.slot_id, slot.endpoint, None if slot.worker is None else slot.worker.process)
+            for slot in self._slots.all()
+        )
+
     async def thread_dump(self, slot_id: str | None) -> tuple[ThreadInfo, ...]:
+        """Dumps the threads of a slot's worker; those of the driver for None.
+
+        Raises :class:`NotFound` for an unknown slot, :class:`NotReady` when the worker does not answer.
+        """
         return dump_threads() if slot_id is None else (await self._slots.ask(slot_id, DumpThreads, ThreadDump)).threads
 
     async def recent_log(self, slot_id: str | None) -> str:
+        """Returns the last log lines of a slot's worker; of the driver for None. Raises as :meth:`thread_dump`."""
         return recent_lines() if slot_id is None else (await self._slots.ask(slot_id, ReadLog, RecentLog)).text
 
+    async def ended_worker_logs(self) -> tuple[EndedWorkerLog, ...]:
+        """The last log lines of workers whose processes ended unexpectedly, the latest first; a bounded number."""
+        return tuple(reversed(self._slots.ended_logs))
+
     async def event_log(self) -> EventLog:
+        """The events of this session since it became the leader."""
         self._check_leads()
         return self._events
 
     async def shutdown_cluster(self) -> None:
+        """Start an orderly shutdown of the session; returns at once. Jobs are suspended and their state is kept."""
         self._closing = True
         self.shutdown_requested = self._leads
         # Delayed, so that this request is still answered.
@@ -241,6 +276,10 @@ class Dispatcher:
     # --- pipelines
 
     async def store_pipeline(self, filename: str, content: AsyncIterator[bytes]) -> StoredPipeline:
+        """Keep an uploaded ``.py`` or ``.zip``. The stored name is the server's; ``filename`` is shown only.
+
+        Raises :class:`InvalidRequest` when the content is not such an archive.
+        """
         try:
             return await self._programs.store(filename, content, wall_clock_ms(), self._pools.planning)
         except (PoolExhaustedError, StorageTimeoutError) as error:
@@ -250,16 +289,22 @@ class Dispatcher:
         return tuple(map(self._shown, self._programs.list()))
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
+        """Raises :class:`PipelineNotFound`, and :class:`PipelineInUse` while it is held."""
         self._holds.check_unheld(pipeline_id)
         self._programs.delete(pipeline_id)
 
     async def hold_pipeline(self, pipeline_id: str, owner: str) -> StoredPipeline:
+        """Keep a pipeline, also for the next driver, until its owner releases it; repeating the call is fine.
+
+        A deleted pipeline is restored from a job that runs it. Raises :class:`PipelineNotFound`.
+        """
         self._check_leads()
         pools = self._pools
         await self._holds.hold(pipeline_id, owner, wall_clock_ms(), pools.own, pools.planning)
         return self._shown(self._programs.get(pipeline_id).description)
 
     async def release_pipeline(self, pipeline_id: str, owner: str) -> None:
+        """End a hold. Does nothing for a pipeline that is unknown or that the owner does not hold."""
         self._check_leads()
         await self._holds.release(pipeline_id, owner, self._pools.own)
 
@@ -267,12 +312,22 @@ class Dispatcher:
         return replace(pipeline, holds=self._holds.of(pipeline.id))
 
     async def plan_pipeline(self, request: RunRequest) -> PlanPreview:
+        """Shows what :meth:`run_pipeline` would run, and how the snapshot fits; starts nothing.
+
+        Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, and :class:`SubmissionFailed` for a pipeline or a
+        snapshot that cannot be evaluated.
+        """
         self._check_leads()
         request = with_recovery_options(self._complete(request))
         program = self._programs.get(request.pipeline_id)
         return await self._planner.preview(program, request, await self._submitter.read_savepoint(request))
 
     async def run_pipeline(self, request: RunRequest) -> str:
+        """Returns the job id once the plan is checked and stored.
+
+        Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, :class:`SubmissionFailed`,
+        :class:`JobAlreadyExists`, and :class:`NotReady` when storage fails: then nothing is left behind.
+        """
         self._check_leads()
         if self._closing:
             raise NotReady("the session is shutting down")
@@ -285,10 +340,15 @@ class Dispatcher:
         return job_id
 
     async def retire_job_id(self, job_id: str) -> None:
+        """Prevent any later start of a job with this id, also by a delayed request; repeating the call is fine.
+
+        Raises ``Conflict`` while a job of this id has not ended.
+        """
         self._check_leads()
         await self._submissions.retire(job_id, self._lives, wall_clock_ms(), self._pools.own)
 
     async def retired_job_ids(self) -> Mapping[str, int]:
+        """Maps the retired ids to the times of retirement, in milliseconds since the epoch."""
         self._check_leads()
         return self._submissions.retired()
 
@@ -331,10 +391,12 @@ class Dispatcher:
         return job
 
     async def list_jobs(self) -> tuple[JobOverview, ...]:
+        """Lists living and ended jobs, newest first."""
         self._check_leads()
         return self._known.overviews()
 
     async def job_status(self, job_id: str) -> JobStatus:
+        """Raises :class:`JobNotFound`, as does every method below that takes a job id."""
         return self._job(job_id).status
 
     async def job_details(self, job_id: str) -> JobDetails:
@@ -343,36 +405,61 @@ class Dispatcher:
         return replace(details, upgrade=None if place is None else self._lineages.held(place.id))
 
     async def hold_lineage(self, job_id: str, request: HoldRequest) -> HeldUpgrade:
+        """Begin an upgrade of the job's lineage, or prolong it; repeating the call is fine.
+
+        Until its end every request that ends or starts a job of the lineage is refused unless it carries the owner.
+        Raises :class:`Conflict` when another owner holds the lineage, when a job was started in the place of this one,
+        and when another request is stopping it.
+        """
         return await self._lineages.hold(self._job(job_id).overview(), request)
 
     async def release_lineage(self, job_id: str, owner: str | None) -> None:
+        """End the upgrade of an owner, or of any owner if None. Does nothing when none is in progress."""
         await self._lineages.release(self._job(job_id).overview(), owner)
 
-    async def job_config(self, job_id: str) -> JobConfigInfo:
+    async def job_config(self, job_id: str) -> JobConfig:
         return self._job(job_id).config_info()
 
-    async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigurationAnswer:
+    async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigChange:
+        """FLIP-530: check, persist, apply, then return; a needed restart has begun by then.
+
+        A request equivalent to the present configuration changes nothing, at any version. Raises
+        :class:`ConfigurationRefused`, :class:`OptionsNotAllowed`, :class:`VersionConflict`, :class:`UpdateInProgress`,
+        :class:`JobTerminated`, :class:`SubmissionFailed` for a pipeline that cannot be planned with it, and
+        :class:`Conflict` when the job's state does not allow it.
+        """
         return await self._configuration_updates.change(self._living_job(job_id), request)
 
     async def job_metrics(self, job_id: str) -> Mapping[str, str]:
+        """Maps Flink's names (``numberOfCompletedCheckpoints``, ``uptime``, ...) to values as text."""
         return self._job(job_id).metrics()
 
     async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
+        """Maps each subtask's index to its metrics by Flink's names. Raises :class:`VertexNotFound`."""
         job = self._job(job_id)
         return job.executions.vertex_metrics(_vertex(job, vertex_id))
 
     async def task_metrics(self) -> tuple[tuple[MetricSeries, ...], int]:
+        """The metrics of the subtasks of all jobs that have not ended, then those of their operators.
+
+        At most as many values as the configured limit; the number behind them says how many were left out.
+        """
         self._check_leads()
         jobs = [(job.overview(), job.executions) for job in self._known if not job.status.is_globally_terminal]
         series = [one for job, executions in jobs for one in executions.series(job.job_id, job.name)]
         return limited(series, self._configuration.get(RestOptions.MAX_METRIC_SERIES))
 
     async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:
+        """Samples for some seconds in which code the subtasks of a vertex spend their time.
+
+        Raises :class:`VertexNotFound`, and :class:`NotReady` when no worker answers.
+        """
         job = self._job(job_id)
         vertex = _vertex(job, vertex_id)
         return await self._flame_graphs.of(job_id, job.executions.vertex_details(vertex))
 
-    async def vertex_backpressure(self, job_id: str, vertex_id: str) -> VertexPressure:
+    async def vertex_backpressure(self, job_id: str, vertex_id: str) -> Backpressure:
+        """Raises :class:`VertexNotFound`."""
         job = self._job(job_id)
         return job.executions.pressure(_vertex(job, vertex_id))
 
@@ -385,6 +472,11 @@ class Dispatcher:
     async def cancel_job(
         self, job_id: str, *, retain: bool = False, condition: Precondition = ANY_JOB
     ) -> CheckpointStats | None:
+        """Start cancelling. Does nothing for a CANCELED job; raises :class:`JobTerminated` if FINISHED or FAILED.
+
+        With ``retain`` its checkpoints outlive it, whatever its options say. Returns the latest retained one; a
+        checkpoint that is being completed may still follow it.
+        """
         job = self._job(job_id)
         self._lineages.check(job.overview(), condition)
         if job.status is not JobStatus.CANCELED:
@@ -392,11 +484,17 @@ class Dispatcher:
         return _retained(job)
 
     async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
+        """The parallelism bounds by vertex id."""
         return self._living_job(job_id).resource_requirements()
 
     async def update_resource_requirements(
         self, job_id: str, bounds: Mapping[str, ParallelismBounds], condition: Precondition = ANY_JOB
     ) -> None:
+        """Rescale a job: get the slots, take a checkpoint, persist, then apply, then return.
+
+        Raises :class:`RequirementsRefused`, :class:`RescaleInProgress`, :class:`JobTerminated`, and :class:`Conflict`
+        with the reason when the job continues unchanged.
+        """
         job = self._living_job(job_id)
         self._lineages.check(job.overview(), condition)
         await job.rescale(bounds)
@@ -410,15 +508,26 @@ class Dispatcher:
         return self._job(job_id).checkpoint_config()
 
     async def patch_checkpoint_config(self, job_id: str, overrides: CheckpointOverrides) -> EffectiveCheckpointConfig:
+        """FLIP-571: persist, apply, then return the settings in effect. Settings that are not given stay.
+
+        Raises :class:`UpdateInProgress`, :class:`JobTerminated`, and :class:`InvalidRequest` for values that only
+        clash with the job's other settings.
+        """
         return await self._living_job(job_id).patch_checkpoint_config(overrides)
 
     async def delete_checkpoint_config_overrides(self, job_id: str) -> EffectiveCheckpointConfig:
+        """Return to the submitted values. Raises :class:`UpdateInProgress`, :class:`JobTerminated`."""
         return await self._living_job(job_id).patch_checkpoint_config(None)
 
     async def default_savepoint_directory(self, job_id: str) -> str | None:
         return self._job(job_id).configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY)
 
     async def trigger_checkpoint(self, job_id: str, kind: CheckpointKind, trigger_id: str | None) -> str:
+        """Returns the trigger id: the given one, whose operation is started once only, or a new one.
+
+        A known trigger id is answered with itself whatever the job's state is by now. Otherwise a job that has ended
+        raises :class:`JobTerminated`.
+        """
         operation = OperationKind.CHECKPOINT
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
@@ -435,6 +544,8 @@ class Dispatcher:
         requester: str | None = None,
         condition: Precondition = ANY_JOB,
     ) -> str:
+        """As :meth:`trigger_checkpoint`. Directory errors show in the operation. ``requester`` names the client."""
+
         def take(job: JobMaster, taken_by: TakenBy) -> Awaitable[OperationStatus]:
             return job.trigger_savepoint(directory, savepoint_format, cancel_job, taken_by)
 
@@ -451,6 +562,8 @@ class Dispatcher:
         requester: str | None = None,
         condition: Precondition = ANY_JOB,
     ) -> str:
+        """As :meth:`trigger_savepoint`; polled as a :attr:`OperationKind.SAVEPOINT`."""
+
         def take(job: JobMaster, taken_by: TakenBy) -> Awaitable[OperationStatus]:
             return job.stop_with_savepoint(directory, savepoint_format, drain, taken_by)
 
@@ -488,6 +601,7 @@ class Dispatcher:
         return self._operations.start(operation, job_id, trigger_id, stop)
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
+        """As :meth:`trigger_checkpoint`, for a path instead of a job."""
         operation = OperationKind.SAVEPOINT_DISPOSAL
         self._check_leads()
         if self._operations.knows(operation, None, trigger_id):
@@ -521,10 +635,16 @@ class Dispatcher:
     # --- the savepoint catalogue
 
     async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
+        """Lists the savepoints below a directory, the latest first; only those of ``job``, an id or name, if given.
+
+        Without a directory the configured one is used. Raises :class:`InvalidRequest`, as do the next two, and
+        :class:`Conflict` for damaged savepoints.
+        """
         self._check_leads()
         return await self._catalogue.list(self._savepoint_directory(directory, job), job)
 
     async def known_savepoints(self, job: str | None) -> KnownSavepoints:
+        """Lists the savepoints below every directory that the session or its jobs have configured or were given."""
         self._check_leads()
         option = CheckpointingOptions.SAVEPOINT_DIRECTORY
         directories = [self._configuration.get(option)]
@@ -536,10 +656,12 @@ class Dispatcher:
         return await self._catalogue.known([directory for directory in directories if directory], job)
 
     async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
+        """Returns the latest good savepoint of that list. Raises :class:`NotFound` when there is none."""
         self._check_leads()
         return await self._catalogue.latest(self._savepoint_directory(directory, job), job)
 
     async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
+        """Records the outcome of a verification or a drill."""
         self._check_leads()
         return await self._catalogue.mark(path, kind, mark)
 
@@ -556,6 +678,7 @@ class Dispatcher:
         return configured
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
+        """Raises :class:`OperationNotFound`, also for the right trigger id with the wrong job id."""
         self._check_leads()
         return self._operations.status(kind, job_id, trigger_id)
 

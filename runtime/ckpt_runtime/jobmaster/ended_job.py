@@ -20,9 +20,11 @@ from ckpt_runtime.checkpoint.statistics import (
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.effective import own_options
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
+from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError, checked, malformed
+from ckpt_runtime.jobmaster.configuration_requests import shown_configuration
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway_values import (
     NOT_YET,
@@ -31,7 +33,6 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ExceptionHistory,
     ExecutionResult,
     ExecutionState,
-    JobConfigInfo,
     JobDetails,
     JobOverview,
     LineagePlace,
@@ -108,20 +109,17 @@ class EndedJob:
         vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
         return JobDetails(self._overview, dict(self._timestamps), vertices, self.graph)
 
-    def config_info(self) -> JobConfigInfo:
-        own = OwnConfiguration(self.configuration, self._version, self._notes)
+    def config_info(self) -> JobConfig:
         submitted = frozenset[str]() if self.request is None else self.request.option_keys
-        return JobConfigInfo(
+        return shown_configuration(
             self._overview.job_id,
             self.graph.name,
-            self._restart_strategy,
-            max(vertex.parallelism for vertex in self.graph.vertices),
-            self.configuration.displayed(),
-            self._version,
-            self._version,
-            self._notes,
-            None if self.request is None else self.request.pipeline_id,
-            own_options(own, submitted),
+            self.own,
+            restart_strategy=self._restart_strategy,
+            parallelism=max(vertex.parallelism for vertex in self.graph.vertices),
+            running_version=self._version,
+            pipeline_id=None if self.request is None else self.request.pipeline_id,
+            effective=own_options(self.own, submitted),
         )
 
     @property

@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
+from ckpt_runtime.contract.jobs import Backpressure, SubtaskPressure
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway_values import (
     NOT_YET,
     ExecutionState,
     MetricSeries,
     SubtaskDetails,
-    SubtaskPressure,
     VertexDetails,
-    VertexPressure,
 )
 from ckpt_runtime.jobmaster.metric_table import OPERATOR, TASK, OperatorFigures, values_with_rates
 from ckpt_runtime.network.control_messages import SubtaskMeasures
@@ -30,6 +29,34 @@ _MAX_NAME_CHARS = 80
 _SOURCES = frozenset({"source", "enumerator", "range_reader"})
 _MOVES = ("rows_in", "rows_out", "slices")
 """The figures that change when a row has moved."""
+
+
+def subtask_pressure(index: int, attempt: int, backpressured: float, idle: float, busy: float) -> SubtaskPressure:
+    """The pressure of a subtask, from its shares of time."""
+    level = _level(backpressured)
+    return SubtaskPressure(
+        index=index,
+        attempt=attempt,
+        level=level,
+        level_in_kebab=level,
+        backpressured=backpressured,
+        idle=idle,
+        busy=busy,
+    )
+
+
+def vertex_pressure(measured_at_ms: int, subtasks: Sequence[SubtaskPressure]) -> Backpressure:
+    """The pressure of a vertex; before the first measurement it has no subtasks."""
+    if not subtasks:
+        return Backpressure(status="deprecated")
+    level = _level(max(subtask.backpressured for subtask in subtasks))
+    return Backpressure(
+        status="ok", level=level, level_in_kebab=level, measured_at_ms=measured_at_ms, subtasks=tuple(subtasks)
+    )
+
+
+def _level(ratio: float) -> str:
+    return "high" if ratio > _HIGH_PRESSURE else "low" if ratio > _LOW_PRESSURE else "ok"
 
 
 def wall_clock_ms() -> int:
@@ -84,6 +111,9 @@ class Execution:
         self.timestamps[state] = wall_clock_ms()
 
 
+_HIGH_PRESSURE, _LOW_PRESSURE = 0.5, 0.1
+
+
 class ExecutionGraph:
     """Holds all subtasks of a job, in their present attempt."""
 
@@ -133,7 +163,8 @@ class ExecutionGraph:
             subtasks=subtasks,
         )
 
-    def pressure(self, vertex: JobVertex) -> VertexPressure:
+    def pressure(self, vertex: JobVertex) -> Backpressure:
+        """The shares of time in the last measuring window; the level of the vertex is the highest of its subtasks."""
         subtasks = []
         measured_at = NOT_YET
         for index in range(vertex.parallelism):
@@ -143,8 +174,8 @@ class ExecutionGraph:
                 continue
             measured_at = max(measured_at, measurement.at_ms)
             shares = [min(1.0, measurement.rate(f"{name}_ms") / 1000) for name in ("backpressured", "idle", "busy")]
-            subtasks.append(SubtaskPressure(index, execution.id.attempt, *shares))
-        return VertexPressure(measured_at, tuple(subtasks))
+            subtasks.append(subtask_pressure(index, execution.id.attempt, *shares))
+        return vertex_pressure(measured_at, subtasks)
 
     def vertex_metrics(self, vertex: JobVertex) -> dict[int, dict[str, float]]:
         """Gives values by Flink's metric names for each subtask."""

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.configuration.effective import EffectiveOption
-from ckpt_runtime.configuration.own_configuration import ChangeNote
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.network.control_messages import SubtaskMeasures
@@ -73,33 +71,12 @@ class ClusterOverview:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotOverview:
-    """A slot with the process that supervises it. ``data_port`` is -1 while no worker is ready.
-
-    ``process`` has the figures of its worker; None before the worker's first heartbeat.
-    """
+class WorkerFigures:
+    """The process of the worker in a slot; ``process`` is None before its first heartbeat."""
 
     slot_id: str
     endpoint: str
-    data_port: int
-    cpus: int
-    is_free: bool
-    last_heartbeat_ms: int
     process: ProcessFigures | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DashboardConfig:
-    """``refresh_interval_ms`` is how often the pages poll; ``timezone_offset_ms`` is the driver's.
-
-    ``version`` is the Flink version whose REST API is served: tools compare it to learn which calls they may use.
-    """
-
-    refresh_interval_ms: int
-    timezone_name: str
-    timezone_offset_ms: int
-    version: str
-    revision: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,27 +243,6 @@ class JobDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class JobConfigInfo:
-    """``configuration`` has options given at submission or changed later, never the cluster's (FLIP-530).
-
-    ``pipeline_id`` is the pipeline that the job runs. ``version`` was accepted last.
-    The tasks run with ``running_version``, which is an older one until their restart.
-    ``effective`` has all options of the job with their values in effect by that version, from any source.
-    """
-
-    job_id: str
-    name: str
-    restart_strategy: str
-    parallelism: int
-    configuration: Mapping[str, str]
-    version: int = 1
-    running_version: int = 1
-    notes: tuple[ChangeNote, ...] = ()
-    pipeline_id: str | None = None
-    effective: tuple[EffectiveOption, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class EffectiveCheckpointConfig:
     """The settings in effect: submitted configuration, then overrides (FLIP-571), whose fields ``overrides`` names."""
 
@@ -340,25 +296,6 @@ class ExecutionResult:
     start_time_ms: int
     end_time_ms: int
     failure: FailureCause | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskPressure:
-    """Shares of the last measuring window, each in 0..1."""
-
-    index: int
-    attempt: int
-    backpressured: float
-    idle: float
-    busy: float
-
-
-@dataclass(frozen=True, slots=True)
-class VertexPressure:
-    """``subtasks`` is empty, and ``measured_at_ms`` -1, before the first measurement."""
-
-    measured_at_ms: int
-    subtasks: tuple[SubtaskPressure, ...]
 
 
 @dataclass(frozen=True, slots=True)

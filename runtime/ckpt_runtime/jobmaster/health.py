@@ -9,7 +9,8 @@ from enum import StrEnum
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointStatsStatus
-from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails, SubtaskDetails, VertexPressure
+from ckpt_runtime.contract.jobs import Backpressure
+from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails, SubtaskDetails
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 RECENT_RESTART_MS = 300_000
@@ -51,7 +52,7 @@ def job_health(
     details: JobDetails,
     statistics: CheckpointStatsSnapshot,
     settings: CheckpointConfiguration,
-    pressures: Mapping[str, VertexPressure],
+    pressures: Mapping[str, Backpressure],
     restarts: int,
     stall_timeout_ms: int,
     now_ms: int,

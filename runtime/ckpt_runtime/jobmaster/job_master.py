@@ -22,6 +22,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX
+from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options, submitted_settings
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, VersionConflict
@@ -42,7 +43,6 @@ from ckpt_runtime.jobmaster.gateway_values import (
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
-    JobConfigInfo,
     JobDetails,
     JobOverview,
     OperationStatus,
@@ -253,7 +253,7 @@ class JobMaster:
     async def patch_checkpoint_config(self, patch: CheckpointOverrides | None) -> EffectiveCheckpointConfig:
         """FLIP-571: persists, then applies, then returns the settings in effect. None drops all overrides.
 
-        Raises as ``DispatcherGateway.patch_checkpoint_config``.
+        Raises as ``Dispatcher.patch_checkpoint_config``.
         """
         answer = await self._change(PatchRequested(uuid.uuid4().hex, patch))
         match answer.outcome:
@@ -315,7 +315,7 @@ class JobMaster:
     ) -> None:
         """Persists, applies, and returns when a needed restart has begun. See ``ConfigurationRequested``.
 
-        Raises as ``DispatcherGateway.change_job_config``.
+        Raises as ``Dispatcher.change_job_config``.
         """
         answer = await self._change(ConfigurationRequested(uuid.uuid4().hex, plan, base, restarts, strategy))
         match answer.outcome:
@@ -341,7 +341,7 @@ class JobMaster:
         """Returns when the new parallelism is stored and the job is being deployed with it.
 
         An identical request while the rescale is in progress joins it, regardless of its requester.
-        Raises as ``DispatcherGateway.update_resource_requirements``.
+        Raises as ``Dispatcher.update_resource_requirements``.
         """
         if self._rescaling is not None and self._rescaling[1].done():
             self._rescaling = None
@@ -415,7 +415,7 @@ class JobMaster:
     def details(self) -> JobDetails:
         return self.view.details()
 
-    def config_info(self) -> JobConfigInfo:
+    def config_info(self) -> JobConfig:
         core = self._shell.core
         return self.view.config_info(core.accepted_plan, core.plan.own.version, overridden_options(core.overrides))
 

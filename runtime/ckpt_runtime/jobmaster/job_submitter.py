@@ -76,7 +76,7 @@ class JobSubmitter:
         self._session = uuid.uuid4().hex
 
     async def submit(self, job_id: str, request: RunRequest) -> JobMaster:
-        """Returns the stored job, not started. Raises as ``DispatcherGateway.run_pipeline`` and leaves nothing behind.
+        """Returns the stored job, not started. Raises as ``Dispatcher.run_pipeline`` and leaves nothing behind.
 
         The caller must make the job known as soon as this returns: the next job of its lineage, or of its name where
         names are unique, is checked as soon as the loop is free.

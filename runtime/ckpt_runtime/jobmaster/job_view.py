@@ -11,6 +11,8 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.effective import effective_options
+from ckpt_runtime.contract.configuration import JobConfig
+from ckpt_runtime.jobmaster.configuration_requests import shown_configuration
 from ckpt_runtime.jobmaster.ended_job import result_document
 from ckpt_runtime.jobmaster.exceptions_history import FailureLog, cause_of
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
@@ -21,7 +23,6 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ExceptionHistory,
     ExecutionResult,
     ExecutionState,
-    JobConfigInfo,
     JobDetails,
     JobOverview,
 )
@@ -164,21 +165,19 @@ class JobView:
         reason = self.waits_for_slots if waits else ""
         return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph, status_reason=reason or None)
 
-    def config_info(self, plan: JobPlan, running_version: int, overrides: Mapping[str, str | None]) -> JobConfigInfo:
+    def config_info(self, plan: JobPlan, running_version: int, overrides: Mapping[str, str | None]) -> JobConfig:
         """``plan`` was accepted last; ``overrides`` maps keys to the values in effect instead for now."""
         own, request = plan.own, self._submission.request
         submitted = frozenset[str]() if request is None else request.option_keys
-        return JobConfigInfo(
+        return shown_configuration(
             self._submission.job_id,
             self.graph.name,
-            strategy_type(plan.configuration).value,
-            max(vertex.parallelism for vertex in self.graph.vertices),
-            own.given.displayed(),
-            own.version,
-            running_version,
-            own.notes,
-            self._submission.program_id,
-            effective_options(own, submitted, self._submission.defaults, overrides),
+            own,
+            restart_strategy=strategy_type(plan.configuration).value,
+            parallelism=max(vertex.parallelism for vertex in self.graph.vertices),
+            running_version=running_version,
+            pipeline_id=self._submission.program_id,
+            effective=effective_options(own, submitted, self._submission.defaults, overrides),
         )
 
     def metrics(self, statistics: CheckpointStatsSnapshot) -> dict[str, str]:

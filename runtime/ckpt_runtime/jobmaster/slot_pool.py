@@ -12,15 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
 from ckpt_runtime.jobmaster.slot_allocation import Supply, allocate, choose_cores, shortage
 from ckpt_runtime.jobmaster.slot_loss_notifier import SlotLossNotifier, describe_exit
 from ckpt_runtime.jobmaster.slots import (
+    EndedWorkerLog,
     Slot,
     SlotOwner,
     SlotProvider,
@@ -55,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 10.0
 _RELEASED_WORKER_S = LAST_WRITES_S + 10.0
+MAX_ENDED_LOGS = 32
 MAX_FAILURES = 3
 """After this many subtask failures a process is replaced: user code may have left the cause of the failures in it."""
 
@@ -110,6 +114,8 @@ class SlotPool:
         self._all_ended = asyncio.Event()
         self._losses = SlotLossNotifier(self._loop)
         self._questions = WorkerQuestions()
+        self.ended_logs: deque[EndedWorkerLog] = deque(maxlen=MAX_ENDED_LOGS)
+        """The logs of workers whose processes ended although nobody had ordered it, the latest last."""
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -380,8 +386,8 @@ class SlotPool:
         match message:
             case AgentHeartbeat(progress):
                 self._note_progress(slot, progress)
-            case WorkerExited(worker_id, code):
-                self._worker_exited(slot, worker_id, code)
+            case WorkerExited():
+                self._worker_exited(slot, message)
             case Following():
                 worker = slot.adopting
                 if worker is None or worker.peer is not peer:
@@ -515,15 +521,21 @@ class SlotPool:
         else:
             worker.peer.close()
 
-    def _worker_exited(self, slot: Slot, worker_id: str, code: int | None) -> None:
+    def _worker_exited(self, slot: Slot, report: WorkerExited) -> None:
         """Handles the agent's report that a process has ended, or that it could not be adopted."""
+        worker_id, reason = report.worker, describe_exit(report.code)
+        unexpected = any(worker.worker_id == worker_id for worker in slot.workers)
         if slot.starting.pop(worker_id, None) is not None:
             # On a machine without free memory every start fails: the pause before the next start grows each time.
             slot.failed_starts += 1
-        reason = describe_exit(code)
+            unexpected = True
         # Usually its connection ended first: then only the reason is still to be passed on.
-        if not self._losses.explain(worker_id, reason):
+        if self._losses.explain(worker_id, reason):
+            unexpected = True
+        else:
             self._worker_ended(slot, worker_id, reason)
+        if unexpected:
+            self.ended_logs.append(EndedWorkerLog(worker_id, slot.slot_id, wall_clock_ms(), reason, report.log))
 
     def _worker_ended(self, slot: Slot, worker_id: str, reason: str) -> None:
         if slot.adopting is not None and slot.adopting.worker_id == worker_id:

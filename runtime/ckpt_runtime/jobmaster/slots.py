@@ -47,6 +47,17 @@ class SlotTimes:
         return cls(*(configuration.get(option) / 1000 for option in times))
 
 
+@dataclass(frozen=True, slots=True)
+class EndedWorkerLog:
+    """The last log lines of a worker whose process ended although the driver had not ordered it."""
+
+    worker_id: str
+    slot_id: str
+    ended_at_ms: int
+    reason: str
+    text: str
+
+
 class SlotsUnavailableError(RuntimeError):
     """The slots that a job needs were not available in time."""
 

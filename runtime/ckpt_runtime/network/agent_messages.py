@@ -100,10 +100,14 @@ class AgentHeartbeat(Message, frozen=True):
 
 
 class WorkerExited(Message, frozen=True):
-    """``code`` is Python's exit code, negative for a signal; None if it is unknown or no process was started."""
+    """``code`` is Python's exit code, negative for a signal; None if it is unknown or no process was started.
+
+    ``log`` has the last lines that the worker logged.
+    """
 
     worker: str
     code: int | None
+    log: str = ""
 
 
 AgentMessage = AgentHeartbeat | WorkerExited

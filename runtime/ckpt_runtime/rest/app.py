@@ -1,4 +1,4 @@
-"""The REST application: Flink's paths over a :class:`DispatcherGateway`, each with and without ``/v1``.
+"""The REST application: Flink's paths over a :class:`Dispatcher`, each with and without ``/v1``.
 
 It only assembles the parts; it starts no server and keeps no state of jobs.
 """
@@ -8,30 +8,12 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.rest.audit import AuditLog, Write
 from ckpt_runtime.rest.auth import Guard
 from ckpt_runtime.rest.errors import install_error_handlers, moved, without_prefix
 from ckpt_runtime.rest.event_stream import EventStreams
-from ckpt_runtime.rest.handlers import (
-    checkpoint_config,
-    checkpoints,
-    cluster,
-    dashboard,
-    diagnosis,
-    events,
-    health,
-    job_config,
-    job_ids,
-    jobs,
-    lineages,
-    pages,
-    pipelines,
-    rescaling,
-    savepoint_catalogue,
-    savepoints,
-    vertices,
-)
+from ckpt_runtime.rest.handlers import checkpoints, cluster, configuration, jobs, pages
 from ckpt_runtime.rest.openapi import install_openapi
 from ckpt_runtime.rest.uploads import DEFAULT_MAX_UPLOAD_BYTES
 from ckpt_runtime.rest.web_sessions import WebSessions
@@ -72,7 +54,7 @@ def _without_outer_slashes(scope: Scope) -> Scope:
 
 
 def create_app(
-    gateway: DispatcherGateway,
+    dispatcher: Dispatcher,
     *,
     token: str | None,
     max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES,
@@ -91,26 +73,16 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.gateway = gateway
+    app.state.dispatcher = dispatcher
     app.state.event_streams = EventStreams()
     app.state.max_upload_bytes = max_upload_bytes
     app.state.token = token
     app.state.web_sessions = WebSessions()
-    # checkpoint_config comes before checkpoints, whose ":triggerid" would match "configuration"
-    of_jobs = (
-        jobs,
-        job_config,
-        events,
-        rescaling,
-        vertices,
-        checkpoint_config,
-        checkpoints,
-        savepoints,
-        savepoint_catalogue,
-    )
     # The routes are added as they are: include_router() would analyse each function again, for a tenth of a second.
-    for room in (cluster, dashboard, diagnosis, health, pages, pipelines, job_ids, lineages, *of_jobs):
-        app.router.routes.extend(room.router.routes)
+    # Configuration comes before checkpoints, whose ":triggerid" would match "configuration".
+    for room in (cluster, jobs, configuration, checkpoints, pages):
+        for router in room.routers:
+            app.router.routes.extend(router.routes)
     install_error_handlers(app)
     install_openapi(app, authenticated=token is not None)
     if audit is not None:

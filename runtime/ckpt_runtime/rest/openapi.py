@@ -1,19 +1,24 @@
-"""The OpenAPI document: the framework's, plus bodies that handlers read themselves, plus examples and their schemas.
+"""The OpenAPI document: the framework's, plus bodies that handlers read themselves, plus answers and their examples.
 
-``examples.json`` holds real answers by path and situation; ``make docs`` writes it.
+The schemas of answers are those of the contract's structs. ``examples.json`` holds real answers by path and situation;
+``make docs`` writes it.
 """
 
 from __future__ import annotations
 
 import json
+import types
+from collections.abc import Iterator
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from msgspec import NODEFAULT, Struct, structs
 from pydantic import BaseModel
 
-from ckpt_runtime.rest.response_schemas import schema_of
+from ckpt_runtime.rest.responses import ContractRoute
 
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -69,15 +74,15 @@ def json_body(model: type[BaseModel], examples: dict[str, dict[str, Any]]) -> di
     return {"requestBody": {"required": required, "content": {"application/json": content}}}
 
 
-def _plain(schema: Any) -> Any:
-    """Remove titles, defaults and null, which counts as absent or is refused."""
-    if isinstance(schema, list):
-        return [_plain(item) for item in schema]
+def _plain(schema: Any, *, nullable: bool = False) -> Any:
+    """Remove titles and defaults, and from bodies null, which counts as absent or is refused."""
+    if isinstance(schema, list | tuple):
+        return [_plain(item, nullable=nullable) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    if "anyOf" in schema:
+    if "anyOf" in schema and not nullable:
         return _plain(next(item for item in schema["anyOf"] if item != {"type": "null"}))
-    return {key: _plain(value) for key, value in schema.items() if key not in ("title", "default")}
+    return {key: _plain(value, nullable=nullable) for key, value in schema.items() if key not in ("title", "default")}
 
 
 def _named(examples: dict[str, Any]) -> dict[str, Any]:
@@ -100,27 +105,60 @@ def _document(app: FastAPI, *, authenticated: bool) -> dict[str, Any]:
         title=app.title, version=app.version, description=app.description, routes=app.routes, servers=_SERVERS
     )
     examples = json.loads(files("ckpt_runtime.rest").joinpath("examples.json").read_text("utf-8"))
+    answers, components = _answer_schemas(app)
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
             operation["responses"].pop("422", None)
-            _describe_answer(operation, examples[f"{method.upper()} {path}"])
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schema.get("components", {}).get("schemas", {}).pop(unused, None)
+            key = f"{method.upper()} {path}"
+            _describe_answer(operation, answers.get(key, {"type": "string"}), examples[key])
+    schema["components"] = {"schemas": components}
     if authenticated:
-        schema.setdefault("components", {})["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        schema["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"bearer": []}]
     return schema
 
 
-def _describe_answer(operation: dict[str, Any], examples: dict[str, Any]) -> None:
+def _describe_answer(operation: dict[str, Any], schema: dict[str, Any], examples: dict[str, Any]) -> None:
     answer = next(answer for status, answer in operation["responses"].items() if status.startswith("2"))
-    if EVENT_STREAM in answer["content"]:
-        answer["content"] = {EVENT_STREAM: {"schema": _EVENTS, "examples": _named(examples)}}
-        return
-    if "text/plain" in answer["content"]:
-        answer["content"] = {"text/plain": {"schema": {"type": "string"}, "examples": _named(examples)}}
-        return
-    answer["content"] = {"application/json": {"schema": schema_of(examples.values()), "examples": _named(examples)}}
+    (media_type,) = answer["content"]
+    if media_type == EVENT_STREAM:
+        schema = _EVENTS
+    answer["content"] = {media_type: {"schema": schema, "examples": _named(examples)}}
+
+
+def _answer_schemas(app: FastAPI) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema of each route's answer, such as ``"GET /jobs"``, and the components that these refer to."""
+    routes = [route for route in app.routes if isinstance(route, ContractRoute) and route.answer is not None]
+    kinds = {f"{method} {route.path}": _members(route.answer) for route in routes for method in route.methods}
+    flat = [kind for members in kinds.values() for kind in members]
+    schemas, components = msgspec.json.schema_components(flat, ref_template="#/components/schemas/{name}")
+    found = iter(_plain(schemas, nullable=True))
+    answers = {key: [next(found) for _ in members] for key, members in kinds.items()}
+    for struct in _subclasses(Struct):
+        if struct.__module__.startswith("ckpt_runtime.contract.") and struct.__name__ in components:
+            _require_what_is_always_sent(components[struct.__name__], struct)
+    return {key: one[0] if len(one) == 1 else {"anyOf": one} for key, one in answers.items()}, _plain(
+        components, nullable=True
+    )
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, which msgspec would not describe."""
+    return get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+
+
+def _require_what_is_always_sent(schema: dict[str, Any], struct: type[Struct]) -> None:
+    """Require the fields that the server always sends, although readers accept answers without them."""
+    may_omit = any(kind.__struct_config__.omit_defaults for kind in (struct, *_subclasses(struct)))
+    required = [item.encode_name for item in structs.fields(struct) if not may_omit or item.default is NODEFAULT]
+    tag = struct.__struct_config__.tag_field
+    schema["required"] = [*([] if tag is None else [tag]), *required]
+
+
+def _subclasses(kind: type[Struct]) -> Iterator[type[Struct]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 _SERVERS: list[dict[str, str | Any]] = [{"url": "/v1"}, {"url": "/"}]

@@ -13,12 +13,15 @@ from urllib.parse import unquote
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator
 
-from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_values import Precondition
 from ckpt_runtime.rest.errors import BadRequest, echo
+from ckpt_runtime.rest.job_answers import FLAME_GRAPH_KINDS
+from ckpt_runtime.rest.metrics import AGGREGATIONS
 
 _MOST_SUBTASKS = 32767
 HEX_ID_PATTERN = "^[0-9a-fA-F]{32}$"
+OWNER_PATTERN = "^[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}$"
 _JOB, _VERTEX = "fa461ac280c9aa36bde4a060aa97618c", "f74362dd18da632fe7d708268d6f8693"
 _TRIGGER = "3e4fc69c1d0a4bb0b1a4d1a2c3b4d5e6"
 
@@ -30,13 +33,13 @@ def _hex_id(alias: str, description: str, example: str) -> Any:
 _LOWER = AfterValidator(str.lower)
 
 
-async def gateway_of(request: Request) -> DispatcherGateway:
-    """The application's gateway. A coroutine, because FastAPI runs a plain function in a thread per request."""
-    gateway: DispatcherGateway = request.app.state.gateway
-    return gateway
+async def _dispatcher_of(request: Request) -> Dispatcher:
+    """The application's dispatcher. A coroutine, because FastAPI runs a plain function in a thread per request."""
+    dispatcher: Dispatcher = request.app.state.dispatcher
+    return dispatcher
 
 
-Gateway = Annotated[DispatcherGateway, Depends(gateway_of)]
+TheDispatcher = Annotated[Dispatcher, Depends(_dispatcher_of)]
 JobId = Annotated[str, _hex_id("jobid", "job id, 32 hex digits", _JOB), _LOWER]
 ApplicationId = Annotated[str, _hex_id("applicationid", "the job's id", _JOB), _LOWER]
 VertexId = Annotated[str, _hex_id("vertexid", "vertex id, 32 hex digits", _VERTEX), _LOWER]
@@ -59,7 +62,12 @@ SubtaskIndex = Annotated[
 Attempt = Annotated[int, Path(alias="attempt", description="number of an attempt", ge=0, le=2**31 - 1, examples=["0"])]
 HoldOwner = Annotated[
     str,
-    Path(alias="owner", description="who holds it", pattern="^[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}$", examples=["me"]),
+    Path(
+        alias="owner",
+        description="owner of the hold",
+        pattern=OWNER_PATTERN,
+        examples=["me"],
+    ),
 ]
 MetricNames = Annotated[
     list[str] | None, Query(alias="get", description="metric names, separated by commas or repeated")
@@ -68,33 +76,41 @@ Aggregations = Annotated[
     list[str] | None,
     Query(alias="agg", description="min, max, avg, sum, skew in any case, separated by commas or repeated"),
 ]
-SelectedJobs = Annotated[
-    list[str] | None, Query(alias="jobs", description="ids of the jobs that count, separated by commas or repeated")
-]
+SelectedJobs = Annotated[list[str] | None, Query(alias="jobs", description="job ids, separated by commas or repeated")]
 SelectedTaskManagers = Annotated[
     list[str] | None,
-    Query(alias="taskmanagers", description="ids of the slot agents that count, separated by commas or repeated"),
+    Query(alias="taskmanagers", description="ids of slot agents, separated by commas or repeated"),
 ]
 SelectedSubtasks = Annotated[
     list[str] | None,
-    Query(alias="subtasks", description="the subtasks that count: indices and ranges, such as 0,3-5"),
+    Query(alias="subtasks", description="indices and ranges of subtasks, such as 0,3-5"),
+]
+FlameGraphKind = Annotated[
+    str,
+    Query(
+        alias="type",
+        description="full, on_cpu or off_cpu, in any case",
+        pattern=f"(?i)^({'|'.join(FLAME_GRAPH_KINDS)})$",
+    ),
+]
+OneSubtask = Annotated[
+    int | None, Query(alias="subtaskindex", description="only samples of this subtask", ge=0, le=_MOST_SUBTASKS)
 ]
 FailureLabels = Annotated[
     list[str] | None, Query(alias="failureLabelFilter", description="key:value; no failure has labels here")
 ]
-MaxExceptions = Annotated[int, Query(alias="maxExceptions", ge=1, le=1000, description="how many entries at most")]
+MaxExceptions = Annotated[int, Query(alias="maxExceptions", ge=1, le=1000, description="maximum number of entries")]
 REQUESTER_HEADER = "Ckpt-Requester"
 Requester = Annotated[
     str | None,
     Header(
         alias=REQUESTER_HEADER,
-        description="who asks, in his own words, percent-encoded; kept in the savepoint catalogue",
+        description="name of the requester, percent-encoded, for the savepoint catalogue",
         pattern="^[ -~]{1,600}$",
         examples=["airflow: nightly/savepoint"],
     ),
     AfterValidator(lambda text: None if text is None else unquote(text, errors="replace")[:200]),
 ]
-OWNER_PATTERN = "^[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}$"
 UPGRADE_OWNER_HEADER, INCARNATION_HEADER = "Ckpt-Upgrade-Owner", "Ckpt-Expected-Incarnation"
 
 
@@ -103,7 +119,7 @@ async def _condition(
         str | None,
         Header(
             alias=UPGRADE_OWNER_HEADER,
-            description="whose upgrade the request belongs to; refused unless it holds the lineage of the job",
+            description="owner of the upgrade to which the request belongs; refused unless it holds the job's lineage",
             pattern=OWNER_PATTERN,
         ),
     ] = None,
@@ -111,7 +127,7 @@ async def _condition(
         int | None,
         Header(
             alias=INCARNATION_HEADER,
-            description="refused unless the job, or the latest one of the lineage that a new one joins, is this",
+            description="refused unless the job, or the latest job of the lineage that a new job joins, is this one",
             ge=1,
         ),
     ] = None,
@@ -141,6 +157,15 @@ def listed(texts: list[str] | None) -> list[str] | None:
     if texts is None:
         return None
     return [name for text in texts for name in (part.strip() for part in text.split(",")) if name]
+
+
+def aggregations(texts: list[str] | None) -> list[str]:
+    """The requested aggregations; all of them if none is named."""
+    kinds = [kind.lower() for kind in listed(texts) or AGGREGATIONS]
+    for kind in kinds:
+        if kind not in AGGREGATIONS:
+            raise BadRequest(f"agg: {echo(kind)} is not acceptable, it must be of {', '.join(AGGREGATIONS)}")
+    return kinds
 
 
 def selected_jobs(texts: list[str] | None) -> set[str] | None:

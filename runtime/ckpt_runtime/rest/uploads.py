@@ -12,7 +12,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_values import StoredPipeline
 from ckpt_runtime.rest.errors import BadRequest, echo
 from ckpt_runtime.rest.json_body import limited_stream
@@ -34,8 +34,8 @@ def display_name(raw: str | None) -> str:
     return name
 
 
-async def receive_pipeline(request: Request, gateway: DispatcherGateway, max_bytes: int) -> StoredPipeline:
-    """Parse the form, check the part and hand its bytes to the gateway."""
+async def receive_pipeline(request: Request, dispatcher: Dispatcher, max_bytes: int) -> StoredPipeline:
+    """Parse the form, check the part and hand its bytes to the dispatcher."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise BadRequest(f"The upload must be multipart/form-data with one file in the part {PART_NAME!r}.")
     body = limited_stream(request, max_bytes + _FRAMING_BYTES)
@@ -52,7 +52,7 @@ async def receive_pipeline(request: Request, gateway: DispatcherGateway, max_byt
             raise BadRequest(f"The upload has no file in the part {PART_NAME!r}.")
         name = display_name(part.filename)
         await _check_content(part, name)
-        return await gateway.store_pipeline(name, _chunks(part))
+        return await dispatcher.store_pipeline(name, _chunks(part))
     finally:
         await form.close()
 

@@ -32,7 +32,7 @@ from ckpt_runtime.network.connections import ControlConnection
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.worker_processes import Spawner, WorkerProcess, WorkerStart, WorkerStarter, own_identity
 from ckpt_runtime.spark.worker_template import Forker
-from ckpt_runtime.structured_log import PLAIN, LogSettings, start_logging
+from ckpt_runtime.structured_log import PLAIN, LogSettings, kept_lines, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -146,15 +146,16 @@ class SlotAgent:
         directory = self._directories.pop(worker_id, "")
         # A released worker has another agent, which reports its end.
         if self._workers.pop(worker_id, None) is not None:
-            self._report_exit(worker_id, code)
+            log = kept_lines(str(directory.path) if isinstance(directory, HeldDirectory) else directory)
+            self._report_exit(worker_id, code, log)
         # After the report, because deleting may take long and a job waits for its next worker.
         _remove(directory)
         self._watchers.pop(worker_id, None)
 
-    def _report_exit(self, worker_id: str, code: int | None) -> None:
+    def _report_exit(self, worker_id: str, code: int | None, log: str = "") -> None:
         assert self._connection is not None
         try:
-            self._connection.send(WorkerExited(worker_id, code))
+            self._connection.send(WorkerExited(worker_id, code, log))
         except OSError:
             logger.debug("slot %s: the driver is gone, cannot report worker %s", self._slot, worker_id)
 

@@ -23,7 +23,7 @@ from ckpt_runtime.held_directory import hold
 from ckpt_runtime.spark import processes
 from ckpt_runtime.spark.parent_watch import ParentWatch
 from ckpt_runtime.spark.worker_processes import WorkerStart
-from ckpt_runtime.structured_log import LogSettings, log_of_process, start_logging
+from ckpt_runtime.structured_log import LogSettings, keep_lines_in, log_of_process, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ def _watched_parent(start: WorkerStart, pipe: int) -> ParentWatch:
     log_of_process(slot=start.slot, worker=start.worker)
     directory = start.directory
     hold(directory)  # as long as this process lives, even if its agent ends
+    keep_lines_in(directory)
     parent_watch = ParentWatch(pipe, partial(_end, directory), directory=directory)
     # Before any slow step, because an agent may end while its worker still imports.
     parent_watch.start()

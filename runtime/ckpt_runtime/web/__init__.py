@@ -1,1 +1,6 @@
-"""Web pages: files as browsers load them, without a build step. What serves them is the business of others."""
+"""The pages that browsers load to show a session: HTML, CSS and modules of JavaScript, without a build step or library.
+
+Text becomes a text node; markup is never parsed, which the browser's policy enforces (``require-trusted-types-for``).
+Nothing is inline or comes from another origin. Addresses are relative, so the pages work below any path. A field that
+a Flink cluster lacks may be missing. The pages change nothing but the login.
+"""

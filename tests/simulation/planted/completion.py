@@ -18,78 +18,51 @@ from tests.simulation.planted.registry import also, bug, nothing
 # --- completion, subsumption, unknown outcomes
 
 
-@bug("a checkpoint that is being published can be aborted", "FLINK-16770")
-def _():
-    return [(PendingCheckpoint, "can_abort", property(lambda self: True))]
+bug("a checkpoint that is being published can be aborted", "FLINK-16770", PendingCheckpoint, "can_abort")(
+    property(lambda self: True)
+)
 
 
-@bug("an unknown pointer is taken for a failure", "FLINK-22494")
-def _():
-    def unknown(self, event, now):
-        self._on_store_failed(event, now)
-
-    return [(CheckpointCoordinator, "_on_store_unknown", unknown)]
+@bug("an unknown pointer is taken for a failure", "FLINK-22494", CheckpointCoordinator, "_on_store_unknown")
+def _(self, event, now):
+    self._on_store_failed(event, now)
 
 
-@bug("an unknown pointer is taken for a success", "FLINK-28265")
-def _():
-    def unknown(self, event, now):
-        self._on_store_added(event, now)
-
-    return [(CheckpointCoordinator, "_on_store_unknown", unknown)]
+@bug("an unknown pointer is taken for a success", "FLINK-28265", CheckpointCoordinator, "_on_store_unknown")
+def _(self, event, now):
+    self._on_store_added(event, now)
 
 
-@bug("unknown metadata is taken for a success", "I8")
-def _():
-    def unknown(self, event, now):
-        self.on_metadata_written(event, now)
-
-    return [(Completion, "on_metadata_unknown", unknown)]
+@bug("unknown metadata is taken for a success", "I8", Completion, "on_metadata_unknown")
+def _(self, event, now):
+    self.on_metadata_written(event, now)
 
 
-@bug("completed without its pointer", "1.4")
-def _():
-    def written(self, event, now):
-        self._complete(self._finalizing(event.checkpoint_id, PendingState.WRITING), now)
-
-    return [(Completion, "on_metadata_written", written)]
+@bug("completed without its pointer", "1.4", Completion, "on_metadata_written")
+def _(self, event, now):
+    self._complete(self._finalizing(event.checkpoint_id, PendingState.WRITING), now)
 
 
-@bug("the savepoint of a stop leaves no pointer", "FLINK-26783, with a crash")
-def _():
-    original = Completion.on_metadata_written
-
-    def written(self, event, now):
-        pending = self._finalizing(event.checkpoint_id, PendingState.WRITING)
-        if pending.request.properties.is_synchronous:
-            self._complete(pending, now)
-        else:
-            original(self, event, now)
-
-    return [(Completion, "on_metadata_written", written)]
+@bug("the savepoint of a stop leaves no pointer", "FLINK-26783, with a crash", Completion, "on_metadata_written")
+def _(original, self, event, now):
+    pending = self._finalizing(event.checkpoint_id, PendingState.WRITING)
+    if pending.request.properties.is_synchronous:
+        self._complete(pending, now)
+    else:
+        original(self, event, now)
 
 
-@bug("complete without everybody's acknowledgement", "I7")
-def _():
-    original = PendingCheckpoint.acknowledge
-
-    def acknowledge(self, execution, state):
-        original(self, execution, state)
-        if len(self.awaited) == 1 and len(self.acknowledged) > 1:
-            self.awaited.clear()
-
-    return [(PendingCheckpoint, "acknowledge", acknowledge)]
+@bug("complete without everybody's acknowledgement", "I7", PendingCheckpoint, "acknowledge")
+def _(original, self, execution, state):
+    original(self, execution, state)
+    if len(self.awaited) == 1 and len(self.acknowledged) > 1:
+        self.awaited.clear()
 
 
-@bug("older pending checkpoints are not subsumed", "I6")
-def _():
-    original = CheckpointFailures.abort
-
-    def abort(self, pending, reason, *rest):
-        if reason is not Reason.CHECKPOINT_SUBSUMED:
-            original(self, pending, reason, *rest)
-
-    return [(CheckpointFailures, "abort", abort)]
+@bug("older pending checkpoints are not subsumed", "I6", CheckpointFailures, "abort")
+def _(original, self, pending, reason, *rest):
+    if reason is not Reason.CHECKPOINT_SUBSUMED:
+        original(self, pending, reason, *rest)
 
 
 @bug("a newer checkpoint subsumes savepoints", "1.3")
@@ -114,49 +87,34 @@ def _():
     return [also(Completion, "_complete", extra)]
 
 
-@bug("a plain savepoint notifies and subsumes", "FLINK-25191")
-def _():
-    return [(CheckpointProperties, "notifies_and_subsumes", property(lambda self: True))]
+bug("a plain savepoint notifies and subsumes", "FLINK-25191", CheckpointProperties, "notifies_and_subsumes")(
+    property(lambda self: True)
+)
 
+bug("restore and publishing do not wait for writes in flight", "protocols 10.4", PendingCheckpoints, "is_finalizing")(
+    property(lambda self: False)
+)
 
-@bug("restore and publishing do not wait for writes in flight", "protocols 10.4")
-def _():
-    return [(PendingCheckpoints, "is_finalizing", property(lambda self: False))]
-
-
-@bug("an abort names itself as the latest completed", "FLINK-10377")
-def _():
-    return [
-        (
-            CompletedCheckpointStore,
-            "latest_id",
-            property(lambda self: self._entries[-1].checkpoint.id + 1 if self._entries else -1),
-        )
-    ]
+bug("an abort names itself as the latest completed", "FLINK-10377", CompletedCheckpointStore, "latest_id")(
+    property(lambda self: self._entries[-1].checkpoint.id + 1 if self._entries else -1)
+)
 
 
 # --- acknowledgements and files
 
 
-@bug("late state leaks", "protocols 10.7", seed=72)
-def _():
-    return [(Retention, "discard_state", nothing)]
+bug("late state leaks", "protocols 10.7", Retention, "discard_state", seed=72)(nothing)
 
 
-@bug("a repeated acknowledgement discards state in use", "protocols 10.7")
-def _():
-    original = PendingCheckpoint.classify
-
-    def classify(self, execution):
-        result = original(self, execution)
-        return AckResult.UNKNOWN if result is AckResult.DUPLICATE else result
-
-    return [(PendingCheckpoint, "classify", classify)]
+@bug("a repeated acknowledgement discards state in use", "protocols 10.7", PendingCheckpoint, "classify")
+def _(original, self, execution):
+    result = original(self, execution)
+    return AckResult.UNKNOWN if result is AckResult.DUPLICATE else result
 
 
-@bug("a repetition after completion discards state in use", "protocols 10.7")
-def _():
-    return [(PendingCheckpoints, "was_aborted", lambda self, number: True)]
+bug("a repetition after completion discards state in use", "protocols 10.7", PendingCheckpoints, "was_aborted")(
+    lambda self, number: True
+)
 
 
 @bug("an aborted checkpoint takes shared files along", "FLINK-25395")
@@ -179,17 +137,22 @@ def _():
     return [also(Completion, "_on_late_acknowledgement", extra)]
 
 
-@bug("shared files go that only older retained checkpoints use", "protocols 10.11")
-def _():
-    def lowest(self):
-        return self._entries[-1].checkpoint.id if self._entries else None
+@bug(
+    "shared files go that only older retained checkpoints use",
+    "protocols 10.11",
+    CompletedCheckpointStore,
+    "lowest_retained",
+)
+def _(self):
+    return self._entries[-1].checkpoint.id if self._entries else None
 
-    return [(CompletedCheckpointStore, "lowest_retained", lowest)]
 
-
-@bug("shared files of a recovered checkpoint are not registered", "FLINK-26985, FLINK-7268")
-def _():
-    return [(SharedStateRegistry, "register_all", nothing)]
+bug(
+    "shared files of a recovered checkpoint are not registered",
+    "FLINK-26985, FLINK-7268",
+    SharedStateRegistry,
+    "register_all",
+)(nothing)
 
 
 @bug("shared files go before the pointer", "2.1")
@@ -200,9 +163,9 @@ def _():
     ]
 
 
-@bug("no checkpoint after NO_CLAIM is full", "protocols 10.12")
-def _():
-    return [(CompletedCheckpointStore, "latest_is_owned", property(lambda self: True))]
+bug("no checkpoint after NO_CLAIM is full", "protocols 10.12", CompletedCheckpointStore, "latest_is_owned")(
+    property(lambda self: True)
+)
 
 
 @bug("checkpoints may refer to a snapshot of the user's", "protocols 2.3")
@@ -215,9 +178,7 @@ def _():
     ]
 
 
-@bug("files go while a savepoint duplicates them", "FLIP-203", seed=350)
-def _():
-    return [(Retention, "pin", nothing)]
+bug("files go while a savepoint duplicates them", "FLIP-203", Retention, "pin", seed=350)(nothing)
 
 
 @bug("files go once a savepoint has all acknowledgements but one", "FLIP-203", seed=525)
@@ -228,12 +189,10 @@ def _():
     return [also(Completion, "on_acknowledged", extra)]
 
 
-@bug("a task builds on files that are gone", "2.2, placeholders", seed=118)
-def _():
-    return [(SharedStateRegistry, "_conflict", lambda self, file, entry, deletable: None)]
+bug("a task builds on files that are gone", "2.2, placeholders", SharedStateRegistry, "_conflict", seed=118)(
+    lambda self, file, entry, deletable: None
+)
 
-
-@bug("a snapshot restored with NO_CLAIM is deleted", "I16")
-def _():
-    original = CheckpointCleaner.retire
-    return [(CheckpointCleaner, "retire", lambda self, checkpoint, discard: original(self, checkpoint, True))]
+bug("a snapshot restored with NO_CLAIM is deleted", "I16", CheckpointCleaner, "retire")(
+    lambda original, self, checkpoint, discard: original(self, checkpoint, True)
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,15 +27,33 @@ BUGS: list[PlantedBug] = []
 
 
 def bug(
-    name: str, like: str, bugs: list[PlantedBug] = BUGS, *, seed: int = 0
-) -> Callable[[Callable[[], Patches]], Callable[[], Patches]]:
-    """Adds it to a list; by default that of the protocols."""
+    name: str,
+    like: str,
+    owner: Any = None,
+    attribute: str = "",
+    *,
+    bugs: list[PlantedBug] = BUGS,
+    seed: int = 0,
+) -> Callable[[Any], Any]:
+    """Adds a bug to a list; by default that of the protocols.
 
-    def add(patches: Callable[[], Patches]) -> Callable[[], Patches]:
+    What is decorated takes the place of an owner's attribute, which it gets first if it has a parameter ``original``.
+    Without an owner it is a function that returns the patches, where there are several.
+    """
+
+    def add(planted: Any) -> Any:
+        patches = planted if owner is None else lambda: [(owner, attribute, _in_place_of(owner, attribute, planted))]
         bugs.append(PlantedBug(name, like, patches, seed))
-        return patches
+        return planted
 
     return add
+
+
+def _in_place_of(owner: Any, attribute: str, planted: Any) -> Any:
+    if not inspect.isfunction(planted) or next(iter(inspect.signature(planted).parameters), "") != "original":
+        return planted
+    original = getattr(owner, attribute)
+    return lambda *arguments, **more: planted(original, *arguments, **more)
 
 
 def also(owner: Any, name: str, extra: Callable[..., None]) -> tuple[Any, str, Any]:

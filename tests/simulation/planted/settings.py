@@ -24,116 +24,72 @@ from tests.simulation.protocols import driver as simulated_driver
 # --- deadlines and settings
 
 
-@bug("an old canceller kills an extended checkpoint", "571.3", seed=151)
-def _():
-    def expire(self, checkpoint_id, generation, now):
-        pending = self._pending.get(checkpoint_id)
-        if pending is not None and pending.can_abort:
-            self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
-
-    return [(Triggering, "_expire", expire)]
+@bug("an old canceller kills an extended checkpoint", "571.3", Triggering, "_expire", seed=151)
+def _(self, checkpoint_id, generation, now):
+    pending = self._pending.get(checkpoint_id)
+    if pending is not None and pending.can_abort:
+        self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
 
 
-@bug("a checkpoint is rescued for ever", "571.9")
-def _():
-    def until(pending, configuration, now_ms):
-        return now_ms + 50 if configuration.rescue_enabled and pending.acknowledged else None
-
-    return [(triggering, "rescued_until", until)]
+@bug("a checkpoint is rescued for ever", "571.9", triggering, "rescued_until")
+def _(pending, configuration, now_ms):
+    return now_ms + 50 if configuration.rescue_enabled and pending.acknowledged else None
 
 
-@bug("a checkpoint that is nearly done expires", "571.9")
-def _():
-    return [(triggering, "rescued_until", lambda pending, configuration, now_ms: None)]
+bug("a checkpoint that is nearly done expires", "571.9", triggering, "rescued_until")(
+    lambda pending, configuration, now_ms: None
+)
 
 
-@bug("a checkpoint is rescued although the policy is off", "571.9")
-def _():
-    original = triggering.rescued_until
-
-    def until(pending, configuration, now_ms):
-        return original(pending, replace(configuration, rescue_enabled=True, rescue_min_progress=1), now_ms)
-
-    return [(triggering, "rescued_until", until)]
+@bug("a checkpoint is rescued although the policy is off", "571.9", triggering, "rescued_until")
+def _(original, pending, configuration, now_ms):
+    return original(pending, replace(configuration, rescue_enabled=True, rescue_min_progress=1), now_ms)
 
 
-@bug("a new timeout counts from the change", "571.3")
-def _():
-    def move(self, pending, now):
-        self._pending.move_deadline(pending, now.rel_ms + self._configuration.timeout_ms)
-        self._schedule_canceller(pending)
-
-    return [(Triggering, "_move_deadline", move)]
+@bug("a new timeout counts from the change", "571.3", Triggering, "_move_deadline")
+def _(self, pending, now):
+    self._pending.move_deadline(pending, now.rel_ms + self._configuration.timeout_ms)
+    self._schedule_canceller(pending)
 
 
-@bug("a new timeout leaves pending checkpoints alone", "571.3")
-def _():
-    return [(Triggering, "_move_deadline", nothing)]
+bug("a new timeout leaves pending checkpoints alone", "571.3", Triggering, "_move_deadline")(nothing)
+
+bug("a checkpoint without a deadline", "1.1, step 5", Triggering, "_schedule_canceller")(nothing)
 
 
-@bug("a checkpoint without a deadline", "1.1, step 5")
-def _():
-    return [(Triggering, "_schedule_canceller", nothing)]
+@bug("deadlines by the wall clock", "FLINK-17073, reliability 2.4 b", CheckpointCoordinator, "handle")
+def _(original, self, event, now):
+    return original(self, event, type(now)(now.abs_ms - 1_700_000_000_000, now.abs_ms))
 
 
-@bug("deadlines by the wall clock", "FLINK-17073, reliability 2.4 b")
-def _():
-    original = CheckpointCoordinator.handle
-
-    def handle(self, event, now):
-        return original(self, event, type(now)(now.abs_ms - 1_700_000_000_000, now.abs_ms))
-
-    return [(CheckpointCoordinator, "handle", handle)]
+@bug("a longer interval waits for the next tick", "571.4", PeriodicTrigger, "_rephase")
+def _(original, self, now):
+    before = self.next_at
+    if before is not None and self.interval_ms is not None and self._base + self.interval_ms > before:
+        return False
+    return original(self, now)
 
 
-@bug("a longer interval waits for the next tick", "571.4")
-def _():
-    original = PeriodicTrigger._rephase
-
-    def rephase(self, now):
-        before = self.next_at
-        if before is not None and self.interval_ms is not None and self._base + self.interval_ms > before:
-            return False
-        return original(self, now)
-
-    return [(PeriodicTrigger, "_rephase", rephase)]
+@bug("a new interval counts from the change", "571.4", PeriodicTrigger, "_rephase")
+def _(original, self, now):
+    self._base = now
+    return original(self, now)
 
 
-@bug("a new interval counts from the change", "571.4")
-def _():
-    original = PeriodicTrigger._rephase
-
-    def rephase(self, now):
-        self._base = now
-        return original(self, now)
-
-    return [(PeriodicTrigger, "_rephase", rephase)]
-
-
-@bug("overrides are applied before they are stored", "571.5")
-def _():
-    original = LiveChanges._on_patch_requested
-
-    def requested(self, event):
-        before = self._update.overrides
-        dropped = event.overrides is None
-        self._update.overrides = CheckpointOverrides() if dropped else before.merged_with(event.overrides)
-        self._patch_coordinator()
-        self._update.overrides = before
-        original(self, event)
-
-    return [(LiveChanges, "_on_patch_requested", requested)]
+@bug("overrides are applied before they are stored", "571.5", LiveChanges, "_on_patch_requested")
+def _(original, self, event):
+    before = self._update.overrides
+    dropped = event.overrides is None
+    self._update.overrides = CheckpointOverrides() if dropped else before.merged_with(event.overrides)
+    self._patch_coordinator()
+    self._update.overrides = before
+    original(self, event)
 
 
-@bug("overrides are answered before they are stored", "571.6")
-def _():
-    original = LiveChanges._on_patch_requested
-
-    def requested(self, event):
-        self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
-        original(self, event)
-
-    return [(LiveChanges, "_on_patch_requested", requested)]
+@bug("overrides are answered before they are stored", "571.6", LiveChanges, "_on_patch_requested")
+def _(original, self, event):
+    self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
+    original(self, event)
 
 
 @bug("overrides are lost with their driver", "571.5")
@@ -146,80 +102,51 @@ def _():
     return [(simulated_driver, "CheckpointOverrides", Forgetful)]
 
 
-@bug("overrides are stored and not applied", "571.2")
-def _():
-    return [(LiveChanges, "_patch_coordinator", nothing)]
+bug("overrides are stored and not applied", "571.2", LiveChanges, "_patch_coordinator")(nothing)
+
+bug("one override drops the others", "571.1", CheckpointOverrides, "merged_with")(lambda self, later: later)
 
 
-@bug("one override drops the others", "571.1")
-def _():
-    return [(CheckpointOverrides, "merged_with", lambda self, later: later)]
-
-
-@bug("an unknown outcome of storing overrides is an error", "I8")
-def _():
-    original = SettingsUpdate.answered
-
-    def answered(self, event):
-        if isinstance(event, core.ChangeUnknown):
-            event = core.ChangeNotStored(event.request_id, event.message)
-        return original(self, event)
-
-    return [(SettingsUpdate, "answered", answered)]
+@bug("an unknown outcome of storing overrides is an error", "I8", SettingsUpdate, "answered")
+def _(original, self, event):
+    if isinstance(event, core.ChangeUnknown):
+        event = core.ChangeNotStored(event.request_id, event.message)
+    return original(self, event)
 
 
 # --- requests
 
 
-@bug("too many at the same time", "1.2")
-def _():
-    original = CheckpointRequestDecider.next
-
-    def at_once(self, load, now):
-        return original(self, replace(load, savepoints_wait=False), now)
-
-    return [(CheckpointRequestDecider, "next", at_once)]
+@bug("too many at the same time", "1.2", CheckpointRequestDecider, "next")
+def _(original, self, load, now):
+    return original(self, replace(load, savepoints_wait=False), now)
 
 
-@bug("triggers do not wait for clean-up", "1.2")
-def _():
-    original = CheckpointRequestDecider.next
-    return [(CheckpointRequestDecider, "next", lambda self, load, now: original(self, replace(load, cleaning=0), now))]
+bug("triggers do not wait for clean-up", "1.2", CheckpointRequestDecider, "next")(
+    lambda original, self, load, now: original(self, replace(load, cleaning=0), now)
+)
+
+bug("two trigger cycles at once", "1.1", CheckpointRequestDecider, "next")(
+    lambda original, self, load, now: original(self, replace(load, triggering=False), now)
+)
+
+bug("no pause between checkpoints", "FLINK-18856", PeriodicTrigger, "pause_ends_at")(property(lambda self: 0))
+
+bug("the pause does not begin with a completion", "FLINK-18856", PeriodicTrigger, "completed")(nothing)
 
 
-@bug("two trigger cycles at once", "1.1")
-def _():
-    original = CheckpointRequestDecider.next
-    return [
-        (CheckpointRequestDecider, "next", lambda self, load, now: original(self, replace(load, triggering=False), now))
-    ]
+@bug("ticks of earlier schedules live on", "protocols 10.14", CheckpointSchedule, "tick", seed=147)
+def _(self, generation, now):
+    due = self.is_running and self.has_tick
+    if due:
+        self._periodic.tick(now.rel_ms)
+        self._schedule_tick()
+    return due
 
 
-@bug("no pause between checkpoints", "FLINK-18856")
-def _():
-    return [(PeriodicTrigger, "pause_ends_at", property(lambda self: 0))]
-
-
-@bug("the pause does not begin with a completion", "FLINK-18856")
-def _():
-    return [(PeriodicTrigger, "completed", nothing)]
-
-
-@bug("ticks of earlier schedules live on", "protocols 10.14", seed=147)
-def _():
-    def careless(self, generation, now):
-        due = self.is_running and self.has_tick
-        if due:
-            self._periodic.tick(now.rel_ms)
-            self._schedule_tick()
-        return due
-
-    return [(CheckpointSchedule, "tick", careless)]
-
-
-@bug("savepoints wait behind checkpoints", "1.2")
-def _():
-    return [(TriggerRequest, "priority", property(lambda self: (self.requested_at, self.sequence)))]
+bug("savepoints wait behind checkpoints", "1.2", TriggerRequest, "priority")(
+    property(lambda self: (self.requested_at, self.sequence))
+)
 
 
 @bug("periodic checkpoints go before those of users", "1.2")
@@ -230,40 +157,24 @@ def _():
     return [(TriggerRequest, "priority", property(priority))]
 
 
-@bug("a savepoint does not wait while unaligned checkpoints are on", "1.2, 3.6")
-def _():
-    original = CheckpointRequestDecider.next
-    return [
-        (
-            CheckpointRequestDecider,
-            "next",
-            lambda self, load, now: original(self, replace(load, savepoints_wait=False), now),
-        )
-    ]
+bug("a savepoint does not wait while unaligned checkpoints are on", "1.2, 3.6", CheckpointRequestDecider, "next")(
+    lambda original, self, load, now: original(self, replace(load, savepoints_wait=False), now)
+)
 
 
-@bug("queued requests are forgotten when the tasks leave", "1.3")
-def _():
-    original = CheckpointRequestDecider.drain
-
-    def drain(self):
-        original(self)
-        return []
-
-    return [(CheckpointRequestDecider, "drain", drain)]
+@bug("queued requests are forgotten when the tasks leave", "1.3", CheckpointRequestDecider, "drain")
+def _(original, self):
+    original(self)
+    return []
 
 
-@bug("a failed request is not answered", "every request ends")
-def _():
-    return [(CheckpointFailures, "fail_request", nothing)]
+bug("a failed request is not answered", "every request ends", CheckpointFailures, "fail_request")(nothing)
 
 
 # --- failures
 
 
-@bug("every failure counts", "1.5")
-def _():
-    return [(Reason, "is_counted", property(lambda self: True))]
+bug("every failure counts", "1.5", Reason, "is_counted")(property(lambda self: True))
 
 
 @bug("expired checkpoints do not count", "1.5")
@@ -272,9 +183,7 @@ def _():
     return [(Reason, "is_counted", property(lambda self: self is not Reason.CHECKPOINT_EXPIRED and original(self)))]
 
 
-@bug("a success does not reset the count", "1.5")
-def _():
-    return [(CheckpointFailureManager, "on_success", nothing)]
+bug("a success does not reset the count", "1.5", CheckpointFailureManager, "on_success")(nothing)
 
 
 @bug("a restart does not reset the count", "1.5", seed=64)
@@ -291,31 +200,22 @@ def _():
 _ON_FAILURE = CheckpointFailureManager.on_failure
 
 
-@bug("one failure too many is tolerated", "1.5")
-def _():
-    def on_failure(self, *arguments, **more):
-        self.tolerable_failed_checkpoints += 1
-        try:
-            return _ON_FAILURE(self, *arguments, **more)
-        finally:
-            self.tolerable_failed_checkpoints -= 1
-
-    return [(CheckpointFailureManager, "on_failure", on_failure)]
+@bug("one failure too many is tolerated", "1.5", CheckpointFailureManager, "on_failure")
+def _(self, *arguments, **more):
+    self.tolerable_failed_checkpoints += 1
+    try:
+        return _ON_FAILURE(self, *arguments, **more)
+    finally:
+        self.tolerable_failed_checkpoints -= 1
 
 
-@bug("failed savepoints count", "1.5")
-def _():
-    def on_failure(self, reason, properties, checkpoint_id=None, **more):
-        return _ON_FAILURE(self, reason, CheckpointProperties(), checkpoint_id, **more)
-
-    return [(CheckpointFailureManager, "on_failure", on_failure)]
+@bug("failed savepoints count", "1.5", CheckpointFailureManager, "on_failure")
+def _(self, reason, properties, checkpoint_id=None, **more):
+    return _ON_FAILURE(self, reason, CheckpointProperties(), checkpoint_id, **more)
 
 
-@bug("a declined savepoint of a stop is tolerated", "1.5, 6.3")
-def _():
-    def on_failure(self, reason, properties, checkpoint_id=None, **more):
-        if properties.is_synchronous:
-            properties = CheckpointProperties(CheckpointType.SAVEPOINT)
-        return _ON_FAILURE(self, reason, properties, checkpoint_id, **more)
-
-    return [(CheckpointFailureManager, "on_failure", on_failure)]
+@bug("a declined savepoint of a stop is tolerated", "1.5, 6.3", CheckpointFailureManager, "on_failure")
+def _(self, reason, properties, checkpoint_id=None, **more):
+    if properties.is_synchronous:
+        properties = CheckpointProperties(CheckpointType.SAVEPOINT)
+    return _ON_FAILURE(self, reason, properties, checkpoint_id, **more)

@@ -23,70 +23,46 @@ from tests.simulation.protocols.world import World
 # --- the store and its clean-up
 
 
-@bug("files go before the pointer", "2.1")
-def _():
-    original = CheckpointCleaner.retire
-
-    def retire(self, checkpoint, discard):
-        if discard:
-            self._deleting[checkpoint.id] += 1
-            self._emit(out.DiscardCheckpoint(checkpoint))
-        original(self, checkpoint, False)
-
-    return [(CheckpointCleaner, "retire", retire)]
+@bug("files go before the pointer", "2.1", CheckpointCleaner, "retire")
+def _(original, self, checkpoint, discard):
+    if discard:
+        self._deleting[checkpoint.id] += 1
+        self._emit(out.DiscardCheckpoint(checkpoint))
+    original(self, checkpoint, False)
 
 
-@bug("a pointer whose removal failed counts as gone", "I8")
-def _():
-    def failed(self, event, now):
-        self.on_store_removed(event, now)
-
-    return [(Retention, "on_store_remove_failed", failed)]
+@bug("a pointer whose removal failed counts as gone", "I8", Retention, "on_store_remove_failed")
+def _(self, event, now):
+    self.on_store_removed(event, now)
 
 
-@bug("a snapshot that the job refers to is disposed of", "invariant 10")
-def _():
-    return [(CheckpointCoordinator, "referenced", property(lambda self: ()))]
+bug("a snapshot that the job refers to is disposed of", "invariant 10", CheckpointCoordinator, "referenced")(
+    property(lambda self: ())
+)
+
+bug("subsumed checkpoints are not deleted", "I15", CheckpointCleaner, "retire")(
+    lambda original, self, checkpoint, discard: original(self, checkpoint, False)
+)
 
 
-@bug("subsumed checkpoints are not deleted", "I15")
-def _():
-    original = CheckpointCleaner.retire
-    return [(CheckpointCleaner, "retire", lambda self, checkpoint, discard: original(self, checkpoint, False))]
+@bug("one retained checkpoint too few", "retention", CompletedCheckpointStore, "add")
+def _(original, self, entry):
+    subsumed = original(self, entry)
+    if len(self._entries) > 1 or self.retained == 1:
+        subsumed.append(self._entries.pop(0))
+    return subsumed
 
 
-@bug("one retained checkpoint too few", "retention")
-def _():
-    original = CompletedCheckpointStore.add
-
-    def add(self, entry):
-        subsumed = original(self, entry)
-        if len(self._entries) > 1 or self.retained == 1:
-            subsumed.append(self._entries.pop(0))
-        return subsumed
-
-    return [(CompletedCheckpointStore, "add", add)]
+bug("aborted checkpoints stay", "I15, FLINK-35784", CheckpointCleaner, "discard_location")(nothing)
 
 
-@bug("aborted checkpoints stay", "I15, FLINK-35784")
-def _():
-    return [(CheckpointCleaner, "discard_location", nothing)]
+@bug("a directory that was made too late stays", "1.1, step 6", Triggering, "on_location_ready")
+def _(original, self, event, now):
+    if self._pending.get(event.checkpoint_id) is not None:
+        original(self, event, now)
 
 
-@bug("a directory that was made too late stays", "1.1, step 6")
-def _():
-    original = Triggering.on_location_ready
-
-    def ready(self, event, now):
-        if self._pending.get(event.checkpoint_id) is not None:
-            original(self, event, now)
-
-    return [(Triggering, "on_location_ready", ready)]
-
-
-@bug("what an earlier driver left stays", "2.1, the gaps")
-def _():
-    return [(Retention, "_sweep_leftovers", nothing)]
+bug("what an earlier driver left stays", "2.1, the gaps", Retention, "_sweep_leftovers")(nothing)
 
 
 @bug("leftovers go before a checkpoint of this driver is complete", "K14", seed=61)
@@ -94,58 +70,37 @@ def _():
     return [also(Retention, "leftovers_found", lambda self, event, own: self._sweep_leftovers())]
 
 
-@bug("retention on cancellation is ignored", "retention")
-def _():
-    return [(CheckpointConfiguration, "discards_on", lambda self, status: True)]
+bug("retention on cancellation is ignored", "retention", CheckpointConfiguration, "discards_on")(
+    lambda self, status: True
+)
+
+bug("nothing is deleted at the end", "retention", CheckpointConfiguration, "discards_on")(lambda self, status: False)
 
 
-@bug("nothing is deleted at the end", "retention")
-def _():
-    return [(CheckpointConfiguration, "discards_on", lambda self, status: False)]
-
-
-@bug("the end of the job does not wait for writes in flight", "1.7", seed=230)
-def _():
-    original = CheckpointCoordinator._continue_closing
-
-    def closing(self):
-        pending, self._pending = self._pending, PendingCheckpoints(CheckpointStatsTracker())
-        original(self)
-        self._pending = pending
-
-    return [(CheckpointCoordinator, "_continue_closing", closing)]
+@bug(
+    "the end of the job does not wait for writes in flight", "1.7", CheckpointCoordinator, "_continue_closing", seed=230
+)
+def _(original, self):
+    pending, self._pending = self._pending, PendingCheckpoints(CheckpointStatsTracker())
+    original(self)
+    self._pending = pending
 
 
 # --- drivers
 
 
-@bug("ids start again with each driver", "protocols 10.5")
-def _():
-    def next_id(self):
-        self._own = getattr(self, "_own", 0) + 1
-        return self._own
-
-    return [(simulated_driver._HaIds, "next_id", next_id)]
+@bug("ids start again with each driver", "protocols 10.5", simulated_driver._HaIds, "next_id")
+def _(self):
+    self._own = getattr(self, "_own", 0) + 1
+    return self._own
 
 
-@bug("the counter is not moved past a restored id", "protocols 10.5")
-def _():
-    return [(simulated_driver._HaIds, "advance_to", nothing)]
+bug("the counter is not moved past a restored id", "protocols 10.5", simulated_driver._HaIds, "advance_to")(nothing)
 
 
-@bug("a new driver ignores the recovered checkpoints", "FLINK-34518, K13")
-def _():
-    original = CheckpointCoordinator.__init__
-
-    def init(self, job_id, graph, configuration, ids, recovered, **more):
-        original(self, job_id, graph, configuration, ids, (), **more)
-
-    return [(CheckpointCoordinator, "__init__", init)]
-
-
-@bug("the savepoint of the submission beats recovered checkpoints", "1.7")
-def _():
-    return [(CompletedCheckpointStore, "latest", property(_only_savepoints))]
+@bug("a new driver ignores the recovered checkpoints", "FLINK-34518, K13", CheckpointCoordinator, "__init__")
+def _(original, self, job_id, graph, configuration, ids, recovered, **more):
+    original(self, job_id, graph, configuration, ids, (), **more)
 
 
 def _only_savepoints(self):
@@ -153,36 +108,24 @@ def _only_savepoints(self):
     return own[0] if own else None
 
 
-@bug("a driver that lost its lease completes checkpoints", "FLINK-9494, K14")
-def _():
-    original = StorageShell.write
-
-    def write(self, what, effect, answer, *, fenced=True, faults=0.06):
-        original(self, what, effect, answer, fenced=False, faults=faults)
-
-    return [(StorageShell, "write", write)]
+bug("the savepoint of the submission beats recovered checkpoints", "1.7", CompletedCheckpointStore, "latest")(
+    property(_only_savepoints)
+)
 
 
-@bug("the fence is only asked before a write", "FLINK-25486, K14", seed=113)
-def _():
-    original = StorageShell._answered
-
-    def answered(self, what, answer, told, refused, fenced):
-        original(self, what, answer, told, refused, False)
-
-    return [(StorageShell, "_answered", answered)]
+@bug("a driver that lost its lease completes checkpoints", "FLINK-9494, K14", StorageShell, "write")
+def _(original, self, what, effect, answer, *, fenced=True, faults=0.06):
+    original(self, what, effect, answer, fenced=False, faults=faults)
 
 
-@bug("a driver that lost its lease tidies up", "I12")
-def _():
-    original = CheckpointCoordinator._on_shutdown
-    return [
-        (
-            CheckpointCoordinator,
-            "_on_shutdown",
-            lambda self, event, now: original(self, replace(event, fenced=False), now),
-        )
-    ]
+@bug("the fence is only asked before a write", "FLINK-25486, K14", StorageShell, "_answered", seed=113)
+def _(original, self, what, answer, told, refused, fenced):
+    original(self, what, answer, told, refused, False)
+
+
+bug("a driver that lost its lease tidies up", "I12", CheckpointCoordinator, "_on_shutdown")(
+    lambda original, self, event, now: original(self, replace(event, fenced=False), now)
+)
 
 
 @bug("a new leader does not close the plan to the old one", "I12", seed=81)
@@ -219,9 +162,7 @@ def _():
     return [(JobCore, "_job_ended", ended), (JobCore, "_on_result_stored", stored)]
 
 
-@bug("a new leader does not close the results to the old one", "K13, I12", seed=331)
-def _():
-    return [(World, "_adopt_results", nothing)]
+bug("a new leader does not close the results to the old one", "K13, I12", World, "_adopt_results", seed=331)(nothing)
 
 
 @bug("a new leader reads the result before it closes it to the old one", "K13, I12", seed=119)
@@ -243,17 +184,15 @@ def _():
     return [(World, "_lead", early), (simulated_driver.Driver, "start", starts)]
 
 
-@bug("a new driver does not delete what the old one noted", "2.1, the gaps", seed=80)
-def _():
-    return [(StorageShell, "dispose", nothing)]
+bug("a new driver does not delete what the old one noted", "2.1, the gaps", StorageShell, "dispose", seed=80)(nothing)
 
+bug("a removed pointer leaves no note of what is to be deleted", "2.1, the gaps", World, "remove_pointer", seed=80)(
+    lambda original, self, driver, number, disposal: original(self, driver, number, None)
+)
 
-@bug("a removed pointer leaves no note of what is to be deleted", "2.1, the gaps", seed=80)
-def _():
-    original = World.remove_pointer
-    return [(World, "remove_pointer", lambda self, driver, number, disposal: original(self, driver, number, None))]
-
-
-@bug("a new driver starts with an empty history of failures", "the job record")
-def _():
-    return [(simulated_driver.Driver, "_earlier_failures", lambda self: [])]
+bug(
+    "a new driver starts with an empty history of failures",
+    "the job record",
+    simulated_driver.Driver,
+    "_earlier_failures",
+)(lambda self: [])

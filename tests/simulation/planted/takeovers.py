@@ -25,9 +25,9 @@ def _():
     return [(simulated_driver.Driver, "fence", by_the_clock)]
 
 
-@bug("a sign of life that was lost is taken for given", "invariant 11")
-def _():
-    return [(LeaseHolder, "believes", staticmethod(lambda how: how == "is lost"))]
+bug("a sign of life that was lost is taken for given", "invariant 11", LeaseHolder, "believes")(
+    staticmethod(lambda how: how == "is lost")
+)
 
 
 @bug("a leader counts on its lease for as long as a challenger waits", "invariant 11")
@@ -70,17 +70,12 @@ def _():
     return _lost_is_done("overrides")
 
 
-@bug("a lost configuration or graph is taken for stored", "530.5, K13")
-def _():
-    original = PlanEndpoint._written
-
-    def written(self, order, outcome):
-        if outcome is Outcome.UNKNOWN:
-            self._driver.tell(core.PlanStored(order.request_id))
-        else:
-            original(self, order, outcome)
-
-    return [(PlanEndpoint, "_written", written)]
+@bug("a lost configuration or graph is taken for stored", "530.5, K13", PlanEndpoint, "_written")
+def _(original, self, order, outcome):
+    if outcome is Outcome.UNKNOWN:
+        self._driver.tell(core.PlanStored(order.request_id))
+    else:
+        original(self, order, outcome)
 
 
 @bug("a lost result is taken for stored", "K13")
@@ -91,16 +86,11 @@ def _():
 # --- changes of the configuration
 
 
-@bug("a configuration is answered before it is stored", "530.5")
-def _():
-    original = LiveChanges._on_change_requested
-
-    def requested(self, event):
-        if isinstance(event, core.ConfigurationRequested):
-            self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
-        original(self, event)
-
-    return [(LiveChanges, "_on_change_requested", requested)]
+@bug("a configuration is answered before it is stored", "530.5", LiveChanges, "_on_change_requested")
+def _(original, self, event):
+    if isinstance(event, core.ConfigurationRequested):
+        self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
+    original(self, event)
 
 
 @bug("overrides come back from the copy that a standby read before it led", "530.9, after a takeover")
@@ -121,48 +111,39 @@ def _():
 # --- cancelling with a savepoint
 
 
-@bug("the periodic trigger goes on until the job is cancelled", "147.7")
-def _():
-    return [(JobCore, "_on_savepoint_before_cancel", lambda self, event: self._on_trigger_requested(event.trigger))]
+bug("the periodic trigger goes on until the job is cancelled", "147.7", JobCore, "_on_savepoint_before_cancel")(
+    lambda self, event: self._on_trigger_requested(event.trigger)
+)
 
 
-@bug("users' checkpoints go on until the job is cancelled", "147.7")
-def _():
-    original = JobCore._on_trigger_requested
-
-    def requested(self, event):
-        present, self._cancel_request = self._cancel_request, None
-        try:
-            original(self, event)
-        finally:
-            self._cancel_request = present
-
-    return [(JobCore, "_on_trigger_requested", requested)]
+@bug("users' checkpoints go on until the job is cancelled", "147.7", JobCore, "_on_trigger_requested")
+def _(original, self, event):
+    present, self._cancel_request = self._cancel_request, None
+    try:
+        original(self, event)
+    finally:
+        self._cancel_request = present
 
 
-@bug("a restart before the cancellation starts the periodic trigger", "147.7", seed=386)
-def _():
-    original = JobCore._all_tasks_running
-
-    def running(self, effect):
-        present, self._cancel_request = self._cancel_request, None
-        try:
-            original(self, effect)
-        finally:
-            self._cancel_request = present
-
-    return [(JobCore, "_all_tasks_running", running)]
+@bug("a restart before the cancellation starts the periodic trigger", "147.7", JobCore, "_all_tasks_running", seed=386)
+def _(original, self, effect):
+    present, self._cancel_request = self._cancel_request, None
+    try:
+        original(self, effect)
+    finally:
+        self._cancel_request = present
 
 
-@bug("the periodic trigger stays off when the savepoint of a cancellation fails", "147.7", seed=154)
-def _():
-    original = JobCore._request_failed
-
-    def failed(self, effect):
-        start, self._start_periodic_trigger = self._start_periodic_trigger, lambda effect: None
-        try:
-            original(self, effect)
-        finally:
-            self._start_periodic_trigger = start
-
-    return [(JobCore, "_request_failed", failed)]
+@bug(
+    "the periodic trigger stays off when the savepoint of a cancellation fails",
+    "147.7",
+    JobCore,
+    "_request_failed",
+    seed=154,
+)
+def _(original, self, effect):
+    start, self._start_periodic_trigger = self._start_periodic_trigger, lambda effect: None
+    try:
+        original(self, effect)
+    finally:
+        self._start_periodic_trigger = start

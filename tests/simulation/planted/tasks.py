@@ -15,19 +15,16 @@ from tests.simulation.planted.registry import bug, nothing
 # --- finished tasks and stops
 
 
-@bug("a checkpoint waits for a task that has ended", "6.1, FLINK-33186")
-def _():
-    return [(Completion, "subtask_finished", nothing)]
+bug("a checkpoint waits for a task that has ended", "6.1, FLINK-33186", Completion, "subtask_finished")(nothing)
 
+bug(
+    "the last checkpoint of a bounded job is not tried again",
+    "FLIP-147, FLINK-23741",
+    CheckpointSchedule,
+    "retry_final",
+)(nothing)
 
-@bug("the last checkpoint of a bounded job is not tried again", "FLIP-147, FLINK-23741")
-def _():
-    return [(CheckpointSchedule, "retry_final", nothing)]
-
-
-@bug("the end of data triggers no checkpoint", "6.2")
-def _():
-    return [(Triggering, "request_final", nothing)]
+bug("the end of data triggers no checkpoint", "6.2", Triggering, "request_final")(nothing)
 
 
 @bug("finished tasks are awaited", "FLIP-147")
@@ -37,97 +34,57 @@ def _():
     return [(ExecutionView, "finished", nothing)]
 
 
-@bug("a restart after the savepoint of a stop", "FLINK-26783", seed=146)
-def _():
-    original = JobMachine._fail
-
-    def fail(self, cause, now, *more):
-        self._stop = None
-        original(self, cause, now, *more)
-
-    return [(JobMachine, "_fail", fail)]
+@bug("a restart after the savepoint of a stop", "FLINK-26783", JobMachine, "_fail", seed=146)
+def _(original, self, cause, now, *more):
+    self._stop = None
+    original(self, cause, now, *more)
 
 
-@bug("a second stop replaces the first", "spotify #1017", seed=88)
-def _():
-    original = JobMachine._on_stop
-
-    def on_stop(self, event, now):
-        if self._state is JobState.STOPPING:
-            self._state = JobState.RUNNING
-        original(self, event, now)
-
-    return [(JobMachine, "_on_stop", on_stop)]
+@bug("a second stop replaces the first", "spotify #1017", JobMachine, "_on_stop", seed=88)
+def _(original, self, event, now):
+    if self._state is JobState.STOPPING:
+        self._state = JobState.RUNNING
+    original(self, event, now)
 
 
-@bug("the job goes on with tasks whose sources have stopped", "6.3, FLINK-22367")
-def _():
-    original = JobMachine._on_savepoint_failed
-    return [
-        (
-            JobMachine,
-            "_on_savepoint_failed",
-            lambda self, event, now: original(self, replace(event, reached_tasks=False), now),
-        )
-    ]
+bug("the job goes on with tasks whose sources have stopped", "6.3, FLINK-22367", JobMachine, "_on_savepoint_failed")(
+    lambda original, self, event, now: original(self, replace(event, reached_tasks=False), now)
+)
 
 
-@bug("a restart does not wait for the tasks", "faust #91")
-def _():
-    def gone(self, now):
-        alive = self._tasks.alive
-        if self._state is JobState.CLEARING and alive and self._stop is None:
-            self._back_off(now)
-        else:
-            _CHECK_ALL_GONE(self, now)
-
-    return [(JobMachine, "_check_all_gone", gone)]
+@bug("a restart does not wait for the tasks", "faust #91", JobMachine, "_check_all_gone")
+def _(self, now):
+    alive = self._tasks.alive
+    if self._state is JobState.CLEARING and alive and self._stop is None:
+        self._back_off(now)
+    else:
+        _CHECK_ALL_GONE(self, now)
 
 
 _CHECK_ALL_GONE = JobMachine._check_all_gone
 
 
-@bug("ticks do not go on when a stop came to nothing", "6.3")
-def _():
-    return [(CheckpointCoordinator, "_on_periodic_started", nothing)]
+bug("ticks do not go on when a stop came to nothing", "6.3", CheckpointCoordinator, "_on_periodic_started")(nothing)
 
 
 # --- restarts
 
 
-@bug("a restore that failed counts as hopeless", "a mount that was missing for five seconds")
-def _():
-    original = JobMachine._on_state_restore_failed
-    return [
-        (
-            JobMachine,
-            "_on_state_restore_failed",
-            lambda self, event, now: original(self, replace(event, recoverable=False), now),
-        )
-    ]
+bug(
+    "a restore that failed counts as hopeless",
+    "a mount that was missing for five seconds",
+    JobMachine,
+    "_on_state_restore_failed",
+)(lambda original, self, event, now: original(self, replace(event, recoverable=False), now))
 
+bug("failed checkpoints restart the job at once", "an unusable checkpoint directory", JobMachine, "_on_job_failed")(
+    lambda original, self, event, now: original(self, replace(event, failed_checkpoints=0), now)
+)
 
-@bug("failed checkpoints restart the job at once", "an unusable checkpoint directory")
-def _():
-    original = JobMachine._on_job_failed
-    return [
-        (
-            JobMachine,
-            "_on_job_failed",
-            lambda self, event, now: original(self, replace(event, failed_checkpoints=0), now),
-        )
-    ]
-
-
-@bug("the pause after failed checkpoints does not grow", "an unusable checkpoint directory")
-def _():
-    original = JobMachine._on_job_failed
-    return [
-        (
-            JobMachine,
-            "_on_job_failed",
-            lambda self, event, now: original(
-                self, replace(event, failed_checkpoints=min(1, event.failed_checkpoints)), now
-            ),
-        )
-    ]
+bug(
+    "the pause after failed checkpoints does not grow", "an unusable checkpoint directory", JobMachine, "_on_job_failed"
+)(
+    lambda original, self, event, now: original(
+        self, replace(event, failed_checkpoints=min(1, event.failed_checkpoints)), now
+    )
+)

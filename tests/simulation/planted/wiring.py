@@ -27,52 +27,40 @@ from tests.simulation.protocols import configurations, plan_endpoint
 # --- order
 
 
-@bug("what the machines say to each other overtakes itself", "run to completion")
-def _():
-    return [(JobCore, "_tell", lambda self, event: self._queue.appendleft(partial(self._take, event)))]
+bug("what the machines say to each other overtakes itself", "run to completion", JobCore, "_tell")(
+    lambda self, event: self._queue.appendleft(partial(self._take, event))
+)
+
+bug("an effect is carried out before those in front of it", "run to completion", JobCore, "handle")(
+    lambda original, self, event, now: original(self, event, now)[::-1]
+)
 
 
-@bug("an effect is carried out before those in front of it", "run to completion")
-def _():
-    original = JobCore.handle
-    return [(JobCore, "handle", lambda self, event, now: original(self, event, now)[::-1])]
+@bug("an end of data that comes early is forgotten", "6.2", JobCore, "_on_end_of_data", seed=229)
+def _(original, self, event):
+    if self.machine.state is not JobState.DEPLOYING:
+        original(self, event)
 
 
-@bug("an end of data that comes early is forgotten", "6.2", seed=229)
-def _():
-    original = JobCore._on_end_of_data
+bug("a subtask that waits for no checkpoint is not waited with", "147.3", ExecutionView, "_is_held_up")(
+    lambda self, key, known: False
+)
 
-    def reached(self, event):
-        if self.machine.state is not JobState.DEPLOYING:
-            original(self, event)
-
-    return [(JobCore, "_on_end_of_data", reached)]
-
-
-@bug("a subtask that waits for no checkpoint is not waited with", "147.3")
-def _():
-    return [(ExecutionView, "_is_held_up", lambda self, key, known: False)]
-
-
-@bug("a checkpoint does not say that it is the last one", "147.7", seed=139)
-def _():
-    original = Triggering._options
-    return [(Triggering, "_options", lambda self, *rest: replace(original(self, *rest), final=False))]
+bug("a checkpoint does not say that it is the last one", "147.7", Triggering, "_options", seed=139)(
+    lambda original, self, *rest: replace(original(self, *rest), final=False)
+)
 
 
 # --- attempts
 
 
-@bug("a recorded attempt is taken for the present one", "one attempt's answers are not another's", seed=150)
-def _():
-    original = JobCore._on_attempt_recorded
-    return [
-        (
-            JobCore,
-            "_on_attempt_recorded",
-            lambda self, event: original(self, core.AttemptRecorded(self.machine.attempt)),
-        )
-    ]
+bug(
+    "a recorded attempt is taken for the present one",
+    "one attempt's answers are not another's",
+    JobCore,
+    "_on_attempt_recorded",
+    seed=150,
+)(lambda original, self, event: original(self, core.AttemptRecorded(self.machine.attempt)))
 
 
 @bug("an attempt is deployed before it is recorded", "messages tell deployments apart by it")
@@ -90,53 +78,35 @@ def _():
     return [(JobCore, "__init__", init)]
 
 
-@bug("a new driver counts attempts from nothing", "messages tell deployments apart by it")
-def _():
-    original = JobMachine.__init__
-
-    def init(self, subtasks, restart_strategy, first_attempt=0, *more):
-        original(self, subtasks, restart_strategy, 0, *more)
-
-    return [(JobMachine, "__init__", init)]
+@bug("a new driver counts attempts from nothing", "messages tell deployments apart by it", JobMachine, "__init__")
+def _(original, self, subtasks, restart_strategy, first_attempt=0, *more):
+    original(self, subtasks, restart_strategy, 0, *more)
 
 
 # --- settings
 
 
-@bug("a patch is settled twice", "571.6", seed=358)
-def _():
-    def settle(self, outcome, message):
-        patch, self._patch = self._patch, None
-        return [] if patch is None else [core.ChangeAnswered(patch.request_id, outcome, message)]
-
-    return [(SettingsUpdate, "_settle", settle)]
+@bug("a patch is settled twice", "571.6", SettingsUpdate, "_settle", seed=358)
+def _(self, outcome, message):
+    patch, self._patch = self._patch, None
+    return [] if patch is None else [core.ChangeAnswered(patch.request_id, outcome, message)]
 
 
-@bug("two changes of settings at the same time", "571.6", seed=53)
-def _():
-    original = SettingsUpdate.requested
-
-    def requested(self, event, settings):
-        self._patch = None
-        return original(self, event, settings)
-
-    return [(SettingsUpdate, "requested", requested)]
+@bug("two changes of settings at the same time", "571.6", SettingsUpdate, "requested", seed=53)
+def _(original, self, event, settings):
+    self._patch = None
+    return original(self, event, settings)
 
 
-@bug("a patch is applied that was not stored", "571.5", seed=114)
-def _():
-    original = LiveChanges._on_overrides_answer
-
-    def answered(self, event):
-        if isinstance(event, core.ChangeNotStored) and self._update.concerns(event.request_id):
-            before = self._update.overrides
-            changed = self._update._patch.change.overrides
-            self._update.overrides = before if changed is None else before.merged_with(changed)
-            self._patch_coordinator()
-            self._update.overrides = before
-        original(self, event)
-
-    return [(LiveChanges, "_on_overrides_answer", answered)]
+@bug("a patch is applied that was not stored", "571.5", LiveChanges, "_on_overrides_answer", seed=114)
+def _(original, self, event):
+    if isinstance(event, core.ChangeNotStored) and self._update.concerns(event.request_id):
+        before = self._update.overrides
+        changed = self._update._patch.change.overrides
+        self._update.overrides = before if changed is None else before.merged_with(changed)
+        self._patch_coordinator()
+        self._update.overrides = before
+    original(self, event)
 
 
 # --- replacements
@@ -150,30 +120,18 @@ def _():
     return [also(LiveChanges, "_on_plan_stored", extra)]
 
 
-@bug("a replaced graph is not deployed", "530")
-def _():
-    return [(LiveChanges, "_redeploy", nothing)]
+bug("a replaced graph is not deployed", "530", LiveChanges, "_redeploy")(nothing)
 
 
-@bug("the coordinator does not hear of a replaced graph", "530, one plan is in force")
-def _():
-    original = JobCore._to_coordinator
-
-    def to_coordinator(self, event):
-        if not isinstance(event, checkpoint_on.GraphReplaced):
-            original(self, event)
-
-    return [(JobCore, "_to_coordinator", to_coordinator)]
+@bug("the coordinator does not hear of a replaced graph", "530, one plan is in force", JobCore, "_to_coordinator")
+def _(original, self, event):
+    if not isinstance(event, checkpoint_on.GraphReplaced):
+        original(self, event)
 
 
-@bug("a replaced graph is deployed with the old subtasks", "530, one plan is in force")
-def _():
-    original = JobMachine._on_redeploy
-
-    def redeploy(self, event, now):
-        original(self, job_on.RedeployRequested(self._subtasks), now)
-
-    return [(JobMachine, "_on_redeploy", redeploy)]
+@bug("a replaced graph is deployed with the old subtasks", "530, one plan is in force", JobMachine, "_on_redeploy")
+def _(original, self, event, now):
+    original(self, job_on.RedeployRequested(self._subtasks), now)
 
 
 @bug("slots are asked for by the graph that was replaced", "530, one plan is in force")
@@ -197,73 +155,46 @@ def _():
     return [also(LiveChanges, "_on_plan_stored", stored)]
 
 
-@bug("a replaced configuration waits for the next patch", "571.1")
-def _():
-    original = LiveChanges._on_plan_stored
-
-    def stored(self, event):
-        patch, self._patch_coordinator = self._patch_coordinator, lambda: None
-        original(self, event)
-        self._patch_coordinator = patch
-
-    return [(LiveChanges, "_on_plan_stored", stored)]
+@bug("a replaced configuration waits for the next patch", "571.1", LiveChanges, "_on_plan_stored")
+def _(original, self, event):
+    patch, self._patch_coordinator = self._patch_coordinator, lambda: None
+    original(self, event)
+    self._patch_coordinator = patch
 
 
-@bug("a configuration is replaced while settings are being changed", "571.6", seed=57)
-def _():
-    return [(SettingsUpdate, "is_busy", False)]
+bug("a configuration is replaced while settings are being changed", "571.6", SettingsUpdate, "is_busy", seed=57)(False)
+
+bug("settings are changed while a configuration is replaced", "530.9, one lock", PlanChange, "configures")(None)
 
 
-@bug("settings are changed while a configuration is replaced", "530.9, one lock")
-def _():
-    return [(PlanChange, "configures", None)]
+@bug("a version that two requests get", "530.2", PlanChange, "_configure")
+def _(original, self, event, present, state):
+    return original(self, replace(event, base=present), present, state)
 
 
-@bug("a version that two requests get", "530.2")
-def _():
-    original = PlanChange._configure
-
-    def configure(self, event, present, state):
-        return original(self, replace(event, base=present), present, state)
-
-    return [(PlanChange, "_configure", configure)]
-
-
-@bug("a configuration is in force before it is stored", "530.5")
-def _():
-    original = LiveChanges._on_change_requested
-
-    def requested(self, event):
-        before = self._change.configures
-        original(self, event)
-        if self._change.configures is not before:
-            self._next_plan = replace(self._next_plan, settings=event.plan.settings)
-            self._patch_coordinator()
-
-    return [(LiveChanges, "_on_change_requested", requested)]
+@bug("a configuration is in force before it is stored", "530.5", LiveChanges, "_on_change_requested")
+def _(original, self, event):
+    before = self._change.configures
+    original(self, event)
+    if self._change.configures is not before:
+        self._next_plan = replace(self._next_plan, settings=event.plan.settings)
+        self._patch_coordinator()
 
 
-@bug("a restart for a configuration uses up the restart budget", "530.5")
-def _():
-    original = JobMachine._on_redeploy
-
-    def redeploy(self, event, now):
-        if self._state is JobState.RUNNING and event.at_once:
-            self._restarts.on_failure(now.rel_ms)
-        original(self, event, now)
-
-    return [(JobMachine, "_on_redeploy", redeploy)]
+@bug("a restart for a configuration uses up the restart budget", "530.5", JobMachine, "_on_redeploy")
+def _(original, self, event, now):
+    if self._state is JobState.RUNNING and event.at_once:
+        self._restarts.on_failure(now.rel_ms)
+    original(self, event, now)
 
 
-@bug("a restart for a configuration does not wait for a savepoint", "530.10")
-def _():
-    original = JobMachine._on_redeploy
-    return [(JobMachine, "_on_redeploy", lambda self, event, now: original(self, replace(event, at_once=True), now))]
+bug("a restart for a configuration does not wait for a savepoint", "530.10", JobMachine, "_on_redeploy")(
+    lambda original, self, event, now: original(self, replace(event, at_once=True), now)
+)
 
-
-@bug("a redeployment that waited for a savepoint is forgotten", "530.5")
-def _():
-    return [(JobCore, "_savepoint_ended", lambda self, request_id: self._savepoint_requests.discard(request_id))]
+bug("a redeployment that waited for a savepoint is forgotten", "530.5", JobCore, "_savepoint_ended")(
+    lambda self, request_id: self._savepoint_requests.discard(request_id)
+)
 
 
 @bug("DELETE of overrides returns to the submitted configuration", "530.9")
@@ -285,16 +216,11 @@ def _():
     return [(LiveChanges, "_on_overrides_stored", stored)]
 
 
-@bug("a removed option comes back out of the job's stored options", "530.9, after a takeover")
-def _():
-    original = plan_endpoint.with_plan
-
-    def with_plan(job, graph, own):
-        return original(
-            job, graph, replace(own, given=Configuration.merge(Configuration(job.configuration), own.given))
-        )
-
-    return [(plan_endpoint, "with_plan", with_plan)]
+@bug(
+    "a removed option comes back out of the job's stored options", "530.9, after a takeover", plan_endpoint, "with_plan"
+)
+def _(original, job, graph, own):
+    return original(job, graph, replace(own, given=Configuration.merge(Configuration(job.configuration), own.given)))
 
 
 @bug("a removed option comes back out of the cluster's stored options", "530.9, after a takeover")
@@ -305,112 +231,77 @@ def _():
     return [(job_record, "cluster_options", cluster_options), (configurations, "cluster_options", cluster_options)]
 
 
-@bug("a stored configuration drops what the system keeps beside it", "530.9")
-def _():
-    original = plan_endpoint.with_plan
-
-    def with_plan(job, graph, own):
-        return replace(original(job, graph, own), configuration=own.given.to_dict())
-
-    return [(plan_endpoint, "with_plan", with_plan)]
+@bug("a stored configuration drops what the system keeps beside it", "530.9", plan_endpoint, "with_plan")
+def _(original, job, graph, own):
+    return replace(original(job, graph, own), configuration=own.given.to_dict())
 
 
-@bug("a configuration is stored without its graph", "530.9, both change together")
-def _():
-    original = PlanChange._begin
-
-    def begin(self, event, plan, least_slots, *, at_once):
-        outputs = original(self, event, plan, least_slots, at_once=at_once)
-        return [replace(o, own=replace(o.own, version=1)) if isinstance(o, core.StorePlan) else o for o in outputs]
-
-    return [(PlanChange, "_begin", begin)]
+@bug("a configuration is stored without its graph", "530.9, both change together", PlanChange, "_begin")
+def _(original, self, event, plan, least_slots, *, at_once):
+    outputs = original(self, event, plan, least_slots, at_once=at_once)
+    return [replace(o, own=replace(o.own, version=1)) if isinstance(o, core.StorePlan) else o for o in outputs]
 
 
-@bug("bounds of a parallelism are forgotten when nothing else changes", "203.14")
-def _():
-    return [(plan_change, "declared_bounds", lambda graph: {})]
+bug("bounds of a parallelism are forgotten when nothing else changes", "203.14", plan_change, "declared_bounds")(
+    lambda graph: {}
+)
 
 
-@bug("a replaced restart strategy begins with an empty history", "530.6")
-def _():
-    def replaced(self, event, now):
-        self._restarts = Restarts(event.strategy)
-
-    return [(JobMachine, "_on_restart_strategy_replaced", replaced)]
+@bug("a replaced restart strategy begins with an empty history", "530.6", JobMachine, "_on_restart_strategy_replaced")
+def _(self, event, now):
+    self._restarts = Restarts(event.strategy)
 
 
-@bug("a replaced restart strategy forgets the restarts so far", "530.6")
-def _():
-    def replaced(self, event, now):
-        history = self._restarts._history
-        self._restarts = Restarts(event.strategy)
-        self._restarts._history = RestartHistory(0, history.failures, history.restart_at)
-
-    return [(JobMachine, "_on_restart_strategy_replaced", replaced)]
+@bug("a replaced restart strategy forgets the restarts so far", "530.6", JobMachine, "_on_restart_strategy_replaced")
+def _(self, event, now):
+    history = self._restarts._history
+    self._restarts = Restarts(event.strategy)
+    self._restarts._history = RestartHistory(0, history.failures, history.restart_at)
 
 
-@bug("a restart strategy cannot be replaced", "530.6")
-def _():
-    return [(JobMachine, "_on_restart_strategy_replaced", nothing)]
+bug("a restart strategy cannot be replaced", "530.6", JobMachine, "_on_restart_strategy_replaced")(nothing)
 
 
 # --- rescales
 
 
-@bug("a job is rescaled to whatever is asked for", "203.14, what does not fit is refused")
-def _():
-    return [(plan_change, "check_bounds", nothing)]
+bug("a job is rescaled to whatever is asked for", "203.14, what does not fit is refused", plan_change, "check_bounds")(
+    nothing
+)
+
+bug("a job is rescaled while it is being stopped", "203.14, a stop goes first", plan_change, "check_replaceable")(
+    nothing
+)
 
 
-@bug("a job is rescaled while it is being stopped", "203.14, a stop goes first")
-def _():
-    return [(plan_change, "check_replaceable", nothing)]
+@bug("two rescales at the same time", "203.14", PlanChange, "requested")
+def _(original, self, event, present, state):
+    self._desired = None
+    return original(self, event, present, state)
 
 
-@bug("two rescales at the same time", "203.14")
-def _():
-    original = PlanChange.requested
-
-    def requested(self, event, present, state):
-        self._desired = None
-        return original(self, event, present, state)
-
-    return [(PlanChange, "requested", requested)]
+@bug(
+    "a rescale does not wait for its checkpoint", "203.14, a fresh checkpoint first", LiveChanges, "_on_slots_reserved"
+)
+def _(original, self, event):
+    original(self, event)
+    if self._change.needs_running_job and self._change.concerns(event.request_id):
+        self._follow(self._change.checkpoint_taken())
 
 
-@bug("a rescale does not wait for its checkpoint", "203.14, a fresh checkpoint first")
-def _():
-    original = LiveChanges._on_slots_reserved
-
-    def reserved(self, event):
-        original(self, event)
-        if self._change.needs_running_job and self._change.concerns(event.request_id):
-            self._follow(self._change.checkpoint_taken())
-
-    return [(LiveChanges, "_on_slots_reserved", reserved)]
+@bug("a rescale does not wait for its slots", "203.14, slots first", PlanChange, "requested")
+def _(original, self, event, present, state):
+    outputs = original(self, event, present, state)
+    if self.needs_running_job and self.concerns(event.request_id):
+        return self.checkpoint_taken()
+    return outputs
 
 
-@bug("a rescale does not wait for its slots", "203.14, slots first")
-def _():
-    original = PlanChange.requested
+bug("a rescale goes on when its slots are lost", "203.14, slots first", LiveChanges, "_on_slots_not_reserved")(nothing)
 
-    def requested(self, event, present, state):
-        outputs = original(self, event, present, state)
-        if self.needs_running_job and self.concerns(event.request_id):
-            return self.checkpoint_taken()
-        return outputs
-
-    return [(PlanChange, "requested", requested)]
-
-
-@bug("a rescale goes on when its slots are lost", "203.14, slots first")
-def _():
-    return [(LiveChanges, "_on_slots_not_reserved", nothing)]
-
-
-@bug("a rescale goes on when its job fails", "203.14, a fresh checkpoint first")
-def _():
-    return [(PlanChange, "needs_running_job", property(lambda self: False))]
+bug("a rescale goes on when its job fails", "203.14, a fresh checkpoint first", PlanChange, "needs_running_job")(
+    property(lambda self: False)
+)
 
 
 @bug("a rescale that is given up keeps its slots", "203.14, what is not needed is given back")
@@ -426,56 +317,53 @@ def _():
     return [(PlanChange, "_end", end), (PlanChange, "stored", stored)]
 
 
-@bug("a rescale that is given up is in force all the same", "203.14, the job goes on as it was")
-def _():
-    original = LiveChanges._give_up_change
-
-    def give_up(self, reason):
-        self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
-        original(self, reason)
-
-    return [(LiveChanges, "_give_up_change", give_up)]
-
-
-@bug("half of a rescale is stored", "203.14, a later driver runs the old or the new", seed=93)
-def _():
-    original = PlanChange.checkpoint_taken
-
-    def taken(self):
-        (order,) = original(self)
-        graph = order.graph
-        half = {vertex.id: 1 for vertex in graph.vertices[1:]}
-        return [replace(order, graph=graph.with_parallelism(half))]
-
-    return [(PlanChange, "checkpoint_taken", taken)]
+@bug(
+    "a rescale that is given up is in force all the same",
+    "203.14, the job goes on as it was",
+    LiveChanges,
+    "_give_up_change",
+)
+def _(original, self, reason):
+    self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
+    original(self, reason)
 
 
-@bug("a rescale whose storing is unknown counts as not stored", "203.14, K13")
-def _():
-    return [(DurableChange, "failed", lambda self, *, unknown, final=False: Next.GIVE_UP)]
+@bug(
+    "half of a rescale is stored",
+    "203.14, a later driver runs the old or the new",
+    PlanChange,
+    "checkpoint_taken",
+    seed=93,
+)
+def _(original, self):
+    (order,) = original(self)
+    graph = order.graph
+    half = {vertex.id: 1 for vertex in graph.vertices[1:]}
+    return [replace(order, graph=graph.with_parallelism(half))]
 
 
-@bug("a rescale is in force before it is stored", "203.14, persist, then apply", seed=213)
-def _():
-    original = LiveChanges.checkpoint_taken
+bug("a rescale whose storing is unknown counts as not stored", "203.14, K13", DurableChange, "failed")(
+    lambda self, *, unknown, final=False: Next.GIVE_UP
+)
 
-    def store(self):
-        original(self)
-        if self._change.plan is not None:
-            self._next_plan = self._change.plan
-            self._redeploy()
 
-    return [(LiveChanges, "checkpoint_taken", store)]
+@bug(
+    "a rescale is in force before it is stored",
+    "203.14, persist, then apply",
+    LiveChanges,
+    "checkpoint_taken",
+    seed=213,
+)
+def _(original, self):
+    original(self)
+    if self._change.plan is not None:
+        self._next_plan = self._change.plan
+        self._redeploy()
 
 
 # --- the end
 
 
-@bug("the end is told before it is stored", "K13")
-def _():
-    return [(job_core, "_TELLS_OF_THE_END", ())]
+bug("the end is told before it is stored", "K13", job_core, "_TELLS_OF_THE_END")(())
 
-
-@bug("a result that could not be stored is not stored again", "K13")
-def _():
-    return [(JobCore, "_on_result_not_stored", nothing)]
+bug("a result that could not be stored is not stored again", "K13", JobCore, "_on_result_not_stored")(nothing)

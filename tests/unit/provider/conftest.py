@@ -76,7 +76,7 @@ class JobManager:
         self.gateway = FakeGateway()
         self.gateway.add_job(JOB)
         self._app = self._open
-        self._app.state.gateway = self.gateway
+        self._app.state.dispatcher = self.gateway
         self.received: list[str] = []
         self.faults: list[Fault] = []
         self.streams = False

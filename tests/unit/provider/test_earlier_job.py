@@ -8,7 +8,12 @@ import pytest
 
 from airflow_provider_ckpt.earlier_job import EarlierJob, NextStep, Plan, plan
 from airflow_provider_ckpt.exceptions import CkptJobNotResumable
-from ckpt_runtime.client.checkpoint_models import Checkpoint, CheckpointCounts, CheckpointStatistics
+from ckpt_runtime.client.checkpoint_models import (
+    Checkpoint,
+    CheckpointCounts,
+    CheckpointStatistics,
+    LatestCheckpoints,
+)
 
 JOB = "ab" * 16
 STARTED = {"job_id": JOB, "started": True, "given": None, "snapshot": None}
@@ -27,7 +32,7 @@ def checkpoint(checkpoint_id: int, kind: str = "CHECKPOINT", *, discarded: bool 
 
 def statistics(*history: Checkpoint, completed: int | None = None) -> CheckpointStatistics:
     counts = CheckpointCounts(0, 0, 0, len(history) if completed is None else completed, 0)
-    return CheckpointStatistics(counts, {}, None, None, None, None, history)
+    return CheckpointStatistics(counts, {}, LatestCheckpoints(), history)
 
 
 def planned(

@@ -87,7 +87,7 @@ def test_the_metadata_imports_nothing_of_airflow() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=False).returncode == 0
 
 
-def test_the_provider_knows_the_runtime_through_the_client_only() -> None:
+def test_the_provider_knows_the_runtime_through_client_and_contract_only() -> None:
     """And which keys hold a secret, which both sides have to agree on; the files of its pages, which Airflow shows; one
     module finds leaders.
 
@@ -104,7 +104,7 @@ def test_the_provider_knows_the_runtime_through_the_client_only() -> None:
                     "ckpt_runtime.secret_keys",
                     "ckpt_runtime.web.files",
                 ):
-                    assert name == "ckpt_runtime.client" or name.startswith("ckpt_runtime.client."), path
+                    assert f"{name}.".startswith(("ckpt_runtime.client.", "ckpt_runtime.contract.")), path
                 own = () if path.parent.name == "plugins" else ("airflow.models", "airflow.utils")
                 assert not name.startswith(("pyspark", *own)), path
 

@@ -137,8 +137,12 @@ def test_without_checkpoints_in_time_it_has_failed_and_is_removed(
     ],
 )
 def test_how_far_a_restore_has_come(tasks: dict[str, int], expected: str) -> None:
-    vertex = Vertex("v", "v", 2, 128, "RUNNING", tasks)
-    assert progress_of_restore(JobDetails(JOB, "n", "RUNNING", 1, -1, 1, {}, (vertex,), {})) == expected
+    vertex = Vertex(id="v", name="v", parallelism=2, max_parallelism=128, state="RUNNING", tasks=tasks)
+    job = JobDetails(
+        job_id=JOB, name="n", state="RUNNING", start_time_ms=1, end_time_ms=-1, duration_ms=1, timestamps_ms={},
+        vertices=(vertex,),
+    )  # fmt: skip
+    assert progress_of_restore(job) == expected
 
 
 @pytest.mark.row("air.3", "air.9")

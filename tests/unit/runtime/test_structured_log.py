@@ -6,8 +6,10 @@ import asyncio
 import io
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +135,31 @@ def test_the_last_lines_are_kept_without_secrets_and_control_characters(monkeypa
     logger.info("connects with password=hunter2 to s3://key:secret@bucket/x \x1b[31m")
     logger.info("x" * 20)
     assert recent.text() == "connects with password=****** to s3://******@bucket/x \\x1b[31m\n" + "x" * 20 + "\n"
+
+
+def test_lines_kept_in_a_directory_are_bounded_and_masked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = logging.RootLogger(logging.INFO)
+    monkeypatch.setattr(logging, "root", root)
+    monkeypatch.setattr(structured_log, "MAX_KEPT_BYTES", 400)
+    structured_log.keep_lines_in(str(tmp_path))
+    for number in range(50):
+        root.info("line %d", number)
+    root.info("password=hunter2")
+    for handler in root.handlers:
+        handler.close()
+    kept = structured_log.kept_lines(str(tmp_path))
+    assert kept.endswith("INFO root: line 49\n" + kept.splitlines()[-1] + "\n")
+    assert kept.endswith("INFO root: password=******\n")
+    assert len(kept) <= 400
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 800
+
+
+def test_kept_lines_are_read_from_regular_files_only(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("another file")
+    (tmp_path / ".ckpt-worker.log").symlink_to(tmp_path / "other")
+    os.mkfifo(tmp_path / ".ckpt-worker.log.1")
+    assert structured_log.kept_lines(str(tmp_path)) == ""
+    assert structured_log.kept_lines(str(tmp_path / "missing")) == ""
 
 
 @pytest.mark.parametrize(

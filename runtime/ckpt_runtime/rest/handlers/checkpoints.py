@@ -1,29 +1,108 @@
-"""Checkpoints: statistics, details, and triggering one."""
+"""Checkpoints and savepoints: statistics, details, triggering, polling, disposal, and the savepoint catalogue.
+
+Flink has no catalogue: the savepoints in a directory, the latest good one, and marks of verifications and drills.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats
-from ckpt_runtime.jobmaster.gateway import DispatcherGateway
+from ckpt_runtime.contract.checkpoints import (
+    Checkpoint,
+    CheckpointStatistics,
+    KnownSavepoints,
+    OperationStatus,
+    Savepoint,
+    SavepointList,
+    Triggered,
+    UnreadDirectory,
+    VertexCheckpoint,
+)
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import CheckpointNotFound, NotFound
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, OperationKind
-from ckpt_runtime.rest.bodies import TRIGGER_ID, Body, HexId, OneOf, body_of, refused, spelled
+from ckpt_runtime.rest import checkpoint_answers
+from ckpt_runtime.rest.bodies import (
+    TRIGGER_ID,
+    Body,
+    Flag,
+    HexId,
+    Location,
+    Note,
+    OneOf,
+    Within,
+    body_of,
+    refused,
+    spelled,
+)
+from ckpt_runtime.rest.errors import BadRequest
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import CheckpointId, Gateway, JobId, TriggerId, VertexId
-from ckpt_runtime.rest.responses import flink_router
-from ckpt_runtime.rest.shapes import checkpoints as shapes
+from ckpt_runtime.rest.parameters import (
+    CheckpointId,
+    Condition,
+    JobId,
+    Requester,
+    SavepointDirectory,
+    SavepointsOfJob,
+    TheDispatcher,
+    TriggerId,
+    VertexId,
+)
+from ckpt_runtime.rest.responses import flink_router, now_ms
+from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
-router = flink_router(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])
+checkpoints = flink_router(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])
+savepoints = flink_router(tags=["savepoints"])
+catalogue = flink_router(prefix="/savepoints", tags=["savepoints"])
+routers = (checkpoints, savepoints, catalogue)
 
+_TRIGGER_ID = "3e4fc69c1d0a4bb0b1a4d1a2c3b4d5e6"
+_SAVEPOINT_PATH = "file:/data/savepoints/savepoint-fa461a-5dcf0ae7b2f1"
 _READ = errors(400, 404)
+_TRIGGER = errors(400, 404, 408, 409, 413)
+
+
+@checkpoints.get("", responses=_READ)
+async def statistics(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointStatistics:
+    """Counts, summary, the latest checkpoints and the history."""
+    return checkpoint_answers.statistics(await dispatcher.checkpoint_statistics(job_id))
+
+
+async def _checkpoint(job_id: str, checkpoint_id: str, dispatcher: Dispatcher) -> CheckpointStats:
+    stats = (await dispatcher.checkpoint_statistics(job_id)).checkpoint(int(checkpoint_id))
+    if stats is None:
+        raise CheckpointNotFound(int(checkpoint_id))
+    return stats
+
+
+@checkpoints.get("/details/{checkpointid}", responses=_READ)
+async def details(job_id: JobId, checkpoint_id: CheckpointId, dispatcher: TheDispatcher) -> Checkpoint:
+    """One checkpoint by vertex."""
+    return checkpoint_answers.checkpoint(await _checkpoint(job_id, checkpoint_id, dispatcher), with_tasks=True)
+
+
+@checkpoints.get("/details/{checkpointid}/subtasks/{vertexid}", responses=_READ)
+async def subtasks(
+    job_id: JobId, checkpoint_id: CheckpointId, vertex_id: VertexId, dispatcher: TheDispatcher
+) -> VertexCheckpoint:
+    """One vertex of a checkpoint by subtask."""
+    stats = await _checkpoint(job_id, checkpoint_id, dispatcher)
+    vertex = stats.vertices.get(vertex_id)
+    if vertex is None:
+        raise NotFound(f"There is no checkpoint statistics for task {vertex_id}.")
+    return checkpoint_answers.vertex_checkpoint(vertex, stats)
+
+
+# --- triggering and polling
 
 
 def _not_incremental(value: object) -> object:
     if isinstance(value, str) and value.upper() == "INCREMENTAL":
-        raise refused("an incremental checkpoint cannot be asked for, use CONFIGURED or FULL")
+        raise refused("incremental checkpoints cannot be triggered, use CONFIGURED or FULL")
     return value
 
 
@@ -36,58 +115,207 @@ class CheckpointTriggerRequestBody(Body):
     trigger_id: HexId | None = TRIGGER_ID
 
 
-_TRIGGER_BODY = json_body(
+class _SnapshotBody(Body):
+    """``type`` is FLIP-203's spelling of the format; native is the default."""
+
+    savepoint_format: Annotated[SavepointFormat, OneOf(SavepointFormat)] = spelled(
+        "formatType", "format-type", "type", default=SavepointFormat.NATIVE
+    )
+    trigger_id: HexId | None = TRIGGER_ID
+
+
+class SavepointTriggerRequestBody(_SnapshotBody):
+    """The directory of a savepoint, and whether the job is canceled with it."""
+
+    directory: Location | None = spelled("target-directory", "targetDirectory", default=None)
+    cancel_job: Flag = spelled("cancel-job", "cancelJob", default=False)
+
+
+class StopWithSavepointRequestBody(_SnapshotBody):
+    """``drain`` ends the job for good: its sources emit their end before the savepoint."""
+
+    directory: Location | None = spelled("targetDirectory", "target-directory", default=None)
+    drain: Flag = False
+
+
+class SavepointDisposalRequest(Body):
+    """Names the savepoint to delete."""
+
+    path: Location = spelled("savepoint-path", "savepointPath")
+    trigger_id: HexId | None = TRIGGER_ID
+
+
+_CHECKPOINT_BODY = json_body(
     CheckpointTriggerRequestBody,
     {
         "as configured": {},
-        "a full one, which may be sent again": {
-            "checkpointType": "FULL", "triggerId": "3e4fc69c1d0a4bb0b1a4d1a2c3b4d5e6"
+        "a full one, which may be sent again": {"checkpointType": "FULL", "triggerId": _TRIGGER_ID},
+    },
+)
+_SAVEPOINT_BODY = json_body(
+    SavepointTriggerRequestBody,
+    {
+        "native": {"target-directory": "file:///data/savepoints", "formatType": "NATIVE"},
+        "into the configured directory, and cancel": {"cancel-job": True, "triggerId": _TRIGGER_ID},
+    },
+)
+_STOP_BODY = json_body(
+    StopWithSavepointRequestBody,
+    {
+        "to resume later": {"targetDirectory": "s3://bucket/savepoints", "drain": False, "formatType": "NATIVE"},
+        "for good": {"targetDirectory": "s3://bucket/savepoints", "drain": True, "triggerId": _TRIGGER_ID},
+    },
+)
+_DISPOSAL_BODY = json_body(SavepointDisposalRequest, {"one savepoint": {"savepoint-path": _SAVEPOINT_PATH}})
+
+
+@checkpoints.post("", status_code=202, responses=_TRIGGER, openapi_extra=_CHECKPOINT_BODY)
+async def trigger_checkpoint(
+    job_id: JobId,
+    dispatcher: TheDispatcher,
+    body: Annotated[CheckpointTriggerRequestBody, body_of(CheckpointTriggerRequestBody)],
+) -> Triggered:
+    """Trigger a checkpoint."""
+    return Triggered(await dispatcher.trigger_checkpoint(job_id, body.kind, body.trigger_id))
+
+
+async def _poll(kind: OperationKind, trigger_id: str, job_id: str | None, dispatcher: Dispatcher) -> OperationStatus:
+    return checkpoint_answers.operation(kind, await dispatcher.operation_status(kind, trigger_id, job_id))
+
+
+@checkpoints.get("/{triggerid}", responses=_READ)
+async def checkpoint_operation(job_id: JobId, trigger_id: TriggerId, dispatcher: TheDispatcher) -> OperationStatus:
+    """The state of a triggered checkpoint."""
+    return await _poll(OperationKind.CHECKPOINT, trigger_id, job_id, dispatcher)
+
+
+async def _directory(given: str | None, job_id: str, dispatcher: Dispatcher, spelling: str) -> str:
+    directory = given or await dispatcher.default_savepoint_directory(job_id)
+    if directory is None:
+        raise BadRequest(
+            f"Config key [execution.checkpointing.savepoint-dir] is not set. Property [{spelling}] must be provided."
+        )
+    return directory
+
+
+@savepoints.post("/jobs/{jobid}/savepoints", status_code=202, responses=_TRIGGER, openapi_extra=_SAVEPOINT_BODY)
+async def trigger_savepoint(
+    job_id: JobId,
+    dispatcher: TheDispatcher,
+    body: Annotated[SavepointTriggerRequestBody, body_of(SavepointTriggerRequestBody)],
+    condition: Condition,
+    requester: Requester = None,
+) -> Triggered:
+    """Trigger a savepoint."""
+    directory = await _directory(body.directory, job_id, dispatcher, "target-directory")
+    trigger_id = await dispatcher.trigger_savepoint(
+        job_id, directory, body.savepoint_format, body.cancel_job, body.trigger_id, requester, condition
+    )
+    return Triggered(trigger_id)
+
+
+@savepoints.post("/jobs/{jobid}/stop", status_code=202, responses=_TRIGGER, openapi_extra=_STOP_BODY)
+async def stop(
+    job_id: JobId,
+    dispatcher: TheDispatcher,
+    body: Annotated[StopWithSavepointRequestBody, body_of(StopWithSavepointRequestBody)],
+    condition: Condition,
+    requester: Requester = None,
+) -> Triggered:
+    """Stop a job with a savepoint."""
+    directory = await _directory(body.directory, job_id, dispatcher, "targetDirectory")
+    trigger_id = await dispatcher.stop_with_savepoint(
+        job_id, directory, body.savepoint_format, body.drain, body.trigger_id, requester, condition
+    )
+    return Triggered(trigger_id)
+
+
+@savepoints.get("/jobs/{jobid}/savepoints/{triggerid}", responses=_READ)
+async def savepoint_operation(job_id: JobId, trigger_id: TriggerId, dispatcher: TheDispatcher) -> OperationStatus:
+    """The state of a savepoint or stop."""
+    return await _poll(OperationKind.SAVEPOINT, trigger_id, job_id, dispatcher)
+
+
+@savepoints.post("/savepoint-disposal", responses=errors(400, 408, 409, 413), openapi_extra=_DISPOSAL_BODY)
+async def dispose(
+    dispatcher: TheDispatcher, body: Annotated[SavepointDisposalRequest, body_of(SavepointDisposalRequest)]
+) -> Triggered:
+    """Delete a savepoint."""
+    return Triggered(await dispatcher.dispose_savepoint(body.path, body.trigger_id))
+
+
+@savepoints.get("/savepoint-disposal/{triggerid}", responses=_READ)
+async def disposal(trigger_id: TriggerId, dispatcher: TheDispatcher) -> OperationStatus:
+    """The state of a disposal."""
+    return await _poll(OperationKind.SAVEPOINT_DISPOSAL, trigger_id, None, dispatcher)
+
+
+# --- the savepoint catalogue
+
+_MAX_DURATION_MS = 10 * 365 * 86_400_000
+
+
+class SavepointMarkRequest(Body):
+    """The result of a verification or a restore drill of one savepoint."""
+
+    path: Location = spelled("savepoint-path", "savepointPath")
+    kind: Annotated[MarkKind, OneOf(MarkKind)]
+    passed: Flag
+    by: Note | None = None
+    detail: Note = ""
+    duration_ms: Annotated[int, Within(0, _MAX_DURATION_MS)] | None = Field(default=None, validation_alias="duration")
+
+
+_MARK_BODY = json_body(
+    SavepointMarkRequest,
+    {
+        "a drill that passed": {
+            "savepoint-path": _SAVEPOINT_PATH,
+            "kind": "DRILL",
+            "passed": True,
+            "by": "airflow: drills/restore",
+            "detail": "RUNNING after 4.1 s, 3 checkpoints after 9.8 s",
+            "duration": 9800,
+        },
+        "a verification that failed": {
+            "savepoint-path": _SAVEPOINT_PATH,
+            "kind": "VERIFICATION",
+            "passed": False,
+            "detail": "operator 'totals': the file is missing",
         },
     },
-)  # fmt: skip
+)
 
 
-@router.get("", responses=_READ)
-async def statistics(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
-    """Counts, summary, latest ones and history."""
-    return shapes.statistics(await gateway.checkpoint_statistics(job_id))
+@catalogue.get("", responses=errors(400, 404, 409))
+async def listing(
+    dispatcher: TheDispatcher, directory: SavepointDirectory = None, job: SavepointsOfJob = None
+) -> SavepointList:
+    """Savepoints below a directory."""
+    found = await dispatcher.list_savepoints(directory, job)
+    return SavepointList(found.directory, tuple(map(checkpoint_answers.savepoint, found.savepoints)))
 
 
-async def _checkpoint(job_id: str, checkpoint_id: str, gateway: DispatcherGateway) -> CheckpointStats:
-    stats = (await gateway.checkpoint_statistics(job_id)).checkpoint(int(checkpoint_id))
-    if stats is None:
-        raise CheckpointNotFound(int(checkpoint_id))
-    return stats
+@catalogue.get("/known", responses=errors(400))
+async def known(dispatcher: TheDispatcher, job: SavepointsOfJob = None) -> KnownSavepoints:
+    """Savepoints below every directory that the session knows."""
+    found = await dispatcher.known_savepoints(job)
+    unread = tuple(UnreadDirectory(directory, problem) for directory, problem in found.unread.items())
+    return KnownSavepoints(found.directories, unread, tuple(map(checkpoint_answers.savepoint, found.savepoints)))
 
 
-@router.get("/details/{checkpointid}", responses=_READ)
-async def details(job_id: JobId, checkpoint_id: CheckpointId, gateway: Gateway) -> dict[str, Any]:
-    """One checkpoint by vertex."""
-    return shapes.checkpoint(await _checkpoint(job_id, checkpoint_id, gateway), with_tasks=True)
+@catalogue.get("/latest", responses=errors(400, 404, 409))
+async def latest(
+    dispatcher: TheDispatcher, directory: SavepointDirectory = None, job: SavepointsOfJob = None
+) -> Savepoint:
+    """The latest good savepoint."""
+    return checkpoint_answers.savepoint(await dispatcher.latest_savepoint(directory, job))
 
 
-@router.get("/details/{checkpointid}/subtasks/{vertexid}", responses=_READ)
-async def subtasks(job_id: JobId, checkpoint_id: CheckpointId, vertex_id: VertexId, gateway: Gateway) -> dict[str, Any]:
-    """One vertex by subtask."""
-    stats = await _checkpoint(job_id, checkpoint_id, gateway)
-    vertex = stats.vertices.get(vertex_id)
-    if vertex is None:
-        raise NotFound(f"There is no checkpoint statistics for task {vertex_id}.")
-    return shapes.subtasks(vertex, stats)
-
-
-@router.post("", status_code=202, responses=errors(400, 404, 408, 409, 413), openapi_extra=_TRIGGER_BODY)
-async def trigger(
-    job_id: JobId,
-    gateway: Gateway,
-    body: Annotated[CheckpointTriggerRequestBody, body_of(CheckpointTriggerRequestBody)],
-) -> dict[str, Any]:
-    """Trigger a checkpoint."""
-    return {"request-id": await gateway.trigger_checkpoint(job_id, body.kind, body.trigger_id)}
-
-
-@router.get("/{triggerid}", responses=_READ)
-async def operation(job_id: JobId, trigger_id: TriggerId, gateway: Gateway) -> dict[str, Any]:
-    """State of a triggered checkpoint."""
-    kind = OperationKind.CHECKPOINT
-    return shapes.operation(kind, await gateway.operation_status(kind, trigger_id, job_id))
+@catalogue.post("/marks", responses=_TRIGGER, openapi_extra=_MARK_BODY)
+async def mark(
+    dispatcher: TheDispatcher, body: Annotated[SavepointMarkRequest, body_of(SavepointMarkRequest)]
+) -> Savepoint:
+    """Record the result of a verification or drill."""
+    result = Mark(now_ms(), body.passed, body.by, body.detail, body.duration_ms)
+    return checkpoint_answers.savepoint(await dispatcher.mark_savepoint(body.path, body.kind, result))

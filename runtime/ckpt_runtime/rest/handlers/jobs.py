@@ -1,78 +1,116 @@
-"""Jobs: lists, details, plan, configuration, metrics, exceptions, result, cancelling."""
+"""Jobs and their vertices: lists, details, plan, metrics, failures, result, health, events, upgrades, cancelling."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Query
+from fastapi import Depends, Header, Query, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import StringConstraints
+from starlette.responses import Response
 
-from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated
-from ckpt_runtime.jobmaster.gateway_values import ExceptionHistory
-from ckpt_runtime.jobmaster.health import job_warnings
-from ckpt_runtime.rest.clock import now_ms
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
+from ckpt_runtime.contract.checkpoints import CanceledJob
+from ckpt_runtime.contract.cluster import AggregatedMetric, Metric, Nothing, OptionValue
+from ckpt_runtime.contract.jobs import (
+    Backpressure,
+    BackpressureHealth,
+    CheckpointHealth,
+    ExceptionHistory,
+    Exceptions,
+    ExecutionResult,
+    FlameGraph,
+    JobAccumulators,
+    JobDetails,
+    JobHealth,
+    JobLines,
+    JobState,
+    JobStates,
+    JobStatusAnswer,
+    PlanAnswer,
+    Subtask,
+    SubtaskAccumulators,
+    UpgradeInProgress,
+    VertexAccumulators,
+    VertexDetails,
+    VertexTaskManagers,
+    VertexTimes,
+)
+from ckpt_runtime.jobmaster import gateway_values, health
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
+from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated, NotFound, VertexNotFound
+from ckpt_runtime.jobmaster.metric_table import text_of
+from ckpt_runtime.rest import checkpoint_answers, job_answers, metrics, prometheus
+from ckpt_runtime.rest.bodies import Body, HexId, Location, Owner, Within, body_of, spelled
 from ckpt_runtime.rest.errors import ApiError, BadRequest, echo
+from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams
+from ckpt_runtime.rest.handlers.cluster import cluster_configuration
 from ckpt_runtime.rest.json_body import whole_request
-from ckpt_runtime.rest.openapi import errors
+from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import (
+    HEX_ID_PATTERN,
+    OWNER_PATTERN,
     Aggregations,
+    Attempt,
     Condition,
     FailureLabels,
-    Gateway,
+    FlameGraphKind,
     JobId,
     MaxExceptions,
     MetricNames,
+    OneSubtask,
+    Requester,
     SelectedJobs,
+    SelectedSubtasks,
+    SubtaskIndex,
+    TheDispatcher,
+    VertexId,
+    aggregations,
     listed,
     selected_jobs,
+    selected_subtasks,
 )
-from ckpt_runtime.rest.responses import flink_router
-from ckpt_runtime.rest.shapes import checkpoints as checkpoint_shapes
-from ckpt_runtime.rest.shapes import jobs as shapes
-from ckpt_runtime.rest.shapes import metrics
+from ckpt_runtime.rest.responses import flink_router, now_ms
+from ckpt_runtime.scheduler.job_status import JobStatus
 
-router = flink_router(prefix="/jobs", tags=["jobs"])
+jobs = flink_router(prefix="/jobs", tags=["jobs"])
+vertices = flink_router(prefix="/jobs/{jobid}/vertices/{vertexid}", tags=["vertices"])
+events = flink_router(tags=["events"])
+healths = flink_router(tags=["health"])
+lineages = flink_router(prefix="/jobs/{jobid}/upgrade", tags=["lineages"])
 
-_ONE_JOB = errors(400, 404)
+_READ = errors(400, 404)
 
 
-@router.get("", responses=errors())
-async def listing(gateway: Gateway) -> dict[str, Any]:
+@jobs.get("", responses=errors())
+async def listing(dispatcher: TheDispatcher) -> JobStates:
     """Ids and states of all jobs."""
-    return {"jobs": [{"id": job.job_id, "status": job.status.value} for job in await gateway.list_jobs()]}
+    return JobStates(tuple(JobState(job.job_id, job.status) for job in await dispatcher.list_jobs()))
 
 
-@router.get("/overview", responses=errors())
-async def overview(gateway: Gateway) -> dict[str, Any]:
+@jobs.get("/overview", responses=errors())
+async def overview(dispatcher: TheDispatcher) -> JobLines:
     """All jobs with their task counts."""
     now = now_ms()
-    return {"jobs": [shapes.job_line(job, now) for job in await gateway.list_jobs()]}
+    return JobLines(tuple(job_answers.job_line(job, now) for job in await dispatcher.list_jobs()))
 
 
-@router.get("/metrics", responses=errors(400))
+@jobs.get("/metrics", responses=errors(400))
 async def aggregated_metrics(
-    gateway: Gateway, names: MetricNames = None, kinds: Aggregations = None, jobs: SelectedJobs = None
-) -> list[dict[str, Any]]:
+    dispatcher: TheDispatcher, names: MetricNames = None, kinds: Aggregations = None, jobs: SelectedJobs = None
+) -> list[AggregatedMetric]:
     """Metrics aggregated over jobs."""
     wanted, samples = selected_jobs(jobs), []
-    for job in await gateway.list_jobs():
+    for job in await dispatcher.list_jobs():
         if wanted is not None and job.job_id not in wanted:
             continue
         try:
-            samples.append(_numbers(await gateway.job_metrics(job.job_id)))
+            samples.append(_numbers(await dispatcher.job_metrics(job.job_id)))
         except JobNotFound:
             continue
     return metrics.aggregated(samples, listed(names), aggregations(kinds))
-
-
-def aggregations(texts: list[str] | None) -> list[str]:
-    """The requested aggregations; all of them if none is named."""
-    kinds = [kind.lower() for kind in listed(texts) or metrics.AGGREGATIONS]
-    for kind in kinds:
-        if kind not in metrics.AGGREGATIONS:
-            raise BadRequest(f"agg: {echo(kind)} is not acceptable, it must be of {', '.join(metrics.AGGREGATIONS)}")
-    return kinds
 
 
 def _numbers(values: Mapping[str, str]) -> dict[str, float]:
@@ -88,15 +126,15 @@ def _numbers(values: Mapping[str, str]) -> dict[str, float]:
     return found
 
 
-@router.get("/{jobid}", responses=_ONE_JOB)
-async def details(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+@jobs.get("/{jobid}", responses=_READ)
+async def details(job_id: JobId, dispatcher: TheDispatcher) -> JobDetails:
     """Everything about one job."""
-    found = await gateway.job_details(job_id)
-    warnings = job_warnings(found, (await gateway.checkpoint_config(job_id)).settings)
-    return shapes.job_details(found, now_ms()) | {"warnings": list(warnings)}
+    found = await dispatcher.job_details(job_id)
+    warnings = health.job_warnings(found, (await dispatcher.checkpoint_config(job_id)).settings)
+    return job_answers.job_details(found, warnings, now_ms())
 
 
-@router.patch(
+@jobs.patch(
     "/{jobid}",
     status_code=202,
     responses=errors(308, 400, 404, 408, 409, 413),
@@ -104,59 +142,359 @@ async def details(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
 )
 async def cancel(
     job_id: JobId,
-    gateway: Gateway,
+    dispatcher: TheDispatcher,
     condition: Condition,
     mode: Annotated[str, Query(description="cancel")] = "cancel",
     retain: Annotated[bool, Query(description="the job's checkpoints outlive it, whatever its options say")] = False,
-) -> dict[str, Any]:
-    """Cancel. With ``retain`` the answer names the checkpoint to go on from."""
+) -> CanceledJob | Nothing:
+    """Cancel a job. With `retain` the answer names the checkpoint from which a later job can start."""
     if mode.lower() == "stop":
         raise ApiError(308, f"The termination mode 'stop' has been removed; use /jobs/{job_id}/stop.")
     if mode.lower() != "cancel":
         raise BadRequest(f"mode: {echo(mode)} is not acceptable, it must be cancel")
     try:
-        kept = await gateway.cancel_job(job_id, retain=retain, condition=condition)
+        kept = await dispatcher.cancel_job(job_id, retain=retain, condition=condition)
     except JobTerminated as error:
         message = "Job cancellation failed because the job has already reached another terminal state"
         raise ApiError(409, f"{message} ({error.status.value}).") from None
-    return checkpoint_shapes.retained(kept) if retain else {}
+    return checkpoint_answers.retained(kept) if retain else Nothing()
 
 
-@router.get("/{jobid}/status", responses=_ONE_JOB)
-async def status(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
-    """State."""
-    return {"status": (await gateway.job_status(job_id)).value}
+@jobs.get("/{jobid}/status", responses=_READ)
+async def status(job_id: JobId, dispatcher: TheDispatcher) -> JobStatusAnswer:
+    """The state of a job."""
+    return JobStatusAnswer(await dispatcher.job_status(job_id))
 
 
-@router.get("/{jobid}/plan", responses=_ONE_JOB)
-async def plan(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+@jobs.get("/{jobid}/plan", responses=_READ)
+async def plan(job_id: JobId, dispatcher: TheDispatcher) -> PlanAnswer:
     """Vertices and edges."""
-    return {"plan": shapes.plan(job_id, (await gateway.job_details(job_id)).graph)}
+    return PlanAnswer(job_answers.plan(job_id, (await dispatcher.job_details(job_id)).graph))
 
 
-@router.get("/{jobid}/metrics", responses=_ONE_JOB)
-async def job_metrics(job_id: JobId, gateway: Gateway, names: MetricNames = None) -> list[dict[str, Any]]:
+@jobs.get("/{jobid}/metrics", responses=_READ)
+async def job_metrics(job_id: JobId, dispatcher: TheDispatcher, names: MetricNames = None) -> list[Metric]:
     """Names or values of metrics."""
-    return metrics.listing(await gateway.job_metrics(job_id), listed(names))
+    return metrics.listing(await dispatcher.job_metrics(job_id), listed(names))
 
 
-@router.get("/{jobid}/accumulators", responses=_ONE_JOB)
-async def accumulators(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
-    """Always empty."""
-    await gateway.job_status(job_id)
-    return {"job-accumulators": [], "user-task-accumulators": [], "serialized-user-task-accumulators": {}}
+@jobs.get("/{jobid}/accumulators", responses=_READ)
+async def accumulators(job_id: JobId, dispatcher: TheDispatcher) -> JobAccumulators:
+    """Always empty: there are no accumulators."""
+    await dispatcher.job_status(job_id)
+    return JobAccumulators()
 
 
-@router.get("/{jobid}/exceptions", responses=_ONE_JOB)
+@jobs.get("/{jobid}/exceptions", responses=_READ)
 async def exceptions(
-    job_id: JobId, gateway: Gateway, max_exceptions: MaxExceptions = 20, labels: FailureLabels = None
-) -> dict[str, Any]:
+    job_id: JobId, dispatcher: TheDispatcher, max_exceptions: MaxExceptions = 20, labels: FailureLabels = None
+) -> Exceptions:
     """Failures, newest first."""
-    history = await gateway.exception_history(job_id, max_exceptions)
-    return shapes.exceptions(ExceptionHistory((), False) if listed(labels) else history)
+    found = await dispatcher.exception_history(job_id, max_exceptions)
+    if listed(labels):  # no failure has labels, so none matches
+        return Exceptions(ExceptionHistory((), False))
+    return Exceptions(ExceptionHistory(tuple(map(job_answers.exception, found.entries)), found.truncated))
 
 
-@router.get("/{jobid}/execution-result", responses=_ONE_JOB)
-async def execution_result(job_id: JobId, gateway: Gateway) -> dict[str, Any]:
+@jobs.get("/{jobid}/execution-result", responses=_READ)
+async def execution_result(job_id: JobId, dispatcher: TheDispatcher) -> ExecutionResult:
     """How the job ended."""
-    return shapes.execution_result(await gateway.execution_result(job_id))
+    return job_answers.execution_result(await dispatcher.execution_result(job_id))
+
+
+@jobs.get("/{jobid}/jobmanager/config", responses=_READ, tags=["cluster"])
+async def job_cluster_configuration(job_id: JobId, dispatcher: TheDispatcher) -> list[OptionValue]:
+    """The options of the cluster."""
+    await dispatcher.job_status(job_id)
+    return await cluster_configuration(dispatcher)
+
+
+# --- health
+
+
+async def _health(job_id: str, dispatcher: Dispatcher) -> health.JobHealth:
+    details = await dispatcher.job_details(job_id)
+    pressures = {}
+    if details.overview.status is JobStatus.RUNNING:
+        for vertex in details.vertices:
+            pressures[vertex.vertex_id] = await dispatcher.vertex_backpressure(job_id, vertex.vertex_id)
+    numbers = await dispatcher.job_metrics(job_id)
+    return health.job_health(
+        details,
+        await dispatcher.checkpoint_statistics(job_id),
+        (await dispatcher.checkpoint_config(job_id)).settings,
+        pressures,
+        int(numbers.get("numRestarts", 0)),
+        await _stall_timeout_ms(job_id, dispatcher),
+        now_ms(),
+    )
+
+
+async def _stall_timeout_ms(job_id: str, dispatcher: Dispatcher) -> int:
+    option = ExecutionOptions.STALL_TIMEOUT
+    for known in (await dispatcher.job_config(job_id)).effective:
+        if known.key == option.key and known.value is not None:
+            return option.parse(known.value)
+    return option.default
+
+
+@healths.get("/jobs/{jobid}/health", responses=_READ)
+async def job_health(job_id: JobId, dispatcher: TheDispatcher) -> JobHealth:
+    """A verdict with its reasons, and the figures behind it."""
+    found = await _health(job_id, dispatcher)
+    return JobHealth(
+        verdict=found.verdict,
+        reasons=tuple(found.reasons),
+        state=found.status,
+        checkpoints=CheckpointHealth(found.success_rate, found.ended, found.checkpoint_age_ms),
+        restarts=found.restarts,
+        backpressure=BackpressureHealth(found.backpressure, found.backpressured_vertex),
+    )
+
+
+@healths.get("/metrics", include_in_schema=False)
+async def prometheus_metrics(dispatcher: TheDispatcher) -> Response:
+    """The session, its workers and its living jobs for Prometheus. The series of a job end with it."""
+    jobs = []
+    for job in await dispatcher.list_jobs():
+        if job.status.is_globally_terminal:
+            continue
+        try:
+            jobs.append((job, await dispatcher.job_metrics(job.job_id), await _health(job.job_id, dispatcher)))
+        except JobNotFound:
+            continue
+    series, left_out = await dispatcher.task_metrics()
+    moment = prometheus.Moment(
+        await dispatcher.cluster_overview(),
+        await dispatcher.process_figures(),
+        await dispatcher.worker_figures(),
+        jobs,
+        series,
+        left_out,
+    )
+    return Response(prometheus.text(moment), media_type=CONTENT_TYPE_LATEST)
+
+
+# --- events
+
+_Jobs = Annotated[
+    list[Annotated[str, StringConstraints(pattern=HEX_ID_PATTERN)]] | None,
+    Query(alias="job", description="job id, may be repeated; all jobs without any", max_length=1_000),
+]
+_LastEventId = Annotated[
+    str | None,
+    Header(alias="Last-Event-ID", description="id of the last event that the client has seen; later ones are sent"),
+]
+
+
+@events.get("/events", status_code=200, response_class=EventStreamResponse, responses=errors(400))
+async def all_events(
+    request: Request, dispatcher: TheDispatcher, job: _Jobs = None, last_event_id: _LastEventId = None
+) -> EventStreamResponse:
+    """One stream for any number of jobs. Jobs that do not exist yet may be named."""
+    jobs = None if job is None else frozenset(map(str.lower, job))
+    streams: EventStreams = request.app.state.event_streams
+    return EventStreamResponse(streams.follow(await dispatcher.event_log(), jobs, last_event_id))
+
+
+@events.get("/jobs/{jobid}/events", status_code=200, response_class=EventStreamResponse, responses=_READ)
+async def job_events(
+    request: Request, job_id: JobId, dispatcher: TheDispatcher, last_event_id: _LastEventId = None
+) -> EventStreamResponse:
+    """The stream of one job. It continues when the job has ended."""
+    await dispatcher.job_status(job_id)
+    streams: EventStreams = request.app.state.event_streams
+    return EventStreamResponse(streams.follow(await dispatcher.event_log(), frozenset((job_id,)), last_event_id))
+
+
+# --- upgrades
+
+_MAX_DURATION_MS = 30 * 24 * 3_600_000
+
+
+class HoldLineageBody(Body):
+    """``ownJobs`` are the jobs that the upgrade itself may have started; ``snapshot`` is kept for it."""
+
+    owner: Owner
+    duration_ms: Annotated[int, Within(1, _MAX_DURATION_MS)] = spelled("duration")
+    own_jobs: tuple[HexId, ...] = spelled("ownJobs", default=())
+    snapshot: Location | None = None
+
+
+_HOLD_BODY = json_body(
+    HoldLineageBody,
+    {
+        "for an hour": {
+            "owner": "upgrade-54c685fb3b425ccf81c55b3e8da1aa68",
+            "duration": 3_600_000,
+            "ownJobs": ["54c685fb3b425ccf81c55b3e8da1aa68"],
+        }
+    },
+)
+
+
+@lineages.put("", responses=errors(400, 404, 408, 409, 413), openapi_extra=_HOLD_BODY)
+async def hold(
+    job_id: JobId,
+    dispatcher: TheDispatcher,
+    body: Annotated[HoldLineageBody, body_of(HoldLineageBody)],
+    requester: Requester = None,
+) -> UpgradeInProgress:
+    """Begin or prolong an upgrade of the job's lineage; until its end only its owner may end or start jobs of it."""
+    request = gateway_values.HoldRequest(**dict(body), requester=requester)
+    return job_answers.upgrade(await dispatcher.hold_lineage(job_id, request))
+
+
+@lineages.delete("", responses=errors(400, 404, 408, 413), dependencies=[Depends(whole_request)])
+async def release(
+    job_id: JobId,
+    dispatcher: TheDispatcher,
+    owner: Annotated[
+        str | None,
+        Query(description="owner whose upgrade ends; without it the upgrade of any owner ends", pattern=OWNER_PATTERN),
+    ] = None,
+) -> Nothing:
+    """End an upgrade. Does nothing if no upgrade is in progress, or if it belongs to another owner."""
+    await dispatcher.release_lineage(job_id, owner)
+    return Nothing()
+
+
+# --- vertices
+
+
+async def _vertex(job_id: str, vertex_id: str, dispatcher: Dispatcher) -> gateway_values.VertexDetails:
+    """The vertex's details. Raises VertexNotFound and the dispatcher's errors."""
+    for vertex in (await dispatcher.job_details(job_id)).vertices:
+        if vertex.vertex_id == vertex_id:
+            return vertex
+    raise VertexNotFound(vertex_id)
+
+
+async def _subtask(job_id: str, vertex_id: str, index: int, dispatcher: Dispatcher) -> gateway_values.SubtaskDetails:
+    """The subtask's details. Raises NotFound and the dispatcher's errors."""
+    for found in (await _vertex(job_id, vertex_id, dispatcher)).subtasks:
+        if found.index == index:
+            return found
+    raise NotFound(f"Vertex {vertex_id} has no subtask {index}")
+
+
+@vertices.get("", responses=_READ)
+async def vertex_details(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> VertexDetails:
+    """Subtasks with their states and metrics."""
+    return job_answers.vertex_details(await _vertex(job_id, vertex_id, dispatcher), now_ms())
+
+
+@vertices.get("/subtasktimes", responses=_READ)
+async def subtask_times(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> VertexTimes:
+    """The times at which each subtask entered its states."""
+    return job_answers.vertex_times(await _vertex(job_id, vertex_id, dispatcher), now_ms())
+
+
+@vertices.get("/taskmanagers", responses=_READ)
+async def vertex_task_managers(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> VertexTaskManagers:
+    """Subtasks by the slot agent that runs them."""
+    return job_answers.vertex_task_managers(await _vertex(job_id, vertex_id, dispatcher), now_ms())
+
+
+@vertices.get("/watermarks", responses=_READ)
+async def watermarks(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> list[Metric]:
+    """The input watermark of each subtask that has one."""
+    return [
+        Metric(f"{subtask.index}.currentInputWatermark", text_of(subtask.measures.input_watermark))
+        for subtask in (await _vertex(job_id, vertex_id, dispatcher)).subtasks
+        if subtask.measures is not None and subtask.measures.input_watermark is not None
+    ]
+
+
+@vertices.get("/accumulators", responses=_READ)
+async def vertex_accumulators(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> VertexAccumulators:
+    """Always empty: there are no accumulators."""
+    await _vertex(job_id, vertex_id, dispatcher)
+    return VertexAccumulators(vertex_id)
+
+
+@vertices.get("/backpressure", responses=_READ)
+async def backpressure(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> Backpressure:
+    """Backpressured, idle and busy shares of time."""
+    return await dispatcher.vertex_backpressure(job_id, vertex_id)
+
+
+@vertices.get("/flamegraph", responses=_READ, tags=["diagnosis"])
+async def flamegraph(
+    job_id: JobId,
+    vertex_id: VertexId,
+    dispatcher: TheDispatcher,
+    kind: FlameGraphKind = "full",
+    subtask: OneSubtask = None,
+) -> FlameGraph:
+    """The code in which the subtasks spend their time. Their workers sample it for two seconds."""
+    return job_answers.flame_graph(await dispatcher.sampled_stacks(job_id, vertex_id), kind.lower(), subtask)
+
+
+@vertices.get("/metrics", responses=_READ)
+async def vertex_metrics(
+    job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher, names: MetricNames = None
+) -> list[Metric]:
+    """Names or values, prefixed by the subtask's index."""
+    values = metrics.by_subtask(await dispatcher.vertex_metrics(job_id, vertex_id))
+    return metrics.listing(values, listed(names))
+
+
+@vertices.get("/jm-operator-metrics", responses=_READ)
+async def driver_metrics(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> list[Metric]:
+    """Always empty: no operator has a part in the driver."""
+    await _vertex(job_id, vertex_id, dispatcher)
+    return []
+
+
+# Routes with fixed names come before those with a subtask's index, which would match the names.
+@vertices.get("/subtasks/metrics", responses=_READ)
+async def aggregated_subtask_metrics(
+    job_id: JobId,
+    vertex_id: VertexId,
+    dispatcher: TheDispatcher,
+    names: MetricNames = None,
+    kinds: Aggregations = None,
+    subtasks: SelectedSubtasks = None,
+) -> list[AggregatedMetric]:
+    """Metrics aggregated over subtasks."""
+    is_wanted = selected_subtasks(subtasks)
+    found = await dispatcher.vertex_metrics(job_id, vertex_id)
+    samples = [values for index, values in found.items() if is_wanted(index)]
+    return metrics.aggregated(samples, listed(names), aggregations(kinds))
+
+
+@vertices.get("/subtasks/accumulators", responses=_READ)
+async def subtask_accumulators(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> SubtaskAccumulators:
+    """Always empty: there are no accumulators."""
+    return SubtaskAccumulators(vertex_id, (await _vertex(job_id, vertex_id, dispatcher)).parallelism)
+
+
+@vertices.get("/subtasks/{subtaskindex}", responses=_READ)
+async def subtask(job_id: JobId, vertex_id: VertexId, index: SubtaskIndex, dispatcher: TheDispatcher) -> Subtask:
+    """One subtask."""
+    return job_answers.subtask(await _subtask(job_id, vertex_id, index, dispatcher), now_ms())
+
+
+@vertices.get("/subtasks/{subtaskindex}/attempts/{attempt}", responses=_READ)
+async def attempt(
+    job_id: JobId, vertex_id: VertexId, index: SubtaskIndex, number: Attempt, dispatcher: TheDispatcher
+) -> Subtask:
+    """The present attempt of a subtask. Earlier attempts are not kept."""
+    found = await _subtask(job_id, vertex_id, index, dispatcher)
+    if found.attempt != number:
+        raise NotFound(f"Subtask {index} of vertex {vertex_id} has no attempt {number}, only {found.attempt}")
+    return job_answers.subtask(found, now_ms())
+
+
+@vertices.get("/subtasks/{subtaskindex}/metrics", responses=_READ)
+async def subtask_metrics(
+    job_id: JobId, vertex_id: VertexId, index: SubtaskIndex, dispatcher: TheDispatcher, names: MetricNames = None
+) -> list[Metric]:
+    """Names or values of the metrics of one subtask."""
+    await _subtask(job_id, vertex_id, index, dispatcher)
+    measured = (await dispatcher.vertex_metrics(job_id, vertex_id)).get(index, {})
+    return metrics.listing({name: text_of(value) for name, value in measured.items()}, listed(names))
+
+
+routers = (jobs, healths, events, lineages, vertices)

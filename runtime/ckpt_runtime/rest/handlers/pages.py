@@ -19,6 +19,7 @@ from ckpt_runtime.rest.web_sessions import LIFETIME_S, WebSessions, cookie_name,
 from ckpt_runtime.web.files import INDEX, page_files
 
 router = flink_router(include_in_schema=False)
+routers = (router,)
 
 PREFIX = "/web"
 LOGIN = f"{PREFIX}/login"
@@ -58,8 +59,8 @@ async def without_slash() -> Response:
 
 @router.get(SESSION)
 async def session(request: Request) -> dict[str, bool]:
-    """Tells a page whether there is a login to end."""
-    return {"login": _sessions(request).is_valid(_cookie(request))}
+    """Tells a page whether there is a login to end, and that this server shows its processes, unlike others."""
+    return {"login": _sessions(request).is_valid(_cookie(request)), "processes": True}
 
 
 @router.get(f"{PREFIX}/")

@@ -33,16 +33,25 @@ async function failure(response) {
   return new ApiError(response.status, lines, response.status === 401 && asks.includes('realm="ckpt"'));
 }
 
-/** The document at `path`. Throws ApiError for an answer that is an error, TypeError when nobody answers. */
-export async function get(path) {
+async function answer(path, type) {
   const response = await fetch(new URL(path, ROOT), {
-    headers: { Accept: "application/json" },
+    headers: { Accept: type },
     credentials: "same-origin",
     cache: "no-store",
     signal: AbortSignal.timeout(TIMEOUT_MS),
   });
   if (!response.ok) throw await failure(response);
-  const document = await response.json();
+  return response;
+}
+
+/** The text at `path`, such as a log. Throws as `get`. */
+export async function getText(path) {
+  return (await answer(path, "text/plain")).text();
+}
+
+/** The document at `path`. Throws ApiError for an answer that is an error, TypeError when the server does not answer. */
+export async function get(path) {
+  const document = await (await answer(path, "application/json")).json();
   if (typeof document.now === "number") ahead = document.now - Date.now();
   return document;
 }
@@ -84,7 +93,7 @@ async function post(name, body) {
 export const login = (token) => post("login", { token });
 export const logout = () => post("logout", {});
 
-/** Whether there is a `login` to end. */
+/** Whether there is a `login` to end, and whether the server shows its `processes`. */
 export async function session() {
   try {
     return (await getIfAny("web/session")) ?? {};

@@ -7,16 +7,22 @@ import { loginForm } from "./login.js";
 import { checkpointPage } from "./page_checkpoint.js";
 import { jobPage } from "./page_job.js";
 import { jobsPage } from "./page_jobs.js";
+import { endedLogPage, flameGraphPage, logPage, threadsPage } from "./page_process.js";
 import { savepointsPage } from "./page_savepoints.js";
 
 const INTERVAL_MS = 3000;
 const SLOWEST_MS = 20000;
 const ID = "([0-9a-fA-F]{32})";
+const ONE_ID = new RegExp(`^${ID}$`);
 const ROUTES = [
   [/^\/?$/, jobsPage],
   [/^\/savepoints$/, savepointsPage],
   [new RegExp(`^/jobs/${ID}(?:/(checkpoints|savepoints|configuration|health))?$`), jobPage],
   [new RegExp(`^/jobs/${ID}/checkpoints/([0-9]{1,19})$`), checkpointPage],
+  [new RegExp(`^/jobs/${ID}/vertices/${ID}/flamegraph$`), flameGraphPage],
+  [/^\/processes\/([\w.-]+)\/threads$/, threadsPage],
+  [/^\/processes\/([\w.-]+)\/log$/, logPage],
+  [/^\/logs\/([\w.-]+)$/, endedLogPage],
 ];
 
 const bar = document.getElementById("bar");
@@ -37,7 +43,7 @@ function route() {
   const path = location.hash.slice(1) || "/";
   for (const [pattern, page] of ROUTES) {
     const found = pattern.exec(path);
-    if (found) return { path, load: () => page(...found.slice(1).map((part) => part?.toLowerCase())) };
+    if (found) return { path, load: () => page(...found.slice(1).map((part) => (ONE_ID.test(part) ? part.toLowerCase() : part))) };
   }
   const nothing = { title: "Not found", content: [h("h1", null, "There is no such page"), h("a", { href: "#/" }, "All jobs")] };
   return { path, load: async () => nothing };

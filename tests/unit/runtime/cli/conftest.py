@@ -22,7 +22,7 @@ def cli_server() -> Iterator[tuple[str, FastAPI]]:
 @pytest.fixture
 def gateway(cli_server: tuple[str, FastAPI]) -> FakeGateway:
     fake = FakeGateway()
-    cli_server[1].state.gateway = fake
+    cli_server[1].state.dispatcher = fake
     return fake
 
 

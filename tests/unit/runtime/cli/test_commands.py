@@ -19,7 +19,7 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, RunRequest, StoredPipeline
 from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
-from ckpt_runtime.rest.handlers import health
+from ckpt_runtime.rest.handlers import jobs as handlers
 from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -109,7 +109,7 @@ def test_info_shows_how_far_pending_checkpoints_have_come(
 def test_health(
     ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "now_ms", lambda: gateway.now)
+    monkeypatch.setattr(handlers, "now_ms", lambda: gateway.now)
     job = gateway.jobs[JOB]
     assert ckpt("health", JOB) == 0
     out = capsys.readouterr().out

@@ -22,7 +22,7 @@ def client_server() -> Iterator[tuple[str, FastAPI]]:
 @pytest.fixture
 def gateway(client_server: tuple[str, FastAPI]) -> FakeGateway:
     fake = FakeGateway()
-    client_server[1].state.gateway = fake
+    client_server[1].state.dispatcher = fake
     return fake
 
 

@@ -149,6 +149,7 @@ def test_rescale(client: Both, gateway: FakeGateway) -> None:
 def test_settings_are_those_of_the_engine() -> None:
     patched = {field.name: field.encode_name for field in msgspec.structs.fields(CheckpointConfigPatch)}
     shown = {field.name: field.encode_name for field in msgspec.structs.fields(CheckpointConfig)}
+    shown["interval_ms"] = shown["interval"]  # a property, because the wire has a number for "off"
     assert [(shown[name], sent) for name, sent in patched.items()] == [
         (item.shown_as, name) for name, item in PATCHABLE.items()
     ]

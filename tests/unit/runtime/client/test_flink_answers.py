@@ -20,7 +20,9 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.checkpoint_models import CheckpointConfigPatch
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptApiError, Conflict, NotFound, NotServed, UnexpectedAnswer
-from ckpt_runtime.client.stack_traces import telling_line
+from ckpt_runtime.contract.base import read
+from ckpt_runtime.contract.jobs import IoMetrics
+from ckpt_runtime.contract.stack_traces import telling_line
 
 DATA = Path(__file__).parents[3] / "data"
 EXCHANGES = json.loads((DATA / "flink_errors.json").read_text())
@@ -150,11 +152,9 @@ def test_there_is_a_recorded_answer_for_every_path_of_these() -> None:
 
 
 def test_numbers_that_flink_sends_as_text() -> None:
-    vertex = requests.vertex_details(UNKNOWN, UNKNOWN)
-    metrics = {"accumulated-busy-time": "NaN", "read-bytes": 1}
-    read = vertex.parse({"id": "a", "name": "b", "parallelism": 1, "maxParallelism": 2, "metrics": metrics})
-    assert math.isnan(read.io.busy_ms)
-    assert read.io.read_bytes == 1
+    io = read({"accumulated-busy-time": "NaN", "read-bytes": 1}, IoMetrics)
+    assert math.isnan(io.busy_ms)
+    assert io.read_bytes == 1
 
 
 OVERVIEW = next(exchange for exchange in CONTRACT if exchange["name"] == "cluster overview")["response_body"]

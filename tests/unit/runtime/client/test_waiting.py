@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import CkptClientError, JobEnded, NotFound, OperationFailed, Unreachable
-from ckpt_runtime.client.models import RETAINS, JobDetails, OperationStatus, RemoteFailure, read
 from ckpt_runtime.client.waiting import (
     POLL_PATIENCE_S,
     Deadline,
@@ -25,6 +24,9 @@ from ckpt_runtime.client.waiting import (
     wait_for_state,
     watch,
 )
+from ckpt_runtime.contract.base import read
+from ckpt_runtime.contract.checkpoints import OperationOutcome, OperationStatus
+from ckpt_runtime.contract.jobs import RETAINS, JobDetails, QueueStatus, RemoteFailure
 
 JOB = "ab" * 16
 T = TypeVar("T")
@@ -116,10 +118,11 @@ def test_a_pause_may_be_slept_in_parts() -> None:
 def test_an_operation_that_failed_and_a_job_that_ended_otherwise_are_errors() -> None:
     steps = wait_for_operation("checkpoint", "t", JOB, timeout_s=None)
     next(steps)
-    assert isinstance(steps.send(OperationStatus(done=False)), Pause)
+    assert isinstance(steps.send(OperationStatus(QueueStatus("IN_PROGRESS"))), Pause)
     next(steps)
+    failed = OperationOutcome(checkpoint_failure=RemoteFailure(exception="E", stack_trace="E: no room"))
     with pytest.raises(OperationFailed) as error:
-        steps.send(OperationStatus(done=True, failure=RemoteFailure("E", "E: no room")))
+        steps.send(OperationStatus(QueueStatus("COMPLETED"), failed))
     assert (str(error.value), error.value.exception) == ("no room", "E")
     ending = wait_for_state(JOB, {"RUNNING"}, timeout_s=None)
     next(ending)

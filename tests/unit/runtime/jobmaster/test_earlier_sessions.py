@@ -62,7 +62,7 @@ def test_jobs_are_found_with_all_that_happened_to_them(store: HaStore) -> None:
     assert job.overview().job_id == FINISHED
     assert job.checkpoint_statistics().latest_completed is not None
     assert job.metrics()["numberOfCompletedCheckpoints"] == "1"
-    assert job.config_info().restart_strategy == "fixed-delay"
+    assert job.config_info().execution_config["restart-strategy"] == "fixed-delay"
 
 
 def test_the_leader_is_known_and_has_released_its_lease(store: HaStore) -> None:

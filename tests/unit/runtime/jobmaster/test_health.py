@@ -11,15 +11,15 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
+from ckpt_runtime.jobmaster.executions import subtask_pressure, vertex_pressure
 from ckpt_runtime.jobmaster.gateway_values import (
     ExecutionState,
     JobDetails,
     JobOverview,
     SubtaskDetails,
-    SubtaskPressure,
     VertexDetails,
-    VertexPressure,
 )
 from ckpt_runtime.jobmaster.health import HealthVerdict, JobHealth, job_health
 from ckpt_runtime.network.control_messages import SubtaskMeasures
@@ -52,7 +52,7 @@ class Job:
         self.tracker = CheckpointStatsTracker()
         self.settings = SETTINGS
         self.restarts = 0
-        self.pressures: dict[str, VertexPressure] = {}
+        self.pressures: dict[str, Backpressure] = {}
         vertex = JobVertex("v", (OperatorNode("v", "Source", "source"),), 1)
         overview = JobOverview("j", "job", status, 0, -1, NOW, {})
         shown = VertexDetails("v", "Source", 1, 128, ExecutionState.RUNNING, 0, -1, ())
@@ -76,8 +76,8 @@ class Job:
         return self
 
     def pressed(self, *shares: float) -> Job:
-        subtasks = tuple(SubtaskPressure(i, 0, share, 0, 1 - share) for i, share in enumerate(shares))
-        self.pressures["v"] = VertexPressure(NOW, subtasks)
+        subtasks = tuple(subtask_pressure(i, 0, share, 0, 1 - share) for i, share in enumerate(shares))
+        self.pressures["v"] = vertex_pressure(NOW, subtasks)
         return self
 
     def health(self) -> JobHealth:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import to_builtins
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
@@ -16,6 +17,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.option import Changeability
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyType
+from ckpt_runtime.contract.configuration import Externalization
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster import executions as executions_module
@@ -29,7 +31,7 @@ from ckpt_runtime.jobmaster.restart_strategy_factory import (
     with_implicit_strategy,
 )
 from ckpt_runtime.network.control_messages import SubtaskMeasures
-from ckpt_runtime.rest.shapes.checkpoints import config
+from ckpt_runtime.rest.checkpoint_answers import config
 from ckpt_runtime.scheduler.restart_strategies import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 
@@ -142,7 +144,7 @@ class TestCheckpointSettings:
         configuration = Configuration(dict.fromkeys(keys, "4321") | texts)
         defaults = submitted_settings(Configuration({}))
         settings = submitted_settings(configuration)
-        shown = config(shown_settings(settings, configuration, CheckpointOverrides()))
+        shown = to_builtins(config(shown_settings(settings, configuration, CheckpointOverrides())))
         for item in CHECKPOINT_SETTINGS:
             value = getattr(settings, item.field)
             assert value == configuration.get(item.option) != getattr(defaults, item.field) == item.option.default
@@ -172,7 +174,7 @@ class TestCheckpointSettings:
     def test_retention_is_shown_as_flink_does(self, retention: str, externalized: bool, deleted: bool) -> None:
         configuration = Configuration({"execution.checkpointing.externalized-checkpoint-retention": retention})
         shown = config(shown_settings(submitted_settings(configuration), configuration, CheckpointOverrides()))
-        assert shown["externalization"] == {"enabled": externalized, "delete_on_cancellation": deleted}
+        assert shown.externalization == Externalization(externalized, deleted)
 
 
 SOURCE = JobVertex("s", (OperatorNode("s", "Source", "source"),), 2)

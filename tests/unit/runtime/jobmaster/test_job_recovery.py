@@ -47,7 +47,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from ckpt_runtime.rest.shapes import checkpoints as shapes
+from ckpt_runtime.rest import checkpoint_answers as answers
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
@@ -889,8 +889,9 @@ class TestResults:
             assert result is not None
             latest = EndedJob(result).checkpoint_statistics().latest_completed
             assert latest == replace(before, vertices={}, discarded=not retained)
-            shown = shapes.statistics(EndedJob(result).checkpoint_statistics())
-            assert shown["latest"]["completed"]["external_path"] == before.external_path
+            shown = answers.statistics(EndedJob(result).checkpoint_statistics()).latest_completed
+            assert shown is not None
+            assert shown.external_path == before.external_path
 
     async def test_a_failed_job_keeps_its_exceptions(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:

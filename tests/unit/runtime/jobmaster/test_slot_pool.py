@@ -501,6 +501,21 @@ class TestWorkers:
             assert kind == "worker lost"
             assert "exit code -9 (SIGKILL: killed from outside, most often by the kernel because memory" in reason
 
+    async def test_log_of_a_worker_is_kept_if_its_end_was_not_ordered(self) -> None:
+        async with opened() as world:
+            (slot,) = await world.pool.acquire(Owner(), 1, [])
+            await settle()
+            ordered, unexpected = slot.worker, slot.spare
+            assert ordered is not None
+            assert unexpected is not None
+            world.pool.replace_worker(slot)
+            for worker in (ordered, unexpected):
+                exited = WorkerExited(worker.worker_id, -9, "the last line")
+                world.pool.peer_message(world.agents["0"], exited)
+            (log,) = world.pool.ended_logs
+            assert (log.worker_id, log.slot_id, log.text) == (unexpected.worker_id, "0", "the last line")
+            assert "SIGKILL" in log.reason
+
     async def test_one_that_dies_while_starting_is_started_again_after_a_pause(self) -> None:
         async with opened(automatic=False) as world:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))

@@ -60,7 +60,7 @@ async def test_a_new_driver_goes_on_with_configuration_graph_version_and_overrid
         assert TIMEOUT not in str((stored.configuration, stored.graph, stored.properties))
         job = await taken_over(world, driver(tmp_path, 2))
         found = job.config_info()
-        assert (found.version, found.running_version, [note.version for note in found.notes]) == (3, 3, [2, 3])
+        assert (found.version, found.running_version, [note.version for note in found.changes]) == (3, 3, [2, 3])
         assert found.configuration["my.mark"] == "b"
         assert job.graph.configuration["my.mark"] == "b"
         assert (job.checkpoint_config().settings.timeout_ms, job.checkpoint_config().settings.interval_ms) == (
@@ -110,7 +110,7 @@ async def test_a_job_of_an_earlier_version_has_version_1_and_what_is_removed_sta
         await crash(job)
         as_stored_before(driver(tmp_path))
         job = await taken_over(world, driver(tmp_path, 2))
-        assert (job.config_info().version, job.config_info().notes) == (1, ())
+        assert (job.config_info().version, job.config_info().changes) == (1, ())
         assert job.configuration["of.cluster"] == "c"
         assert job.checkpoint_config().settings.timeout_ms == 50_000
         await change(job, timeout=None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.rest.app import create_app
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
@@ -33,14 +34,14 @@ def send(gateway: FakeGateway) -> Send:
 
 @cache
 def open_app() -> FastAPI:
-    app = create_app(FakeGateway(), token=None, max_upload_bytes=100_000)
+    app = create_app(cast(Dispatcher, FakeGateway()), token=None, max_upload_bytes=100_000)
     app.state.event_streams.end()  # each stream ends with what there is
     return app
 
 
 def send_to(gateway: FakeGateway) -> Send:
     """Over the one application without a token; building it takes longer than most tests."""
-    open_app().state.gateway = gateway
+    open_app().state.dispatcher = gateway
     return sender(open_app())
 
 

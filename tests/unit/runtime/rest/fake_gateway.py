@@ -31,17 +31,22 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.differences import differences
 from ckpt_runtime.configuration.effective import effective_options
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
+from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
+from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
+from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway_errors as errors
 from ckpt_runtime.jobmaster import gateway_values as g
 from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options
-from ckpt_runtime.jobmaster.configuration_requests import ConfigurationAnswer, ConfigurationRequest, VersionConflict
-from ckpt_runtime.jobmaster.configuration_updates import changed_options, judge, wanted_configuration
+from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest, VersionConflict, shown_configuration
+from ckpt_runtime.jobmaster.configuration_updates import config_change, judge, wanted_configuration
 from ckpt_runtime.jobmaster.event_log import EventLog
+from ckpt_runtime.jobmaster.executions import subtask_pressure, vertex_pressure
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState, SavepointList
 from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
+from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.submissions import JobStillRunning
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.process_figures import ProcessFigures
@@ -58,6 +63,7 @@ from ckpt_runtime.snapshots.preflight import StateVerdict
 from ckpt_runtime.storage.held_upgrades import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.thread_dump import ThreadInfo
+from ckpt_runtime.version import VERSION
 
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
@@ -117,6 +123,19 @@ def submitted_config(configuration: Mapping[str, str]) -> EffectiveCheckpointCon
     )
 
 
+def task_manager(slot_id: str, *, is_free: bool, heard_ms: int) -> TaskManager:
+    return TaskManager(
+        id=slot_id,
+        path="localhost:37401",
+        data_port=37401,
+        time_since_last_heartbeat=heard_ms,
+        free_slots=int(is_free),
+        assigned_tasks=int(not is_free),
+        free_resource=Resource(cpu_cores=float(is_free)),
+        hardware=Hardware(cpu_cores=2),
+    )
+
+
 class FakeGateway:
     """Implements the protocol in memory. ``polls_until_done`` answers are IN_PROGRESS before each operation ends."""
 
@@ -134,6 +153,7 @@ class FakeGateway:
         self.retired: dict[str, int] = {}
         self.catalogue: list[CataloguedSavepoint] = []
         self.shut_down = False
+        self.ended_logs: list[EndedWorkerLog] = []
         self.savepoint_failure: FailureCause | None = None
         self.slots_for_rescale = 100
         self.rescale_failure: str | None = None
@@ -205,15 +225,23 @@ class FakeGateway:
         self._check()
         return g.ClusterOverview(8, 6, 4, Counter(job.status for job in self.jobs.values()))
 
-    async def slot_agents(self) -> tuple[g.SlotOverview, ...]:
+    async def slot_agents(self) -> tuple[TaskManager, ...]:
         self._check()
-        return tuple(
-            g.SlotOverview(f"0-{n}", "localhost:37401", 37401, 2, n > 1, self.now, PROCESS if n else None)
-            for n in range(4)
+        return tuple(task_manager(f"0-{n}", is_free=n > 1, heard_ms=self.now) for n in range(4))
+
+    async def dashboard_config(self) -> DashboardConfig:
+        return DashboardConfig(
+            refresh_interval_ms=3000,
+            timezone_name="Coordinated Universal Time",
+            timezone_offset_ms=0,
+            flink_version="2.3.0",
+            flink_revision="c0f8d1a",
+            ckpt_version=VERSION,
+            features=Features(cancel_and_retain=True),
         )
 
-    async def dashboard_config(self) -> g.DashboardConfig:
-        return g.DashboardConfig(3000, "Coordinated Universal Time", 0, "2.3.0", "c0f8d1a")
+    async def ended_worker_logs(self) -> tuple[EndedWorkerLog, ...]:
+        return tuple(self.ended_logs)
 
     async def cluster_configuration(self) -> Mapping[str, str]:
         return {"rest.port": "0"}
@@ -365,24 +393,21 @@ class FakeGateway:
         )
         return g.JobDetails(overview, job.timestamps, vertices, job.graph)
 
-    async def job_config(self, job_id: str) -> g.JobConfigInfo:
+    async def job_config(self, job_id: str) -> JobConfig:
         job = self._job(job_id)
         own = job.own
-        given = own.given.displayed()
-        effective = effective_options(own, own.given.keys(), CLUSTER, overridden_options(job.overrides))
-        return g.JobConfigInfo(
+        return shown_configuration(
             job_id,
             job.graph.name,
-            "fixed-delay",
-            PARALLELISM,
-            given,
-            own.version,
-            own.version,
-            own.notes,
-            effective=effective,
+            own,
+            restart_strategy="fixed-delay",
+            parallelism=PARALLELISM,
+            running_version=own.version,
+            pipeline_id=None,
+            effective=effective_options(own, own.given.keys(), CLUSTER, overridden_options(job.overrides)),
         )
 
-    async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigurationAnswer:
+    async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigChange:
         """Judges as in production, and plans nothing."""
         job = self._updatable(job_id)
         if self.unexpected is not None:
@@ -391,14 +416,14 @@ class FakeGateway:
         wanted = wanted_configuration(present.given, request)
         changes = differences(present.given, wanted)
         if not changes:
-            return ConfigurationAnswer(present.version, dry_run=request.dry_run)
+            return ConfigChange(present.version, False, request.dry_run, {})
         if request.version not in (None, present.version):
             raise VersionConflict(job_id, request.version, present.version)
         judge(changes, self.allow_list)
         note = ChangeNote(present.version + 1, 1_700_000_000_000, request.by, tuple(change.key for change in changes))
         if not request.dry_run:
             job.changed = present.changed(wanted, note)
-        return ConfigurationAnswer(note.version, changed_options(changes, job.overrides), request.dry_run)
+        return config_change(note.version, changes, job.overrides, dry_run=request.dry_run)
 
     async def job_metrics(self, job_id: str) -> Mapping[str, str]:
         completed = self._job(job_id).tracker.snapshot().counts.completed
@@ -441,17 +466,20 @@ class FakeGateway:
     async def process_figures(self) -> ProcessFigures:
         return PROCESS
 
+    async def worker_figures(self) -> tuple[g.WorkerFigures, ...]:
+        return tuple(g.WorkerFigures(f"0-{n}", "localhost:37401", PROCESS if n else None) for n in range(4))
+
     async def task_metrics(self) -> tuple[tuple[g.MetricSeries, ...], int]:
         labels = {"job_id": next(iter(self.jobs)), "task_name": "source", "subtask_index": "0"}
         task = {"numRecordsIn": 16_012, "buffers.inPoolUsage": 0.5}
         operator = g.MetricSeries({**labels, "operator_name": "source"}, True, {"numRecordsIn": 7})
         return (g.MetricSeries(labels, False, task), operator), 3
 
-    async def vertex_backpressure(self, job_id: str, vertex_id: str) -> g.VertexPressure:
+    async def vertex_backpressure(self, job_id: str, vertex_id: str) -> Backpressure:
         self._vertex(job_id, vertex_id)
         if vertex_id == VERTICES[2]:
-            return g.VertexPressure(g.NOT_YET, ())
-        return g.VertexPressure(self.now, (g.SubtaskPressure(0, 0, 0.7, 0.1, 0.2), g.SubtaskPressure(1, 0, 0.0, 1, 0)))
+            return vertex_pressure(g.NOT_YET, ())
+        return vertex_pressure(self.now, (subtask_pressure(0, 0, 0.7, 0.1, 0.2), subtask_pressure(1, 0, 0.0, 1, 0)))
 
     async def exception_history(self, job_id: str, max_entries: int) -> g.ExceptionHistory:
         entries = self._job(job_id).exceptions

@@ -95,7 +95,7 @@ def test_other_methods_are_not(guarded: Send) -> None:
 def test_unknown_files_are_404_without_a_token(send: Send) -> None:
     for path in ("/web/nosuch.js", "/web/files.py", "/web/login"):
         assert send("GET", path).json() == {"errors": [f"Not found: {path}"]}
-    assert send("GET", "/web/session").json() == {"login": False}
+    assert send("GET", "/web/session").json() == {"login": False, "processes": True}
     assert send("POST", "/web/login", json={"token": ""}).status_code == 204
 
 
@@ -108,7 +108,7 @@ def test_a_login_sets_a_cookie_that_reads(guarded: Send) -> None:
     headers = {"cookie": f"{morsel.key}={morsel.value}", "host": HOST}
     for path in ("/overview", "/v1/jobs/overview", f"/jobs/{JOB}/checkpoints", "/openapi.json"):
         assert guarded("GET", path, headers=headers).status_code == 200
-    assert guarded("GET", "/web/session", headers=headers).json() == {"login": True}
+    assert guarded("GET", "/web/session", headers=headers).json() == {"login": True, "processes": True}
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode
 from dataclasses import fields, replace
 
 import pytest
+from msgspec import to_builtins
 from prometheus_client.parser import text_string_to_metric_families
 
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, SubtaskDetails
 from ckpt_runtime.jobmaster.metric_table import text_of
+from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
-from ckpt_runtime.rest.handlers import health
+from ckpt_runtime.rest import job_answers as answers
+from ckpt_runtime.rest import metrics
+from ckpt_runtime.rest.handlers import jobs as handlers
+from ckpt_runtime.rest.responses import FlinkResponse
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
-from ckpt_runtime.rest.shapes import jobs, metrics
-from ckpt_runtime.rest.shapes.flame_graph import flame_graph
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
+
+QUANTILES = ("min", "max", "avg", "sum", "median", "p25", "p75", "p95")
 
 
 def test_job_lines_have_all_states_that_flinks_command_line_reads(send: Send) -> None:
@@ -50,7 +56,7 @@ def test_a_pending_checkpoint_shows_who_has_acknowledged_and_its_deadline(send: 
 
 
 def test_metrics_are_what_prometheus_reads(send: Send, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "now_ms", lambda: gateway.now)
+    monkeypatch.setattr(handlers, "now_ms", lambda: gateway.now)
     gateway.complete_checkpoint(gateway.jobs[JOB])
     answer = send("GET", "/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -180,7 +186,7 @@ def test_durations_of_states() -> None:
     times = {ExecutionState.CREATED: 10, ExecutionState.RUNNING: 25, ExecutionState.DEPLOYING: 15}
     subtask = SubtaskDetails(0, 0, ExecutionState.RUNNING, "h:1", "a", 15, -1, times)
     lasted = {"CREATED": 5, "DEPLOYING": 10, "RUNNING": 75}
-    assert jobs.status_durations(subtask, 100) == {"SCHEDULED": -1, "INITIALIZING": -1, **lasted}
+    assert answers.status_durations(subtask, 100) == {"SCHEDULED": -1, "INITIALIZING": -1, **lasted}
 
 
 def test_a_vertex_has_the_durations_of_all_states(send: Send) -> None:
@@ -189,7 +195,7 @@ def test_a_vertex_has_the_durations_of_all_states(send: Send) -> None:
     (agent,) = send("GET", f"{vertex}/taskmanagers").json()["taskmanagers"]
     for aggregated in (send("GET", vertex).json()["aggregated"], agent["aggregated"]):
         assert set(aggregated["status-duration"]) == {state.value for state in ExecutionState}
-        assert aggregated["status-duration"]["FAILED"] == jobs.distribution([0, 0])
+        assert aggregated["status-duration"]["FAILED"] == dict.fromkeys(QUANTILES, 0)
     assert agent["status-counts"]["RUNNING"] == 2
     assert (agent["taskmanager-id"], agent["endpoint"], agent["status"]) == ("agent-0", "localhost:37401", "RUNNING")
 
@@ -226,6 +232,17 @@ def test_slot_agents_are_task_managers_with_one_slot(send: Send) -> None:
     ]  # fmt: skip
 
 
+def test_log_of_an_ended_worker_is_listed_and_begins_with_the_cause(send: Send, gateway: FakeGateway) -> None:
+    reason = "its process ended with exit code -9"
+    gateway.ended_logs = [EndedWorkerLog("0-w3", "0", gateway.now, reason, "the last line\n")]
+    own, ended = send("GET", "/jobmanager/logs").json()["logs"]
+    assert own["name"] == "driver.log"
+    assert ended == {"name": "worker-0-w3.log", "size": len("the last line\n"), "mtime": gateway.now}
+    text = send("GET", "/jobmanager/logs/worker-0-w3.log").text
+    assert text == f"worker 0-w3 of slot 0: {reason}\n\nthe last line\n"
+    assert send("GET", "/jobmanager/logs/worker-0-w4.log").status_code == 404
+
+
 def test_the_dashboard_gets_no_button_that_would_cancel_by_a_read(send: Send) -> None:
     assert send("GET", "/config").json()["features"]["web-cancel"] is False
     assert send("GET", f"/jobs/{JOB}/yarn-cancel").status_code == 404
@@ -242,24 +259,23 @@ def test_names_are_shown_as_they_are(send: Send, gateway: FakeGateway) -> None:
 
 def test_what_is_not_measured_is_not_complete() -> None:
     measures = SubtaskMeasures("v", 0, 0, 0, 0, 7, 0, 1.5, 2.5, 3.5)
-    partly, wholly = jobs.io_metrics([measures, None]), jobs.io_metrics([measures, measures])
-    assert (partly["write-bytes"], partly["write-bytes-complete"]) == (7, False)
-    assert (wholly["write-bytes"], wholly["write-bytes-complete"]) == (14, True)
-    times = [wholly[f"accumulated-{name}-time"] for name in ("busy", "idle", "backpressured")]
-    assert times == [3.0, 4, 6]
-    assert jobs.io_metrics([])["read-bytes-complete"] is False
+    partly, wholly = answers.io_metrics([measures, None]), answers.io_metrics([measures, measures])
+    assert (partly.write_bytes, partly.write_bytes_complete) == (7, False)
+    assert (wholly.write_bytes, wholly.write_bytes_complete) == (14, True)
+    assert (wholly.busy_ms, wholly.idle_ms, wholly.backpressured_ms) == (3.0, 4, 6)
+    assert answers.io_metrics([]).read_bytes_complete is False
 
 
 def test_distributions() -> None:
-    assert jobs.distribution([]) == dict.fromkeys(("min", "max", "avg", "sum", "median", "p25", "p75", "p95"), 0)
-    assert jobs.distribution([4, 1, 3, 2]) == {
+    assert to_builtins(answers.distribution([])) == dict.fromkeys(QUANTILES, 0)
+    assert to_builtins(answers.distribution([4, 1, 3, 2])) == {
         "min": 1, "max": 4, "avg": 2, "sum": 10, "median": 2, "p25": 1, "p75": 3, "p95": 4,
     }  # fmt: skip
 
 
 def test_metric_aggregations() -> None:
     (found,) = metrics.aggregated([{"a": 1}, {"a": 3}, {"b": 9}], ["a", "x", "a"], metrics.AGGREGATIONS)
-    assert found == {"id": "a", "min": 1.0, "max": 3.0, "avg": 2.0, "sum": 4.0, "skew": 50.0}
+    assert to_builtins(found) == {"id": "a", "min": 1.0, "max": 3.0, "avg": 2.0, "sum": 4.0, "skew": 50.0}
     assert text_of(3.0) == "3"
     assert text_of(0.5) == "0.5"
 
@@ -282,7 +298,7 @@ class TestFlameGraphs:
     SAMPLES = StackSamples(1_700_000_000_000, STACKS)
 
     def test_each_function_counts_below_those_that_called_it_the_most_frequent_first(self) -> None:
-        assert flame_graph(self.SAMPLES, "full", None) == {
+        assert json.loads(FlinkResponse(answers.flame_graph(self.SAMPLES, "full", None)).body) == {
             "endTimestamp": 1_700_000_000_000,
             "data": {
                 "name": "root",
@@ -302,7 +318,10 @@ class TestFlameGraphs:
 
     @pytest.mark.parametrize(("kind", "subtask", "value"), [("on_cpu", None, 6), ("off_cpu", None, 4), ("full", 1, 2)])
     def test_a_type_and_a_subtask_choose_what_counts(self, kind: str, subtask: int | None, value: int) -> None:
-        assert flame_graph(self.SAMPLES, kind, subtask)["data"]["value"] == value
+        data = answers.flame_graph(self.SAMPLES, kind, subtask).data
+        assert data is not None
+        assert data.value == value
 
     def test_a_vertex_that_has_ended_has_flinks_mark(self) -> None:
-        assert flame_graph(StackSamples(None), "full", None) == {"endTimestamp": -1, "data": None}
+        found = answers.flame_graph(StackSamples(None), "full", None)
+        assert to_builtins(found) == {"endTimestamp": -1, "data": None}

@@ -23,27 +23,10 @@ from tests.support.slot_agents import SlotListener, running_agent, until
 pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
 
 
-class Driver(SlotListener):
-    """The agent and its workers, as they register."""
-
-    async def started(self, *names: str) -> list[int]:
-        """Their process ids, once they have connected."""
-        for name in names:
-            self.send(SpawnWorker(name))
-        await until(lambda: all(name in self.workers for name in names))
-        return [self.workers[name].registration.process.pid for name in names]
-
-    async def code_of(self, name: str) -> int | None:
-        """The exit code that the agent reports next, of this worker."""
-        exit_ = await self.exited()
-        assert exit_.worker == name
-        return exit_.code
-
-
 @asynccontextmanager
-async def opened(*, shut_down: bool = True) -> AsyncIterator[Driver]:
+async def opened(*, shut_down: bool = True) -> AsyncIterator[SlotListener]:
     before = set(children(os.getpid()))
-    driver = Driver()
+    driver = SlotListener()
     async with running_agent(driver):
         yield driver
         if shut_down:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer, ControlEndpoint
+from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.agent_messages import ShutdownAgent, SpawnWorker
 from ckpt_runtime.spark import processes
 from ckpt_runtime.testing.agent_template import AGENT
@@ -27,28 +27,15 @@ pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process desc
 TIMEOUT_S = 60
 
 
-class Driver(SlotListener):
-    """Agents of several slots."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.agents: list[AgentPeer] = []
-
-    def peer_registered(self, peer: AnyPeer) -> None:
-        super().peer_registered(peer)
-        if isinstance(peer, AgentPeer):
-            self.agents.append(peer)
-
-
 def started(
-    slots: int, test: Callable[[Driver, list[int]], None] | None = None, *, shut_down: bool = True
+    slots: int, test: Callable[[SlotListener, list[int]], None] | None = None, *, shut_down: bool = True
 ) -> list[str]:
     """Runs agents at an endpoint; gives the errors that they ended with."""
     ended: queue.Queue[object] = queue.Queue()
     errors: list[str] = []
 
     async def inside() -> None:
-        driver = Driver()
+        driver = SlotListener()
         endpoint = ControlEndpoint("127.0.0.1", "secret", driver)
         provider = LocalSlotProvider()
         try:
@@ -81,7 +68,7 @@ def test_agents_of_one_template_are_processes_with_a_template_each(monkeypatch: 
     monkeypatch.setenv(TOKEN_VARIABLE, "hidden")
     seen: list[int] = []
 
-    def test(driver: Driver, agents: list[int]) -> None:
+    def test(driver: SlotListener, agents: list[int]) -> None:
         assert [command_name(agent) for agent in agents] == [AGENT, AGENT]
         assert len({parent(agent) for agent in agents}) == 1
         workers = {peer.registration.process.pid for peer in driver.workers.values()}
@@ -101,7 +88,7 @@ def test_agents_of_one_template_are_processes_with_a_template_each(monkeypatch: 
 def test_agents_that_are_killed_end_their_slots() -> None:
     seen: list[int] = []
 
-    def test(driver: Driver, agents: list[int]) -> None:
+    def test(driver: SlotListener, agents: list[int]) -> None:
         seen.extend(pid for agent in agents for pid in [agent, *children(agent)])
         for agent in agents:
             os.kill(agent, signal.SIGKILL)
@@ -115,7 +102,7 @@ def test_a_killed_template_leaves_its_agents_to_nobody_and_the_next_ones_get_ano
     templates: list[int] = []
     seen: list[int] = []
 
-    def test(driver: Driver, agents: list[int]) -> None:
+    def test(driver: SlotListener, agents: list[int]) -> None:
         templates.append(parent(agents[0]))
         seen.extend(agents)
         os.kill(templates[0], signal.SIGKILL)
@@ -130,7 +117,7 @@ def test_a_killed_template_leaves_its_agents_to_nobody_and_the_next_ones_get_ano
 def test_what_processes_inherit_is_that_of_the_moment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     templates: list[int] = []
 
-    def test(driver: Driver, agents: list[int]) -> None:
+    def test(driver: SlotListener, agents: list[int]) -> None:
         templates.append(parent(agents[0]))
         for pid in [agents[0], *(peer.registration.process.pid for peer in driver.workers.values())]:
             assert Path(f"/proc/{pid}/cwd").readlink() == Path.cwd()

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ckpt_runtime.jobmaster.gateway_values import ClusterOverview, JobOverview, MetricSeries, SlotOverview
+from ckpt_runtime.jobmaster.gateway_values import ClusterOverview, JobOverview, MetricSeries, WorkerFigures
 from ckpt_runtime.jobmaster.health import HealthVerdict, JobHealth
 from ckpt_runtime.jobmaster.metric_table import CLUSTER, JOB, OPERATOR, PROCESS, TASK, values
 from ckpt_runtime.process_figures import ProcessFigures
@@ -28,7 +28,7 @@ class Moment:
 
     cluster: ClusterOverview
     driver: ProcessFigures
-    agents: Sequence[SlotOverview]
+    workers: Sequence[WorkerFigures]
     jobs: Sequence[Job]
     series: Sequence[MetricSeries]
     left_out: int
@@ -80,10 +80,10 @@ class _Snapshot(Collector):
                     family = families[name] = GaugeMetricFamily(name, _MEANINGS[metric], labels=tuple(labels))
                 family.add_metric(tuple(labels.values()), value)
 
-        for agent in self._moment.agents:
-            if agent.process is not None:
-                labels = {"host": agent.endpoint.rpartition(":")[0], "tm_id": agent.slot_id}
-                add("flink_taskmanager_", labels, values(PROCESS, agent.process))
+        for worker in self._moment.workers:
+            if worker.process is not None:
+                labels = {"host": worker.endpoint.rpartition(":")[0], "tm_id": worker.slot_id}
+                add("flink_taskmanager_", labels, values(PROCESS, worker.process))
         for series in self._moment.series:
             scope = "task_operator_" if series.of_operator else "task_"
             add(f"flink_taskmanager_job_{scope}", series.labels, series.values)

@@ -1,0 +1,255 @@
+"""What can change while a job runs: its configuration (FLIP-530), its checkpoint settings (FLIP-571), its parallelism.
+
+A change is all or nothing: every field of a request is checked before the dispatcher is called.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Query, Request, Response
+from pydantic import BeforeValidator, RootModel, create_model
+
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE, CheckpointSetting
+from ckpt_runtime.contract.cluster import Nothing
+from ckpt_runtime.contract.configuration import (
+    CheckpointConfig,
+    ConfigChange,
+    JobConfig,
+    ParallelismRange,
+    VertexRequirements,
+)
+from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
+from ckpt_runtime.rest.bodies import (
+    Body,
+    ClosedBody,
+    Flag,
+    HexId,
+    Options,
+    OptionsPatch,
+    Within,
+    body_of,
+    spelled,
+)
+from ckpt_runtime.rest.checkpoint_answers import config as checkpoint_config
+from ckpt_runtime.rest.errors import BadRequest, echo
+from ckpt_runtime.rest.json_body import whole_request
+from ckpt_runtime.rest.openapi import errors, json_body
+from ckpt_runtime.rest.parameters import Condition, JobId, TheDispatcher
+from ckpt_runtime.rest.responses import flink_router
+from ckpt_runtime.scheduler.replacement import ParallelismBounds
+
+job_configuration = flink_router(prefix="/jobs/{jobid}/config", tags=["job configuration"])
+checkpoint_configuration = flink_router(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoint configuration"])
+requirements = flink_router(prefix="/jobs/{jobid}/resource-requirements", tags=["rescaling"])
+routers = (job_configuration, requirements, checkpoint_configuration)
+
+_READ = errors(400, 404)
+_CHANGE = errors(400, 404, 408, 409, 413)
+
+# --- the checkpoint settings
+
+
+def _field(setting: CheckpointSetting) -> Any:
+    return Flag if setting.patch_range is None else Annotated[int, Within(*setting.patch_range)]
+
+
+_FIELDS: dict[str, Any] = {name: (_field(setting), None) for name, setting in PATCHABLE.items()}
+PatchBody = create_model("CheckpointConfigurationRequestBody", __base__=ClosedBody, **_FIELDS)
+_CHECKPOINT_PATCH = json_body(
+    PatchBody,
+    {
+        "extend the timeout of pending checkpoints": {"checkpointTimeout": 900_000},
+        "checkpoint more often": {"checkpointInterval": 10_000, "minPauseBetweenCheckpoints": 1_000},
+    },
+)
+
+
+def overrides_of(body: ClosedBody) -> CheckpointOverrides:
+    """The overrides for the fields given in the request."""
+    return CheckpointOverrides(**{PATCHABLE[name].field: getattr(body, name) for name in body.model_fields_set})
+
+
+@checkpoint_configuration.get("/config", responses=_READ)
+async def effective(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfig:
+    """The checkpoint settings in effect."""
+    return checkpoint_config(await dispatcher.checkpoint_config(job_id))
+
+
+@checkpoint_configuration.get("/configuration", responses=_READ)
+async def effective_by_either_name(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfig:
+    """The same as /config."""
+    return await effective(job_id, dispatcher)
+
+
+@checkpoint_configuration.patch("/configuration", responses=_CHANGE, openapi_extra=_CHECKPOINT_PATCH)
+async def patch(
+    job_id: JobId, dispatcher: TheDispatcher, body: Annotated[ClosedBody, body_of(PatchBody)]
+) -> CheckpointConfig:
+    """Change checkpoint settings while the job runs."""
+    return checkpoint_config(await dispatcher.patch_checkpoint_config(job_id, overrides_of(body)))
+
+
+@checkpoint_configuration.delete("/configuration", responses=_CHANGE, dependencies=[Depends(whole_request)])
+async def reset(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfig:
+    """Return to the submitted checkpoint settings."""
+    return checkpoint_config(await dispatcher.delete_checkpoint_config_overrides(job_id))
+
+
+# --- the configuration of the job
+
+_MAX_BY_CHARS = 200
+_ETAG = re.compile(r'"?([0-9]{1,9})"?')
+_INTERVAL = "execution.checkpointing.interval"
+
+
+class JobConfigurationBody(ClosedBody):
+    """The whole configuration, and the version from which it was made."""
+
+    configuration: Options
+    version: Annotated[int, Within(1, (1 << 31) - 1)]
+
+
+class JobConfigurationPatchBody(ClosedBody):
+    """Options to change; null removes one."""
+
+    configuration: OptionsPatch
+
+
+_PUT_BODY = json_body(
+    JobConfigurationBody,
+    {"checkpoint every 5 s": {"configuration": {_INTERVAL: "5 s", "parallelism.default": "2"}, "version": 1}},
+)
+_PATCH_BODY = json_body(
+    JobConfigurationPatchBody,
+    {"set one, remove another": {"configuration": {_INTERVAL: "5 s", "execution.checkpointing.timeout": None}}},
+)
+
+
+def _flag(value: object) -> bool:
+    if value not in ("true", "false", False):
+        raise ValueError("it must be true or false")
+    return value == "true"
+
+
+DryRun = Annotated[
+    bool, BeforeValidator(_flag), Query(alias="dry-run", description="show what would change, and change nothing")
+]
+Changes = Annotated[
+    bool,
+    BeforeValidator(_flag),
+    Query(description="answer with what has changed; without it the answer to a change is {}"),
+]
+IfMatch = Annotated[str | None, Header(alias="If-Match", description="the version from which the change was made")]
+
+
+@job_configuration.get("", responses=_READ)
+async def config(job_id: JobId, dispatcher: TheDispatcher, response: Response) -> JobConfig:
+    """Configuration of a job and its version (FLIP-530)."""
+    found = await dispatcher.job_config(job_id)
+    response.headers["ETag"] = f'"{found.version}"'
+    return found
+
+
+@job_configuration.put("", responses=_CHANGE, openapi_extra=_PUT_BODY)
+async def replace(
+    job_id: JobId,
+    dispatcher: TheDispatcher,
+    request: Request,
+    body: Annotated[JobConfigurationBody, body_of(JobConfigurationBody)],
+    dry_run: DryRun = False,
+    changes: Changes = False,
+) -> ConfigChange | Nothing:
+    """Replace the configuration while the job runs."""
+    change = ConfigurationRequest(body.configuration, body.version, dry_run=dry_run, by=_sender(request))
+    answer = await dispatcher.change_job_config(job_id, change)
+    return answer if changes or dry_run else Nothing()
+
+
+@job_configuration.patch("", responses=_CHANGE, openapi_extra=_PATCH_BODY)
+async def change(
+    job_id: JobId,
+    dispatcher: TheDispatcher,
+    request: Request,
+    body: Annotated[JobConfigurationPatchBody, body_of(JobConfigurationPatchBody)],
+    dry_run: DryRun = False,
+    if_match: IfMatch = None,
+) -> ConfigChange:
+    """Change options of the configuration while the job runs."""
+    wanted = ConfigurationRequest(body.configuration, _version(if_match), True, dry_run, _sender(request))
+    return await dispatcher.change_job_config(job_id, wanted)
+
+
+def _version(if_match: str | None) -> int | None:
+    if if_match is None or if_match.strip() == "*":
+        return None
+    found = _ETAG.fullmatch(if_match.strip())
+    if found is None:
+        raise BadRequest(f'If-Match: {echo(if_match)} is not acceptable, it must be one version, such as "3", or *')
+    return int(found[1])
+
+
+def _sender(request: Request) -> str:
+    """The sender of a request: its address and its user agent."""
+    host = "" if request.client is None else request.client.host
+    agent = "".join(character for character in request.headers.get("user-agent", "") if character.isprintable())
+    return f"{host} ({agent})"[:_MAX_BY_CHARS]
+
+
+# --- parallelism
+
+_Bound = Annotated[int, Within(-(1 << 31), (1 << 31) - 1)]
+
+
+class _Parallelism(Body):
+    lower: _Bound = spelled("lowerBound", default=0)
+    upper: _Bound = spelled("upperBound", default=0)
+
+
+class _Vertex(Body):
+    parallelism: _Parallelism
+
+
+class JobResourceRequirementsBody(RootModel[dict[HexId, _Vertex]]):
+    """By vertex id."""
+
+
+_REQUIREMENTS_BODY = json_body(
+    JobResourceRequirementsBody,
+    {
+        "the second of three vertices uses up to eight slots": {
+            "1b429432bb0f0efe4f02d82e0562d934": {"parallelism": {"lowerBound": 2, "upperBound": 2}},
+            "f74362dd18da632fe7d708268d6f8693": {"parallelism": {"lowerBound": 2, "upperBound": 8}},
+            "c55caaaf736ffafeffafd0c2ee81ce8d": {"parallelism": {"lowerBound": 2, "upperBound": 2}},
+        }
+    },
+)
+
+
+@requirements.get("", responses=errors(400, 404, 409))
+async def resource_requirements(job_id: JobId, dispatcher: TheDispatcher) -> dict[str, VertexRequirements]:
+    """The declared bounds of each vertex's parallelism; both are its parallelism if none were declared."""
+    found = await dispatcher.resource_requirements(job_id)
+    return {
+        vertex: VertexRequirements(ParallelismRange(bounds.lower, bounds.upper)) for vertex, bounds in found.items()
+    }
+
+
+@requirements.put("", responses=_CHANGE, openapi_extra=_REQUIREMENTS_BODY)
+async def rescale(
+    job_id: JobId,
+    dispatcher: TheDispatcher,
+    condition: Condition,
+    body: Annotated[JobResourceRequirementsBody, body_of(JobResourceRequirementsBody)],
+) -> Nothing:
+    """Rescale a running job. The answer is sent when the new parallelism is stored and being deployed."""
+    if not body.root:
+        raise BadRequest("Request body does not specify resource requirements.")
+    bounds = {
+        vertex: ParallelismBounds(wanted.parallelism.lower, wanted.parallelism.upper)
+        for vertex, wanted in body.root.items()
+    }
+    await dispatcher.update_resource_requirements(job_id, bounds, condition)
+    return Nothing()
