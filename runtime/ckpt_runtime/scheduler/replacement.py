@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.configuration.registry import VERTEX_BOUNDS
-from ckpt_runtime.graph.schema import Parallelism, decoded
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobGraph, Partitioning
+from ckpt_runtime.graph.schema import Parallelism, decoded
 from ckpt_runtime.scheduler.job_status import JobState
 
 _REPLACEABLE_IN = frozenset(

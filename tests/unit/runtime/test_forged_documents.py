@@ -3,31 +3,70 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ckpt_runtime.api.plan_result import PlanResult
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.sink_state import pending_names, restored_sink_ids
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.registry import VERTEX_BOUNDS
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob
+from ckpt_runtime.jobmaster.job_recovery import find_jobs
+from ckpt_runtime.network.agent_messages import (
+    FROM_AGENT,
+    FROM_STRANGER,
+    TO_AGENT,
+    AdoptWorker,
+    AgentHeartbeat,
+    ProcessIdentity,
+    RegisterAgent,
+    RegisterWorker,
+    WorkerExited,
+)
+from ckpt_runtime.network.control_messages import (
+    FROM_WORKER,
+    TO_WORKER,
+    AcknowledgeCheckpoint,
+    DeclineCheckpoint,
+    SubtaskMeasures,
+    TaskFailure,
+    TaskStateChanged,
+    TriggerCheckpoint,
+    WorkerHeartbeat,
+)
+from ckpt_runtime.network.listeners import Door, Message, encode
+from ckpt_runtime.process_figures import ProcessMeter
+from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.replacement import declared_bounds
 from ckpt_runtime.snapshots.description import states_of, summarized
 from ckpt_runtime.snapshots.snapshot import Snapshot
+from ckpt_runtime.storage.documents import decode_document, encode_document
 from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
-from tests.support.forging import unnamed_errors
+from tests.support.forging import FEW_VALUES, unnamed_errors
 from tests.support.golden import DIRECTORY as GOLDEN
+from tests.support.golden_session import DIRECTORY as HIGH_AVAILABILITY
 from tests.support.stored_documents import CHECKPOINT, GRAPH, RESULT, STORED, source_state, state
 
-SNAPSHOTS = ["stop", "unaligned", "canonical", "rocksdb"]
+SNAPSHOTS = ["unaligned", "canonical", "rocksdb"]
 
 
 def _use_graph(document: Any) -> None:
@@ -66,6 +105,10 @@ DOCUMENTS: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "result of a job": (RESULT, _use_result),
     "acknowledged state": (state(0).to_json(), _use_state),
     "acknowledged state of a source": (source_state().to_json(), _use_state),
+    "declared bounds": (
+        {vertex.id: [1, 4] for vertex in GRAPH.vertices},
+        lambda document: declared_bounds(replace(GRAPH, configuration={VERTEX_BOUNDS: json.dumps(document)})),
+    ),
     "result of planning": (
         {"job_graph": GRAPH.to_json(), "warnings": ["w"], "own_configuration": {"a": "b"}},
         lambda document: PlanResult.from_json(json.dumps(document).encode()),
@@ -80,7 +123,7 @@ DOCUMENTS: dict[str, tuple[Any, Callable[[Any], object]]] = {
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_forged_document_works_or_is_refused_by_name(name: str) -> None:
     document, read = DOCUMENTS[name]
-    found, refused = unnamed_errors(document, read)
+    found, refused = unnamed_errors(json.loads(json.dumps(document)), read)
     assert found == []
     assert refused > 0
 
@@ -88,14 +131,14 @@ def test_forged_document_works_or_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", SNAPSHOTS)
 def test_forged_metadata_of_a_stored_snapshot_works_or_is_refused_by_name(name: str) -> None:
     document = read_metadata(str(GOLDEN / "format-2" / name)).document
-    found, refused = unnamed_errors(document, _use_snapshot)
+    found, refused = unnamed_errors(document, _use_snapshot, FEW_VALUES)
     assert found == []
     assert refused > 0
 
 
 LEADER = HIGH_AVAILABILITY / "0.1.0"
 FAILED = TaskFailure(FailureInfo("E", "m", "t"))
-PROCESS = ProcessIdentity("m", 7, "t")
+PROCESS = ProcessIdentity("m", 7, 9)
 MEASURES = SubtaskMeasures("v", 0, 1, 2, 3, 4, 0, 1.0, 2.0, 3.0, operator_rows=(1, 2), input_watermark=5)
 PROPERTIES = CheckpointProperties()
 MESSAGES: tuple[tuple[Door[Any], Message], ...] = (
@@ -115,8 +158,6 @@ MESSAGES: tuple[tuple[Door[Any], Message], ...] = (
 @pytest.mark.parametrize(("door", "message"), MESSAGES, ids=lambda given: type(given).__name__)
 def test_forged_control_message_is_decoded_or_refused_by_name(door: Door[Any], message: Message) -> None:
     document = msgspec.msgpack.decode(encode(message))
-    binary = {key: value for key, value in document.items() if isinstance(value, bytes)}
-    assert binary == {}
 
     def decode(forged: Any) -> None:
         try:
@@ -128,10 +169,6 @@ def test_forged_control_message_is_decoded_or_refused_by_name(door: Door[Any], m
     found, refused = unnamed_errors(document, decode)
     assert found == []
     assert refused > 0
-
-
-def _forged_copy(copy: Path, file: Path, document: Any) -> None:
-    (copy / file).write_bytes(encode_document(document))
 
 
 @pytest.mark.parametrize("file", sorted(file.relative_to(LEADER) for file in LEADER.rglob("0*.json")), ids=str)
@@ -146,14 +183,12 @@ def test_forged_record_of_high_availability_is_recovered_or_refused_by_name(file
         except ValueError:  # JSON has no such number: it cannot be stored
             return
         store = HaStore(str(tmp_path), epoch=9)
-        store.leader.current(), store.leader.lease(1)
-        store.retired.read(), store.programs.read(), store.upgrades.read()
-        for job_id in store.jobs.list_ids():
-            store.jobs.get(job_id), store.counters(job_id).read(), store.pointers(job_id).pending_savepoints()
         for found in find_jobs(store, cluster, read=lambda url: CHECKPOINT):
             if found.result is not None:
                 EndedJob(found.result)
             assert found.failure is None or ": " in found.failure
+        store.leader.current(), store.leader.lease(1)
+        store.retired.read(), store.programs.adopt(), store.upgrades.read()
 
-    found, refused = unnamed_errors(decode_document((LEADER / file).read_bytes(), str(file)), recover)
+    found, _ = unnamed_errors(decode_document((LEADER / file).read_bytes(), str(file)), recover, FEW_VALUES, depth=3)
     assert found == []
