@@ -74,12 +74,17 @@ contracts: setup ## checks which room imports which
 docs: setup ## writes the generated pages
 	$(RUN)/python -m ckpt_runtime.configuration.docs > docs/options.md
 	$(RUN)/python -m tests.support.reference_pages docs/reference
+	$(RUN)/python -m tests.support.parity > docs/functions.md
 	$(RUN)/python -m tests.support.metrics_page > docs/metrics.md
 	$(RUN)/python -m tests.support.rest_examples > runtime/ckpt_runtime/rest/examples.json
 
 .PHONY: rows
 rows: setup ## prints every row of the designs as proven or open, with its tests
 	@$(VENV)/bin/python scripts/rows.py
+
+.PHONY: parity
+parity: setup ## computes the examples of Spark's functions in Spark and in the engine; prints which are equal or refused
+	@$(RUN)/python -m tests.support.parity
 
 .PHONY: fuzz
 fuzz: setup ## long fuzz tests of the REST API; FUZZ_EXAMPLES=20000 says how long

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROW_ID = re.compile(r"[a-z0-9]+\.\d+")
-CLAIM = re.compile(r"\[((?:\d+|air|ends|io)\.\d+)\](?![(\[:])")
+CLAIM = re.compile(r"\[((?:\d+|air|ends|io|ps)\.\d+)\](?![(\[:])")
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py::[\w:]+)`")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 

@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# Runs the whole suite; options go to pytest. TEST_PROCESSES: how many groups run beside one another.
+# Runs the whole suite; options are passed to pytest. TEST_PROCESSES is the number of groups that run at the same time.
+#
+# Each group is a pytest process of its own. pytest-xdist does not replace that: its workers run files of several folders
+# in one process, where a session that one folder shares stays alive while unit tests of another one look at the process's
+# children, threads and temporary directory. Four tests of worker templates fail in such a process.
 set -uo pipefail
-set -m # each group is a process group, which an interrupt reaches as it would a pytest in the foreground
+set -m # each group is a process group, so that an interrupt reaches all of its processes
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# Hundreds of processes import the same modules: they are compiled once.
+# Hundreds of processes import the same modules, which are compiled only once.
 unset PYTHONDONTWRITEBYTECODE
 
-# Rooms whose unit tests compute: they wait for no other process, and no request of theirs times out.
+# Rooms whose unit tests only compute: they wait for no other process, and none of their requests can time out.
 ROOMS=(api checkpoint configuration connectors graph operators scheduler state)
 
-# A pytest for each: what its tests share - a session, a Spark, an Airflow - ends with it. Most of them wait for much of
-# their time, and four fill two processors. The longest come first, so that the last ones end together.
+# What the tests of a group share (a session, a Spark application, an Airflow) ends with the group. Most groups wait for
+# much of their time, so four of them keep two processors busy. The longest come first.
 GROUPS_OF_TESTS=(
     tests/integration
     tests/fault
@@ -21,17 +25,17 @@ GROUPS_OF_TESTS=(
     "tests/docs tests/fuzz"
     tests/chaos
 )
-# These need processors only, and no moment: they take what the others leave, whatever time that takes, and are what is
-# left in the end: then both processors have enough to do. Each needs about a hundred seconds of one. The first one needs
-# kernels in its second half only.
+# These only compute, and none of them depends on how long something takes. They run with a low priority beside the groups
+# above; with the lowest one they would stand still beside other programs. Each needs about a hundred seconds of a
+# processor. The first one needs compiled kernels in its second half only.
 FILLERS=(
     "tests/simulation --ignore=tests/simulation/jobs ${ROOMS[*]/#/tests/unit/runtime/}"
     tests/simulation/jobs
     tests/property
 )
 
-# Each group's directories of tests stay until the group's next run. Pytest keeps those of its last three runs otherwise,
-# and would delete those of a group that has failed while the others go on.
+# A group's temporary directories stay until its next run. By default pytest keeps those of its last three runs only: it
+# would delete those of a group that has failed while others still run.
 directories="${TMPDIR:-/tmp}/ckpt-$(id -un)-$(pwd | cksum | cut -c1-6)"
 mkdir -p -m 700 "$directories"
 
@@ -45,28 +49,28 @@ run() { # <nice> <group> <options of pytest>
     name="${name#tests/}"
     name="${name//\//_}"
     report="$reports/$name"
-    [[ "$2" == *tests/fuzz* ]] || set -- "$@" -p no:schemathesis # nearly a second of imports, for its tests alone
+    [[ "$2" == *tests/fuzz* ]] || set -- "$@" -p no:schemathesis # its import takes nearly a second, and only these tests need it
     # shellcheck disable=SC2086  # several words
     nice -n "$1" .venv/bin/python -m pytest $2 --basetemp="$directories/$name" "${@:3}" </dev/null >"$report" 2>&1 || code=$?
-    ((code == 0 || code == 5)) || touch "$reports/failed" # an option that leaves no test of a group is fine
+    ((code == 0 || code == 5)) || touch "$reports/failed" # 5: the options select no test of this group
     printf '\n=== %s\n' "$2" && cat "$report"
 }
 
 fillers=" "
 fill() { # <group> <options of pytest>
-    run 19 "$1" --timeout=900 "${@:2}" &
+    run 10 "$1" --timeout=900 "${@:2}" &
     fillers+="$! "
 }
 
-# On a machine without compiled kernels the first workers of all groups would each compile all of them, for longer than
-# tests wait for a job to run.
+# Without compiled kernels the first workers of all groups would each compile all of them, which takes longer than tests
+# wait for a job to run.
 PYTHONPATH=runtime .venv/bin/python -c 'from ckpt_runtime.state.kernels import warm_up; warm_up()' &
 kernels=$!
 fill "${FILLERS[0]}" "$@"
 wait "$kernels" || { kill -INT -- "-${fillers// /}"; exit 1; }
 for group in "${FILLERS[@]:1}"; do fill "$group" "$@"; done
 
-groups_under_way() { # says so in $under_way
+groups_under_way() { # sets $under_way
     local pid
     under_way=0
     for pid in $(jobs -rp); do [[ "$fillers" == *" $pid "* ]] || ((++under_way)); done

@@ -81,7 +81,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left_open() -> Iterator[None]:
-    """Sockets and files that nobody has closed are found here, and not while some later module runs.
+    """Sockets and files that a module has not closed are found here, and not while some later module runs.
 
     The warning of each is an error (``pyproject.toml``), which pytest reports for the module's last test. Of what
     another library leaves open, a module of its tests says so: ``pytest.mark.filterwarnings("ignore:unclosed")``.

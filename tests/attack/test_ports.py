@@ -1,4 +1,4 @@
-"""Another user of the machine at every port of a session: nothing is told, nobody registers, no task ends."""
+"""Another user of the machine at every port of a session: no port answers, no registration succeeds, no task ends."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _is_served(port: int, request: bytes) -> bytes:
 
 
 def _harm(port: int, check: bytes) -> list[str]:
-    """What a port gives away to somebody without a secret."""
+    """What a port gives to a client without a secret."""
     http = _is_served(port, b"GET /jobs/overview HTTP/1.1\r\nHost: localhost\r\n\r\n")
     gateway = _is_served(port, b"c\nz:java.lang.System\nexit\ni3\ne\n")
     found = {

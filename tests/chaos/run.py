@@ -173,7 +173,7 @@ class Run:
             return -1
 
     def _progress(self) -> None:
-        """Two more checkpoints than now, or the end of the input. A new driver counts anew."""
+        """Two more checkpoints than now, or the end of the input. A new driver counts from zero."""
         known = -1
 
         def moved() -> bool:
@@ -190,10 +190,10 @@ class Run:
         wait_until(moved, f"the job to make progress after fault {self.faults}", PROGRESS_S)
 
     def _replaced(self) -> bool:
-        """Whoever watches a driver that has given its leadership up, on a busy machine, starts another one."""
+        """On a busy machine a driver may give up its leadership; its supervisor then starts another one."""
         if not self.session.has_given_up():
             return False
-        self.log("  the driver has given up; whoever watches it starts another one")
+        self.log("  the driver has given up its leadership; another one is started")
         self.session.kill_driver()
         return True
 
@@ -237,7 +237,7 @@ class Run:
 
         wait_until(stopped, "the job to stop with a savepoint", PROGRESS_S)
         self.parallelism = self.choice.choice((1, 2, 3))
-        self.log(f"  goes on from {locations[0]} with parallelism {self.parallelism}")
+        self.log(f"  resumes from {locations[0]} with parallelism {self.parallelism}")
         self._submit(rate, locations[0])
 
     def rescale_live(self) -> None:
@@ -262,7 +262,7 @@ class Run:
         """Goes on from the newest checkpoint of the cancelled job, as another job."""
         retained = self.checkpoints / self.job_id
         newest = max(retained.glob("chk-*/_metadata"), key=lambda file: int(file.parent.name[4:])).parent
-        self.log(f"  goes on from {newest}")
+        self.log(f"  resumes from {newest}")
         self._submit(self.rate, str(newest))
 
     # --- faults
@@ -352,7 +352,7 @@ def _cut(run: Run) -> None:
 
 
 def _silence(run: Run) -> None:
-    """Packets between two slots vanish, and nobody hears of it before the kernel gives their connection up."""
+    """Packets between two slots vanish, which no process notices until the kernel gives up their connection."""
     pairs = list(combinations(run.session.of_role("worker"), 2))
     for one, other in run.choice.sample(pairs, len(pairs)):
         with suppress(OSError, AssertionError):  # one of them has ended

@@ -1,6 +1,6 @@
 """The session under chaos: its driver's process, and all processes that belong to it, found by a mark in their memory.
 
-The mark is an environment variable, which children inherit however they were started and whoever adopts them.
+The mark is an environment variable, which children inherit however they are started and adopted.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Session:
 
     @property
     def options(self) -> dict[str, str]:
-        """The next driver goes on where this one ended."""
+        """The next driver continues where this one ended."""
         return {
             "high-availability.type": "filesystem",
             "high-availability.storageDir": str(self.directory / "ha"),

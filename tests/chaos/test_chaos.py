@@ -1,4 +1,4 @@
-"""Faults of several kinds, in a seeded order; ``make chaos`` has all kinds, and goes on for hours."""
+"""Faults of several kinds, in a seeded order; ``make chaos`` has all kinds and may run for hours."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def in_the_engine(left: pa.Table, right: pa.Table, keys: list[str], how: str) ->
 
 
 def counted(rows: list[Any]) -> Counter[str]:
-    """Times without a zone; zero has no sign: as a key it has none, and which one comes out nobody promises."""
+    """Times without a zone; zero without a sign: both zeros are one key, and either may come out."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dt.datetime):

@@ -38,13 +38,15 @@ PROVIDER = ROOT / "airflow_provider_ckpt"
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 ROWS = 600
 PYTHON = blocks("python")
-PIPELINES = [block for block in PYTHON if "\ndef pipeline(" in block.text]
+# Those that need Spark's analyzer are run by tests/differential/test_pyspark_programs.py.
+PROGRAMS = [block for block in PYTHON if "\ndef pipeline(spark: SparkSession" in block.text]
+PIPELINES = [block for block in PYTHON if "\ndef pipeline(" in block.text and block not in PROGRAMS]
 DAGS = [block for block in PYTHON if "with DAG(" in block.text]
 OPERATOR_PAGES = ("operators.md", "unaligned-checkpoints.md")
 FRAGMENTS = [block for block in PYTHON if block.page.name in OPERATOR_PAGES and block not in DAGS]
 # Those that need a Spark session are run by tests/differential/test_state_data_source.py.
 IN_SPARK = [block for block in PYTHON if block.page.name == "snapshot-tools.md"]
-OTHERS = [block for block in PYTHON if block not in PIPELINES + DAGS + FRAGMENTS + IN_SPARK]
+OTHERS = [block for block in PYTHON if block not in PIPELINES + PROGRAMS + DAGS + FRAGMENTS + IN_SPARK]
 COMMANDS = [
     (block, line)
     for block in blocks("sh", "bash", "console", "")

@@ -1,4 +1,4 @@
-"""Checkpoint storage that fails while a job runs: checkpoints fail with the reason, the job goes on and recovers."""
+"""Checkpoint storage that fails while a job runs: checkpoints fail with the reason, and the job keeps running."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_full_disk(job: SequenceJob, small_disk: Path) -> None:
 
 
 def test_storage_that_does_not_answer_workers(job: SequenceJob, small_disk: Path) -> None:
-    """Their checkpoints expire, and they themselves go on: what hung is done later, and nobody keeps it."""
+    """Their checkpoints expire and the jobs keep running: what hung is done later, and then deleted."""
     options = TOLERANT | {"execution.checkpointing.timeout": "2 s"}
     job.start(configuration=options)
     job.running()
@@ -196,7 +196,7 @@ def test_storage_that_does_not_answer_workers(job: SequenceJob, small_disk: Path
 
 
 def _rows_in(job: SequenceJob) -> int:
-    """Of all subtasks, as their workers have told it with their heartbeats."""
+    """Of all subtasks, as reported with the heartbeats of their workers."""
     vertices = job.cluster.call(job.cluster.dispatcher.job_details(job.job_id)).vertices
     measures = [subtask.measures for vertex in vertices for subtask in vertex.subtasks]
     return sum(measured.rows_in for measured in measures if measured is not None)

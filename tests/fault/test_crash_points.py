@@ -167,7 +167,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 @pytest.mark.row("571.6")
 @pytest.mark.timeout(600)
 def test_a_patch_is_there_or_not(job: Job) -> None:
-    """Before it is stored it leaves no trace, from then on it holds; in no case is its caller told of a success."""
+    """A patch leaves no trace before it is stored and holds from then on; its caller never gets a success."""
     holds = job.client.checkpoint_config(job.id).timeout_ms
     for timeout_ms, point, is_stored in (
         (71_000, "patch-before", False),

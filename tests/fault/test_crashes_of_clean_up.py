@@ -49,7 +49,7 @@ class Stores:
         return left if left or not self.store.results.is_dirty(job_id) else [self.ha / "default" / "results" / job_id]
 
     def lease_runs_out(self) -> None:
-        """Nobody has renewed it for long."""
+        """The lease has not been renewed for long."""
         leader = self.store.leader.current()
         assert leader is not None
         self.store.leader.release(leader)

@@ -1,4 +1,4 @@
-"""The driver is killed; a new one with the same high-availability directory goes on. Output is exact to the row."""
+"""The driver is killed; a new one with the same high-availability directory takes over. Output is exact to the row."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def has_savepoint(pointers: str) -> bool:
 def test_a_driver_killed_between_a_stop_s_savepoint_and_the_end_commits_nothing_twice(
     sessions: Sessions, tmp_path: Path
 ) -> None:
-    """The tasks have heard of the savepoint and cannot end; the next driver goes on from it, not from before it."""
+    """The tasks have heard of the savepoint and cannot end; the next driver restores it, and nothing older."""
     client = sessions.start()
     job_id = submit(client, tmp_path)
     wait_for_checkpoints(client, job_id)

@@ -1,4 +1,4 @@
-"""A session is ended by its operator while its standby waits: both end, and a later session goes on with the jobs."""
+"""A session is ended by its operator while its standby waits: both end, and a later session takes over the jobs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ RATE = 2000
 
 @pytest.fixture
 def impatient(cluster: MiniCluster) -> Iterator[None]:
-    """Who is silent for three seconds is lost: too short for tests on a busy machine in which nobody is frozen."""
+    """A silent process is lost after three seconds: too short on a busy machine for tests that freeze none."""
     slots = cluster.cluster.slots
     before = slots._times
     slots._times = replace(before, heartbeat_timeout_s=3.0)
@@ -107,7 +107,7 @@ def test_a_killed_spare_does_not_disturb_the_job(job: SequenceJob) -> None:
 
 
 def test_a_killed_agent_costs_its_slot_alone_and_another_one_is_launched(job: SequenceJob) -> None:
-    """One restart. The spare that was ready goes on in the new slot; the other slot keeps its agent and its worker."""
+    """One restart. The spare that was ready runs in the new slot; the other slot keeps its agent and its worker."""
     job.start(rate=RATE, configuration=fast(restart_strategy__fixed_delay__attempts="1"))
     job.running()
     job.cluster.wait_until(lambda: len(job.cluster.spare_pids()) == 2, "two spares")

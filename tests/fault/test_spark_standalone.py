@@ -60,7 +60,7 @@ def _through_lost_executors(job: FlightsJob, cluster: SparkCluster) -> None:
     os.kill(executors[0], signal.SIGKILL)
     wait_until(lambda: job.restarts() > known, "the restart")
     # The other worker may miss its peer before Spark misses the executor.
-    wait_until(lambda: any(REASON.search(text) for text in _told(job)), "the reason to be told")
+    wait_until(lambda: any(REASON.search(text) for text in _told(job)), "the reason to be reported")
     job.wait_for_checkpoint()
     known = job.restarts()
     _lose_a_host(cluster)
@@ -104,7 +104,7 @@ def test_a_lost_executor_and_a_lost_host(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_master_that_authenticates_nobody_is_refused(tmp_path: Path) -> None:
-    """Spark gives up after a minute, and goes on as if it had not: the session does not."""
+    """Spark gives up after a minute and continues as if it had not; the session ends."""
     settings = SETTINGS | {SECRET: "the cluster's, if it had one"}
     with (
         standalone_cluster(tmp_path, workers=0, authenticated=False) as cluster,

@@ -66,7 +66,7 @@ def test_a_failed_checkpoint_is_found_by_its_id_on_lines_of_driver_and_workers(
     def told() -> set[int]:
         return told_by("worker", "No space left").keys() & told_by("driver", "failed").keys()
 
-    wait_until(lambda: bool(told()), "both to tell of one checkpoint")
+    wait_until(lambda: bool(told()), "both to log the same checkpoint")
     number = min(told())
     worker, driver = told_by("worker", "No space left"), told_by("driver", "failed")
     client.cancel_job(job_id)

@@ -60,7 +60,7 @@ def savepoint(cluster: MiniCluster, client: CkptClient, job: SequenceJob, *, sto
 
 def checkpointed_since(client: CkptClient, job: SequenceJob) -> bool:
     """Whether a checkpoint behind the latest savepoint has completed. Else a restart leaves what the savepoint covers
-    hidden, for whoever resumes from it."""
+    hidden, for a job that resumes from it."""
     shown = client.checkpoint_statistics(job.job_id)
     assert shown.latest_savepoint is not None
     return shown.latest_completed is not None and shown.latest_completed.id > shown.latest_savepoint.id

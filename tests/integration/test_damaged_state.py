@@ -152,7 +152,7 @@ def test_the_same_savepoint_undamaged_restores(job: SequenceJob, savepoint: Path
 
 
 def _assert_waits_for(job: SequenceJob, file: Path) -> None:
-    """The job names the file, does not give up, and goes on when it is there again."""
+    """The job names the missing file, keeps trying, and continues when the file is there again."""
     job.cluster.wait_until(lambda: job.cluster.restarts(job.job_id) >= 2, "two failed attempts")
     failure = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 1)).entries[0].failure
     assert "StateUnavailableError" in failure.exception

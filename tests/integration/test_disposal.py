@@ -51,7 +51,7 @@ def _dispose(client: CkptClient, path: Path | str) -> None:
 
 @pytest.fixture
 def dead_address() -> Iterator[str]:
-    """Takes connections and answers nothing; in the end it closes them, so that nobody waits for it any more."""
+    """Takes connections and answers nothing; in the end it closes them, so that no client waits any longer."""
     taken: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
 

@@ -124,7 +124,7 @@ def test_checkpoints_come_into_the_middle_of_a_long_range(cluster: MiniCluster, 
 
 @pytest.mark.row("147.1")
 def test_checkpoints_complete_while_the_last_range_is_read(cluster: MiniCluster, tmp_path: Path) -> None:
-    """The enumerator has finished by then, and a restart goes on in the middle of the range."""
+    """The enumerator has finished by then, and a restart continues in the middle of the range."""
     faults = tmp_path / "faults"
     faults.mkdir()
     job = cluster.submit(

@@ -1,4 +1,4 @@
-"""Streams of events on jobs that run: they tell what REST shows, resume where they were cut, and hold nobody back."""
+"""Streams of events on running jobs: they say what REST shows, resume where they were cut, and delay no job."""
 
 from __future__ import annotations
 

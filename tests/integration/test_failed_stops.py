@@ -1,4 +1,4 @@
-"""A stop whose savepoint storage refuses: the job goes on, with the configuration that it was given before."""
+"""A stop whose savepoint storage refuses: the job keeps running with the configuration that it had before."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_used_up_restart_strategy_ends_the_job(job: SequenceJob) -> None:
 
 
 def test_code_that_never_returns_does_not_outlive_its_cancellation(job: SequenceJob) -> None:
-    """The worker is replaced, and the job goes on from its latest checkpoint."""
+    """The worker is replaced, and the job restarts from its latest checkpoint."""
     # Longer than the other worker stands still with its machine, or it would be replaced too.
     job.start(rate=3000, configuration=fast(task__cancellation__timeout="5s"))
     job.running()

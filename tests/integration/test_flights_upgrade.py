@@ -1,4 +1,4 @@
-"""The example pipelines: version 2 goes on from a savepoint of version 1, with more in it and nothing lost."""
+"""The example pipelines: version 2 starts from a savepoint of version 1, with more operators, and loses nothing."""
 
 from __future__ import annotations
 

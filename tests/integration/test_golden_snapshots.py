@@ -1,4 +1,4 @@
-"""Snapshots that this and earlier versions wrote: each is whole, and a job goes on from it at any parallelism."""
+"""Snapshots that this and earlier versions wrote: each is whole, and a job starts from it at any parallelism."""
 
 from __future__ import annotations
 

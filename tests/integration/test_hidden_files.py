@@ -1,4 +1,4 @@
-"""What transactional sinks have hidden when their job ends early: gone, or found by whoever resumes."""
+"""What transactional sinks have hidden when their job ends early: deleted, or found by the job that resumes."""
 
 from __future__ import annotations
 

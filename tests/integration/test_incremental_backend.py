@@ -163,7 +163,7 @@ def test_later_checkpoints_refer_to_files_of_earlier_ones_and_the_others_go(job:
         return {path.name for path in (job.checkpoints / "shared").iterdir()}
 
     assert used <= shared(), "a completed checkpoint lacks a file"
-    # What a checkpoint that was under way at the end has written may stay: its name tells whose it is.
+    # What a checkpoint that was under way at the end has written may stay: its name says whose it is.
     assert {name for name in shared() - used if int(name.split("-")[1]) <= latest.id} == set()
 
 

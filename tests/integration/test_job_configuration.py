@@ -102,7 +102,7 @@ def test_what_needs_no_restart_gets_none(client: CkptClient, cluster: MiniCluste
 @pytest.mark.row("530.5")
 @pytest.mark.row("530.8")
 def test_an_interval_goes_and_comes_back(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
-    """By PUT, of a job whose restart strategy nobody has named: it keeps that, and nothing restarts."""
+    """By PUT, of a job without a configured restart strategy: it keeps the default, and nothing restarts."""
     job.start(configuration={INTERVAL: "200 ms"})
     job.running()
     job_id = job.job_id

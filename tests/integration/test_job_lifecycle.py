@@ -88,7 +88,7 @@ def test_a_cancelled_job_keeps_what_retention_says(job: SequenceJob, retention: 
 
 
 def test_cancel_and_retain_outweighs_the_options(job: SequenceJob) -> None:
-    """What is kept is what the last answer names; a job that starts from it goes on without a gap."""
+    """What is kept is what the last answer names; a job that starts from it continues without a gap."""
     job.start(rows=ROWS, rate=100, configuration=fast(execution__checkpointing__interval="100 ms"))
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 1)

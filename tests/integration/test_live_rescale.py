@@ -129,7 +129,7 @@ def test_a_worker_is_killed_after_the_rescale(client: CkptClient, cluster: MiniC
 
 
 def test_slots_that_do_not_come(client: CkptClient, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The job has not stopped for a moment; whoever asks later finds the reason among the exceptions."""
+    """The job has not stopped for a moment; the reason stays among its exceptions."""
     with MiniCluster(rest=True) as small, CkptClient(small.rest_url) as own:
         job = SequenceJob(small, tmp_path_factory.mktemp("job"))
         job.start(parallelism=2)

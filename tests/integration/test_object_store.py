@@ -373,7 +373,7 @@ def test_the_tools_work_in_an_object_store(
 def test_a_claimed_savepoint_in_an_object_store(
     cluster: MiniCluster, store: ObjectStore, bucket: str, stopped: Stopped
 ) -> None:
-    """One job claims it, restores it file by file, and in the end deletes it; its state goes on in memory."""
+    """One job claims it, restores it file by file, and in the end deletes it; its state continues in memory."""
     place = f"{bucket}/claimed"
     copy_snapshot(stopped.savepoint.directory, resolve(place))
     files = files_of(open_snapshot(place))
@@ -410,7 +410,7 @@ def test_a_claimed_savepoint_in_an_object_store(
 def test_what_cannot_be_stored_fails_by_name_and_leaves_nothing(
     store: ObjectStore, cluster: MiniCluster, client: CkptClient, bucket: str, job: SequenceJob
 ) -> None:
-    """The first files are written all the same, and nobody hears of it."""
+    """The first files are written although their writer gets no answer."""
     place = f"{bucket}/failing"
     job_id = job.start(configuration=rocksdb(f"{place}/checkpoints"))
     job.running()
@@ -429,7 +429,7 @@ def test_what_cannot_be_stored_fails_by_name_and_leaves_nothing(
     assert statistics.counts.failed == 2, "the checkpoint and the savepoint"
     assert statistics.latest_failed is not None
     assert "as the test wants it" in (statistics.latest_failed.failure_message or "")
-    # Of several subtasks the first that fails is told; the others give theirs up then.
+    # Of several subtasks the first failure is reported; the others give up their own.
     cluster.wait_until(lambda: keys(f"{place}/savepoints") == [], "all files of the savepoint to go")
     second = open_snapshot(take_checkpoint(cluster, job_id))
     assert files_of(second).keys() & files_of(first).keys(), "a failed checkpoint does not end the row of increments"
@@ -444,7 +444,7 @@ def test_what_cannot_be_stored_fails_by_name_and_leaves_nothing(
 def test_a_submission_that_storage_fails_may_be_made_again(
     store: ObjectStore, cluster: MiniCluster, client: CkptClient, bucket: str, job: SequenceJob
 ) -> None:
-    """503 says that storage is to blame, whatever it was needed for; a place that is not there is the user's affair."""
+    """503 says that storage is to blame, whatever needed it; a place that does not exist is the user's error."""
     job.start(rows=ROWS, rate=2_000)
     job.running()
     stopped = cluster.savepoint(job.job_id, f"{bucket}/outage-savepoints", stop=True)

@@ -35,7 +35,7 @@ def pipeline(session: StreamSession, output: str, key: str) -> None:
 
 @pytest.fixture(scope="module")
 def running(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SequenceJob, str]]:
-    """A job of the version before, which goes on all the time, and a savepoint of it."""
+    """A job of the previous version, which runs all the time, and a savepoint of it."""
     job = SequenceJob(cluster, tmp_path_factory.mktemp("running"))
     job.start(parallelism=1, rate=200, configuration=fast(pipeline__max_parallelism="128"))
     job.running()

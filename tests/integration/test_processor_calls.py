@@ -71,7 +71,7 @@ def test_rows_that_wait_for_the_end_of_an_interval_are_in_a_savepoint_and_may_be
 
 @dataclass
 class KilledRun(EngineRun):
-    """Kills a worker of the job when the second batch has been committed, and goes on when all of it runs again."""
+    """Kills a worker of the job when the second batch has been committed, and returns when all of it runs again."""
 
     killed: bool = False
 

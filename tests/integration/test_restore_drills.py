@@ -33,7 +33,7 @@ def tree(directory: Path) -> dict[str, object]:
 
 @dataclass
 class Drilled:
-    """A job that was cancelled after a savepoint, whose transactions nobody has committed yet."""
+    """A job that was cancelled after a savepoint, whose transactions are not committed yet."""
 
     cluster: MiniCluster
     client: CkptClient
@@ -111,7 +111,7 @@ def published(outside: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.row("air.9")
 def test_a_drill_touches_nothing_outside(drilled: Drilled, client: CkptClient) -> None:
-    """Cancelled, failed, finished; afterwards the real job goes on from the savepoint, exactly."""
+    """Cancelled, failed, finished; afterwards the real job resumes from the savepoint, exactly."""
     assert all(pending(drilled.outside)), "nothing is pending that a drill could commit or abort"
     before, savepoint = tree(drilled.outside), tree(drilled.directory / "savepoints")
     for ending in ("cancelled", "failed", "finished"):
@@ -180,7 +180,7 @@ def test_a_drill_is_shown_and_nothing_else_is_done_with_it(
 
 
 def _copied_checkpoint(drilled: Drilled, job_id: str, target: Path) -> Path:
-    """While the drill goes on: what was subsumed in the meantime is not there any more."""
+    """During the drill: what was subsumed in the meantime is not there any more."""
 
     def copied() -> bool:
         shutil.rmtree(target / "copy", ignore_errors=True)

@@ -204,7 +204,7 @@ def test_while_an_upgrade_is_in_progress_others_neither_end_nor_start_a_job_of_t
     request = HoldRequest("upgrade-1", 3_600_000, ("f" * 32,))
     first = cluster.call(gateway.hold_lineage(old, request))
     again = cluster.call(gateway.hold_lineage(old, request))
-    assert again.since_ms == first.since_ms, "the same owner goes on with its own"
+    assert again.since_ms == first.since_ms, "the same owner keeps its own hold"
     with pytest.raises(LineageHeld, match="upgrade-1.*ckpt lineage release"):
         cluster.call(gateway.hold_lineage(old, HoldRequest("upgrade-2", 1_000)))
     with pytest.raises(LineageHeld):
@@ -224,7 +224,7 @@ def test_while_an_upgrade_is_in_progress_others_neither_end_nor_start_a_job_of_t
     with pytest.raises(Conflict, match="being upgraded by upgrade-1"):
         cluster.call(gateway.dispose_savepoint(taken, None))
     with pytest.raises(LineageHeld):
-        SequenceJob(cluster, tmp_path / "stranger").start(parallelism=1, savepoint=taken)
+        SequenceJob(cluster, tmp_path / "unrelated").start(parallelism=1, savepoint=taken)
 
     cluster.call(gateway.release_lineage(old, None))
     with pytest.raises(LineageNotHeld):

@@ -202,7 +202,7 @@ class Claims(RuleBasedStateMachine):
     @precondition(lambda self: self.living)
     @rule(data=st.data())
     def upgrade(self, data: st.DataObject) -> None:
-        """As the operators do it: the next version goes on from a checkpoint that the one before has left."""
+        """As the operators do it: the next version starts from a checkpoint that the previous one has left."""
         job = data.draw(st.sampled_from(self.living))
         self.living.remove(job)
         job.end("CANCELED")

@@ -155,7 +155,7 @@ def test_other_stored_documents(name: str, data: st.DataObject) -> None:
 @settings(max_examples=100)
 @given(mutated(CHECKPOINT.to_json()))
 def test_files_of_forged_metadata(document: Any) -> None:
-    """Whoever writes it knows how to compute checksums."""
+    """An attacker can compute checksums, too."""
     directory = resolve(f"memory://{uuid4().hex}")
     make_directory(directory)
     try:

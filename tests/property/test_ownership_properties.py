@@ -1,7 +1,7 @@
 """Who owns which file, over any sequence of checkpoints, savepoints, failures, takeovers and claims.
 
 The coordinator and the base of increments are the real ones; a database of a subtask is a set of table names, and the
-storage a set of paths. Deletions take effect late, and what tasks are told comes late or never.
+storage a set of paths. Deletions take effect late, and notifications of tasks come late or never.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ class Ownership(RuleBasedStateMachine):
         owned = {path for entry in self.pointers.values() for path in files_of(entry.checkpoint)}
         mine = {path for path in self.storage - self.users if path.startswith(f"/{self.job}/shared/")}
         unowned = (mine | self.claimed & self.storage - self.users) - owned
-        assert not unowned, f"nobody owns {unowned}"
+        assert not unowned, f"files without an owner: {unowned}"
 
 
 TestOwnership = Ownership.TestCase

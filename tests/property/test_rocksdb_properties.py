@@ -67,7 +67,7 @@ class RocksDBBesideDicts(RuleBasedStateMachine):
 
     @initialize(parallelism=st.integers(1, 2), cached_keys=st.sampled_from([6, 1000]))
     def deploy(self, parallelism: int, cached_keys: int) -> None:
-        """With the larger cache snapshots show what their writer brings to the database, and nobody else."""
+        """With the larger cache, snapshots alone bring entries to the database."""
         self.options = {
             "state.backend.rocksdb.cache.max-keys": str(cached_keys),
             "state.backend.rocksdb.memory.fixed-per-slot": "8mb",

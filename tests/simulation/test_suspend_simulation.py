@@ -155,7 +155,7 @@ BUGS = [
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: str(bug.__name__))
-def test_planted_bug_is_found(bug: Callable[[], Iterator[None]]) -> None:
+def test_a_planted_bug_is_found(bug: Callable[[], Iterator[None]]) -> None:
     planted = bug()
     next(planted)
     try:

@@ -108,7 +108,7 @@ def _told(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _fingerprint(directory: Path) -> str:
-    """Of all names and contents. Temporary names count: nobody may stumble over what they leave."""
+    """Of all names and contents. Temporary names count: no reader may fail because of them."""
     digest = hashlib.sha256()
     for place, directories, names in os.walk(directory):
         directories.sort()

@@ -30,7 +30,7 @@ class Sessions:
     """The high-availability directory, if it is not a local one in ``directory``."""
     lease_timeout_s: float = 30.0
     """On a busy machine a renewal may take seconds, and a driver that has lost its lease ends."""
-    """Longer than a busy machine keeps a driver from renewing it. Nobody waits for a dead driver's."""
+    """Longer than a busy machine keeps a driver from renewing it. No test waits for the lease of a dead driver."""
     token: str | None = None
     options: dict[str, str] = field(default_factory=dict)
     """More of the session's options."""

@@ -21,7 +21,7 @@ from ckpt_runtime.forking import ForkServer
 
 @dataclass(frozen=True)
 class DriverStart:
-    """What a driver is given, as by whoever starts a process."""
+    """What a driver is started with."""
 
     arguments: list[str]
     directory: str

@@ -217,7 +217,7 @@ def take(cluster: MiniCluster, kind: Kind, scratch: Path) -> tuple[Path, Rows]:
     if not kind.stop:
         cluster.call(cluster.dispatcher.cancel_job(job))
         cluster.wait_for_status(job, JobStatus.CANCELED)
-    for pending in (scratch / "out").rglob(".*.pending"):  # nobody tells a sink that a plain savepoint is complete
+    for pending in (scratch / "out").rglob(".*.pending"):  # sinks get no notification of a plain savepoint
         pending.rename(pending.with_name(pending.name.removeprefix(".").removesuffix(".pending")))
     taken = Path(found.removeprefix("file://"))
     has_channel_state = any(state["state"]["inputs"] for state in read_metadata(str(taken)).document["states"])

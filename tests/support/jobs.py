@@ -141,7 +141,7 @@ class SequenceJob:
             raise
 
     def _where_rows_are(self) -> str:
-        """For a job that stands still, and nobody knows why."""
+        """For a job that stands still for an unknown reason."""
         details = self.cluster.call(self.cluster.dispatcher.job_details(self.job_id))
         subtasks = [(vertex.name, subtask) for vertex in details.vertices for subtask in vertex.subtasks]
         return "\n".join([str(details.overview), *(f"{name}: {subtask}" for name, subtask in subtasks)])

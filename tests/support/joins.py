@@ -152,7 +152,7 @@ class JoinJob:
         return self._taken()
 
     def rescale(self, parallelism: int) -> None:
-        """Takes a snapshot and goes on from it."""
+        """Takes a snapshot and continues from it."""
         self.late = self.late_rows
         parts = [subtask.snapshot() for subtask in self.subtasks]
         handles = tuple(handle for found, _ in parts for handle in found)

@@ -22,7 +22,7 @@ STUCK_S = 90
 
 
 def main() -> None:
-    """Runs until it is killed, or told to end."""
+    """Runs until it is killed or its end is requested."""
     faulthandler.dump_traceback_later(STUCK_S)
     ended = threading.Event()
     ready = Path(sys.argv[1])

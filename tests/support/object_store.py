@@ -1,4 +1,4 @@
-"""An S3 server on this machine (moto, real HTTP), found by all processes of a test, that fails when it is told to."""
+"""An S3 server on this machine (moto, real HTTP), found by all processes of a test, that fails on request."""
 
 from __future__ import annotations
 

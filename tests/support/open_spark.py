@@ -1,4 +1,4 @@
-"""A Spark application as it is by default, whose ports ask nobody for a secret: what an attack can be tried on.
+"""A Spark application as it is by default, whose ports require no secret: attacks are tried on it.
 
 Prints one line of JSON with its ports, and messages for its RPC as Java serializes them. Its task appends a line to the
 file named on the command line each time that it begins. Ends with its standard input.

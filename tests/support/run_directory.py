@@ -1,7 +1,7 @@
 """The temporary directory of one run of the tests, in which nothing may stay behind.
 
 Tests and all processes that they start have it as theirs, by ``TMPDIR``. What lies there when all tests have
-ended was left by somebody: processes that were killed and have no owner, or tests that do not tidy up. What only the
+ended was left behind: by processes that were killed and have no owner, or by tests that do not tidy up. What only the
 process of the run uses, until it ends, lies beside it. Pytest's own directories, with the logs of tests that failed,
 are elsewhere and stay.
 """

@@ -61,7 +61,7 @@ class Case:
 def in_spark(spark: SparkSession, case: Case, directory: Path, *, first: int = 0) -> list[Rows]:
     """The rows that each batch gives, those of the batch without data behind it included.
 
-    A second call with the number of batches so far goes on from the first one's checkpoint.
+    A second call with the number of batches so far continues from the first one's checkpoint.
     """
     source = directory / "spark-in"
     source.mkdir(parents=True, exist_ok=True)

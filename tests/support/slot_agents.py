@@ -88,7 +88,7 @@ class SlotListener(PeerListener):
 
 @asynccontextmanager
 async def running_agent(listener: SlotListener, starter: WorkerStarter | None = None) -> AsyncIterator[SlotAgent]:
-    """Gives the agent once it has registered, and waits in the end until it is gone: the test tells it to go."""
+    """Yields the agent once it has registered, and waits in the end until it is gone; the test makes it end."""
     endpoint = ControlEndpoint("127.0.0.1", "secret", listener)
     port = await endpoint.start()
     agent = SlotAgent(AgentParameters("127.0.0.1", port, "secret", "3-1"), starter)

@@ -1,6 +1,6 @@
 """A file system that is slow to open anything, or does not answer: the kernel asks this process before each open.
 
-That is fanotify's permission to open, of Linux, for root. When this process ends, whatever waits goes on.
+That is fanotify's permission to open, of Linux, for root. When this process ends, all waiting calls continue.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SlowMount:
         self._thread.start()
 
     def release(self) -> None:
-        """What waits goes on, and nothing waits any more."""
+        """Waiting calls continue, and no later one waits."""
         os.close(self._told)
         self._thread.join()
         os.close(self._over)
@@ -77,14 +77,14 @@ class SlowMount:
         while events:
             length, _, _, _, _, descriptor, pid = _EVENT.unpack_from(events)
             events = events[length:]
-            if pid == os.getpid():  # whoever looks at the disk to heal it
+            if pid == os.getpid():  # this process itself looks at the disk to heal it
                 self._allow(descriptor)
             else:
                 self.delayed += 1
                 heapq.heappush(self._waiting, (due, descriptor))
 
     def _allow(self, descriptor: int) -> None:
-        """Whoever asked may have been killed meanwhile."""
+        """The process that asked may have been killed meanwhile."""
         try:
             os.write(self._events, _ANSWER.pack(descriptor, _ALLOW))
         except FileNotFoundError:

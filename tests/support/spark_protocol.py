@@ -1,4 +1,4 @@
-"""Spark's transport protocol as far as somebody without a secret needs it: frames over TCP, in plain Python."""
+"""Spark's transport protocol as far as a client without a secret needs it: frames over TCP, in plain Python."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class SparkCluster:
     web_url: str
     workers: list[subprocess.Popen[bytes]]
     secret: str
-    """Of its master, its workers, and whoever may submit applications."""
+    """Of its master, its workers, and the users who may submit applications."""
     start_worker: Callable[[], subprocess.Popen[bytes]]
     """One more, which joins :attr:`workers`."""
 

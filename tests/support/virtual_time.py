@@ -1,6 +1,6 @@
 """Time that passes at once: an event loop that jumps to what is due next, and a server on it that can be away.
 
-For waits whose only partner is an application in the same loop: nothing there takes time, and whoever waits for a
+For waits whose only partner is an application in the same loop: nothing there takes time, and a task that waits for a
 minute waits for nothing else.
 """
 

@@ -7,18 +7,25 @@ pipeline never mix.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
 import os
+import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
 
 from ckpt_runtime.api.session import StreamSession
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.frontend.capture import Capture, captured_session
+from ckpt_runtime.frontend.mapping import add_queries, spark_columns
+from ckpt_runtime.frontend.scripts import builds_session
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.plan_classes import ISOLATED_PREFIX
@@ -38,18 +45,40 @@ def load_plan(
     args: Sequence[str],
     configuration: Mapping[str, str] | Configuration,
     defaults: Mapping[str, str] | Configuration | None = None,
+    *,
+    analyses: Mapping[str, str] | None = None,
 ) -> CompiledPlan:
     """Imports ``entry`` (``"module:function"``, ``"module"`` or ``"file.py:function"``) and compiles its job.
 
     Equal arguments give an equal ``job_graph.fingerprint``. What the pipeline sets wins over ``defaults``, and
-    ``configuration`` over both.
+    ``configuration`` over both. A function whose first parameter is called ``spark``, and a file without the
+    function, are programs of PySpark's; ``analyses`` holds Spark's answers to them.
 
+    :raises AnalysisNeeded: Spark has to answer a question of a PySpark program first
     :raises PlanError: no such module or function, or a pipeline that cannot be planned
     :raises Exception: whatever the author's code raises
     """
     module_name, function_name = parse_entry(entry)
+    directory = archive_dir.resolve()
+    kind = _kind_of(directory, module_name, function_name)
+    if kind is not _Kind.OWN:
+        session = StreamSession(configuration, name=module_name.rsplit(".", 1)[-1], defaults=defaults)
+        capture = Capture(
+            analyses or {},
+            lambda source: spark_columns(source, session.dataSource.resolve),
+            session.conf.set,
+        )
+        with captured_session(capture, session.dataSource.register) as spark:
+            if kind is _Kind.SCRIPT:
+                _run_script(directory, module_name, args)
+            else:
+                module = _import_module(directory, module_name)
+                _function(module, module_name, function_name)(spark, *args)
+        add_queries(capture, session.plan, session.dataSource.resolve)
+        plan = session.compile()
+        return replace(plan, job_graph=replace(plan.job_graph, analyses=capture.used))
     try:
-        module = _import_module(archive_dir.resolve(), module_name)
+        module = _import_module(directory, module_name)
         function = _function(module, module_name, function_name)
         session = StreamSession(configuration, name=module_name.rsplit(".", 1)[-1], defaults=defaults)
         function(session, *args)
@@ -59,6 +88,47 @@ def load_plan(
             raise
         raise PlanError(called, _NO_PYSPARK_FUNCTIONS).with_traceback(error.__traceback__) from error
     return session.compile()
+
+
+class _Kind(Enum):
+    """How a pipeline is written: for a session of this package, as a function of PySpark's session, or as a script."""
+
+    OWN = 1
+    FUNCTION = 2
+    SCRIPT = 3
+
+
+def _kind_of(directory: Path, module_name: str, function_name: str) -> _Kind:
+    """Looks at the entry module's source text, because PySpark has to know before the import that there is no Spark."""
+    file = directory / f"{module_name}.py"
+    if "." in module_name or not file.is_file():
+        return _Kind.OWN
+    try:
+        tree = ast.parse(file.read_bytes(), file.name)
+    except (SyntaxError, ValueError):
+        return _Kind.OWN  # the import tells the author where the error is
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function_name]
+    if not functions:
+        return _Kind.SCRIPT if builds_session(tree) else _Kind.OWN
+    parameters = functions[0].args.posonlyargs + functions[0].args.args
+    return _Kind.FUNCTION if parameters and parameters[0].arg == "spark" else _Kind.OWN
+
+
+def _run_script(directory: Path, module_name: str, args: Sequence[str]) -> None:
+    """Runs a file as Python runs a script: its name is ``__main__`` and ``sys.argv`` holds its arguments."""
+    _forget_earlier_archives()
+    sys.path.insert(0, str(directory))
+    _loaded_directories.append(str(directory))
+    importlib.invalidate_caches()
+    before = sys.argv
+    sys.argv = [f"{module_name}.py", *args]
+    try:
+        runpy.run_path(str(directory / f"{module_name}.py"), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    finally:
+        sys.argv = before
 
 
 def _function_of_pyspark(error: BaseException) -> str | None:

@@ -62,14 +62,22 @@ def plan_in_process(
 def run(request: PlanRequest) -> PlanResult:
     """Plans in this process and turns every error of the author's code into a result."""
     from ckpt_runtime.api.entry_point import load_plan
+    from ckpt_runtime.frontend.typed_plan import AnalysisNeeded
 
     try:
         if request.archive is not None:
             with zipfile.ZipFile(request.archive) as files:
                 files.extractall(request.archive_dir)
         plan = load_plan(
-            Path(request.archive_dir), request.entry, request.args, request.configuration, request.defaults
+            Path(request.archive_dir),
+            request.entry,
+            request.args,
+            request.configuration,
+            request.defaults,
+            analyses=request.analyses,
         )
+    except AnalysisNeeded as question:
+        return PlanResult(needed=question.text)
     except (Exception, SystemExit) as error:
         report = report_of(error)
         trace = printable(_user_traceback(error), MAX_TRACE_CHARS)
@@ -81,11 +89,11 @@ def run(request: PlanRequest) -> PlanResult:
 
 
 def _user_traceback(error: BaseException) -> str:
-    """The traceback without the frames of this package and of the import machinery, and without local directories."""
+    """The traceback without frames of this package, PySpark and the import machinery, and without local directories."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_OWN_PACKAGE, "<frozen"))
+        if not frame.filename.startswith((_OWN_PACKAGE, "<frozen")) and "/pyspark/" not in frame.filename
     ]
     return "\n".join(
         f'File "{Path(frame.filename).name}", line {frame.lineno}, in {frame.name}\n  {frame.line}' for frame in frames

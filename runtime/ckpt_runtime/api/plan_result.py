@@ -12,7 +12,7 @@ from ckpt_runtime.graph.schema import DocumentError, decoded
 class PlanRequest:
     """What to plan: see :func:`ckpt_runtime.api.entry_point.load_plan`.
 
-    If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first.
+    If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first. ``analyses`` has Spark's answers.
     """
 
     archive_dir: str
@@ -21,6 +21,7 @@ class PlanRequest:
     configuration: dict[str, str]
     defaults: dict[str, str] = field(default_factory=dict)
     archive: str | None = None
+    analyses: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: bytes) -> PlanRequest:
@@ -42,12 +43,16 @@ class PlanFailure:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """Either a job graph with warnings and the options that the pipeline's code set, or a failure."""
+    """Either a job graph with warnings and the options that the pipeline's code set, or a failure, or a question.
+
+    ``needed`` is the JSON text of a request that Spark has to answer before the program can be planned.
+    """
 
     job_graph: JobGraph | None = None
     warnings: tuple[str, ...] = ()
     failure: PlanFailure | None = None
     own_configuration: dict[str, str] = field(default_factory=dict)
+    needed: str = ""
 
     @classmethod
     def from_json(cls, text: bytes) -> PlanResult:
@@ -55,6 +60,8 @@ class PlanResult:
         found = decoded(text, cls)
         if found.failure is not None:
             return cls(failure=found.failure)
+        if found.needed:
+            return cls(needed=found.needed)
         if found.job_graph is None:
             raise DocumentError("there is neither a job graph nor a failure")
         found.job_graph.check()

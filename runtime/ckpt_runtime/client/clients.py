@@ -335,8 +335,26 @@ class CkptClient(_Methods):
     one thread that all blocking clients of the process share.
     """
 
-    def __init__(self, address: str | LeaderSource, **options: Any) -> None:
-        self.calls = AsyncCkptClient(address, **options)
+    def __init__(
+        self,
+        address: str | LeaderSource,
+        *,
+        token: str | None = None,
+        verify: bool | str | ssl.SSLContext = True,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        patience_s: float = DEFAULT_PATIENCE_S,
+        transport: httpx.AsyncBaseTransport | None = None,
+        on_away: Callable[[CkptClientError], None] | None = None,
+    ) -> None:
+        self.calls = AsyncCkptClient(
+            address,
+            token=token,
+            verify=verify,
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+            transport=transport,
+            on_away=on_away,
+        )
         """The asynchronous client, for coroutines that :meth:`run` carries out."""
 
     def __enter__(self) -> Self:

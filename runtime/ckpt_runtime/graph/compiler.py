@@ -26,8 +26,10 @@ from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_M
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import (
     CommitterSpec,
+    ConditionSpec,
     DrillSinkSpec,
     EnumeratorSpec,
+    EvaluateSpec,
     FilterSpec,
     JoinSpec,
     MapInArrowSpec,
@@ -270,7 +272,7 @@ def _connect(operators: list[_Operator]) -> None:
             source.consumers += 1
 
 
-_PASS_RANGES_ON = (WatermarkSpec, FilterSpec, ProjectSpec, MapInArrowSpec)
+_PASS_RANGES_ON = (WatermarkSpec, FilterSpec, ProjectSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec)
 """They emit the rows of a batch before they take the next one, so that the end of a range stays behind its rows."""
 
 

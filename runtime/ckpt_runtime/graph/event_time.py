@@ -12,9 +12,19 @@ from collections.abc import Sequence
 
 import pyarrow.compute as pc
 
+from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode
-from ckpt_runtime.graph.specs import AggregateSpec, FilterSpec, JoinSpec, ProcessSpec, ProjectSpec, WatermarkSpec
+from ckpt_runtime.graph.specs import (
+    AggregateSpec,
+    ConditionSpec,
+    EvaluateSpec,
+    FilterSpec,
+    JoinSpec,
+    ProcessSpec,
+    ProjectSpec,
+    WatermarkSpec,
+)
 
 
 def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
@@ -37,11 +47,16 @@ def _column_of(node: LogicalNode) -> str | None:
         return spec.output_event_time
     if isinstance(spec, JoinSpec):
         return {"right_outer": spec.right.event_time, "full_outer": None}.get(spec.how, spec.left.event_time)
-    if not isinstance(spec, FilterSpec | ProjectSpec | AggregateSpec):
+    if not isinstance(spec, FilterSpec | ConditionSpec | ProjectSpec | EvaluateSpec | AggregateSpec):
         return None
     column = event_time_column(node.inputs)
-    if column is None or isinstance(spec, FilterSpec):
+    if column is None or isinstance(spec, FilterSpec | ConditionSpec):
         return column
+    if isinstance(spec, EvaluateSpec):
+        schema = node.inputs[0].node.schema
+        assert schema is not None
+        position = schema.get_field_index(column)
+        return next((name for name, tree in spec.columns if isinstance(tree, Column) and tree.index == position), None)
     if isinstance(spec, AggregateSpec):
         return column if column in spec.keys else None
     return next((name for name, expression in spec.columns if expression.equals(pc.field(column))), None)

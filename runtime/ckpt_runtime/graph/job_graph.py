@@ -81,12 +81,17 @@ class JobEdge:
 
 @dataclass(frozen=True, slots=True)
 class JobGraph:
-    """A checked plan. ``vertices`` are in topological order; the edges into a vertex, in order, are its input gates."""
+    """A checked plan. ``vertices`` are in topological order; the edges into a vertex, in order, are its input gates.
+
+    ``analyses`` holds what Spark answered to the program while it was planned, by the digest of each request: with it a
+    worker plans the same program without Spark.
+    """
 
     name: str
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
     configuration: dict[str, str] = field(default_factory=dict)
+    analyses: dict[str, str] = field(default_factory=dict)
 
     def vertex(self, vertex_id: str) -> JobVertex:
         return next(vertex for vertex in self.vertices if vertex.id == vertex_id)

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ckpt_runtime.expressions.nodes import Expression
+
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -51,6 +53,21 @@ class ProjectSpec:
     """Computes named columns from expressions."""
 
     columns: tuple[tuple[str, pc.Expression], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionSpec:
+    """Keeps the rows for which a typed expression of Spark's is true; null counts as false."""
+
+    condition: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateSpec:
+    """Computes named columns from typed expressions of Spark's; ``schema`` is theirs."""
+
+    columns: tuple[tuple[str, Expression], ...]
+    schema: pa.Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +203,8 @@ OperatorSpec = (
     | MapInArrowSpec
     | FilterSpec
     | ProjectSpec
+    | ConditionSpec
+    | EvaluateSpec
     | WatermarkSpec
     | AggregateSpec
     | ProcessSpec

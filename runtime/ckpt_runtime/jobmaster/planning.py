@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from ckpt_runtime.api.plan_result import PlanRequest, PlanResult
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.held_directory import HeldDirectory
@@ -37,6 +38,9 @@ from ckpt_runtime.user_environment import user_environment
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+MOST_ANALYSES = 200
+"""Maximum number of questions that the planning of one program may ask Spark; each is a run of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,13 @@ class Planner:
 
     def _planned(self, order: PlanRequest) -> PlanResult:
         result = plan_in_process(order, self.limits, user_environment())
+        while result.needed:
+            if len(order.analyses) >= MOST_ANALYSES:
+                raise SubmissionFailed(
+                    f"the pipeline {order.entry} asks Spark more than {MOST_ANALYSES} questions while it is planned"
+                )
+            order.analyses.update(ANALYZER.answer(result.needed))
+            result = plan_in_process(order, self.limits, user_environment())
         if result.failure is not None:
             trace = f"\n{result.failure.traceback}" if result.failure.traceback else ""
             raise SubmissionFailed(f"the pipeline {order.entry} cannot be planned: {result.failure}{trace}")
@@ -112,7 +123,7 @@ class Planner:
         restored = snapshot
 
         def compare(directory: str) -> RestorePreview:
-            order = self.order(directory, program, request, planned)
+            order = replace(self.order(directory, program, request, planned), analyses=dict(graph.analyses))
             try:
                 states = judge_states(order, restored, self.limits, user_environment())
             except (LimitedProcessError, DocumentError) as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ckpt_runtime.frontend.scripts import builds_session
 from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class ProgramRefusedError(ValueError):
 
 
 def entry_modules(archive: Path) -> list[str]:
-    """Top-level modules that define the default entry function, in the order of the archive.
+    """Top-level modules that define the default entry function or are PySpark scripts, in the order of the archive.
 
     Blocks until the inspecting process has ended. Raises :class:`ProgramRefusedError`.
     """
@@ -84,7 +85,8 @@ def _defines_entry(files: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
         raise ProgramRefusedError(None, f"{message} {MAX_SOURCE_BYTES}")
     source = _readable(None, f"its file {name!r} cannot be read", lambda: files.read(entry))
     tree = _readable(name, "it is not valid Python", lambda: ast.parse(source, name))
-    return any(isinstance(node, ast.FunctionDef) and node.name == DEFAULT_FUNCTION for node in tree.body)
+    defined = any(isinstance(node, ast.FunctionDef) and node.name == DEFAULT_FUNCTION for node in tree.body)
+    return defined or builds_session(tree)
 
 
 def _readable(where: str | None, problem: str, read: Callable[[], T]) -> T:

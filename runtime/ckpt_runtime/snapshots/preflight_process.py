@@ -124,7 +124,9 @@ def _answer(document: bytes) -> bytes:
     if order.archive is not None:
         with ZipFile(order.archive) as files:
             files.extractall(order.archive_dir)
-    plan = load_plan(Path(order.archive_dir), order.entry, order.args, order.configuration, order.defaults)
+    plan = load_plan(
+        Path(order.archive_dir), order.entry, order.args, order.configuration, order.defaults, analyses=order.analyses
+    )
     return json.dumps(to_builtins(PreflightAnswer(tuple(verdicts(plan, question.stored))))).encode()
 
 

@@ -296,7 +296,8 @@ class DeployedJob:
 def load_checked_plan(job: JobDescriptor, directory: str) -> CompiledPlan:
     """Runs the entry point and compares the plan with the driver's. Raises PlanMismatchError or the code's error."""
     program = job.program
-    plan = load_plan(Path(directory), program.entry, program.arguments, job.graph.configuration)
+    graph = job.graph
+    plan = load_plan(Path(directory), program.entry, program.arguments, graph.configuration, analyses=graph.analyses)
     if plan.job_graph.fingerprint != job.graph.fingerprint:
         raise PlanMismatchError(
             f"the entry point {program.entry} built another plan in the worker than at submission; it must not depend "

@@ -7,6 +7,8 @@ import pyarrow as pa
 from ckpt_runtime.connectors.registry import create_connector
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
+    ConditionSpec,
+    EvaluateSpec,
     FilterSpec,
     JoinSpec,
     MapInArrowSpec,
@@ -21,6 +23,7 @@ from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
+from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
 
 
@@ -31,6 +34,10 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
             return FilterOperator(spec)
         case ProjectSpec():
             return ProjectOperator(spec)
+        case ConditionSpec():
+            return ConditionOperator(spec)
+        case EvaluateSpec():
+            return EvaluateOperator(spec)
         case MapInArrowSpec():
             return MapInArrowOperator(spec)
         case WatermarkSpec():

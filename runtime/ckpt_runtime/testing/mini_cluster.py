@@ -1,6 +1,9 @@
 """A whole session in this process: dispatcher, job masters and slot pool on a loop of their own, agents as processes.
 
-It has the same parts as in a Spark application, without Spark. Its methods block, for tests and notebooks.
+It has the same dispatcher, agents, workers and transport as in a Spark application; only the start of agents differs.
+No part is a mock. Its methods block, for tests and notebooks; it is not for production. Every wait has a deadline and
+names what it waits for, and fails at once when the job ends in another state. Leaving the context ends every process
+that it started except the template of its agents, which the next cluster uses; that one ends with this process.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class CheckpointLedger:
         self.open[checkpoint_id] = self._master.world.now
 
     def extended(self, checkpoint_id: int) -> None:
-        raise Violation(f"checkpoint {checkpoint_id} is rescued, and nobody asked for it")
+        raise Violation(f"checkpoint {checkpoint_id} is rescued although the policy is off")
 
     def ended_well(self, checkpoint_id: int) -> None:
         self._ended(checkpoint_id, "completed")
@@ -134,7 +134,7 @@ class Snapshots:
         return directory in self._users
 
     def forget_unfinished(self) -> None:
-        """A driver died: what lies where savepoints do and is none that a user was told of is nobody's to delete."""
+        """A driver died: no one deletes what lies among the savepoints and was never reported to a user as one."""
         known = {path.rpartition("/")[0] for path, count in self._protected.items() if count > 0}
         files = self._world.files
         below = [path for path in files.directories if path.startswith(f"{SAVEPOINTS_PATH}/")]

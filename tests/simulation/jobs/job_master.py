@@ -150,7 +150,7 @@ class SimulatedHost:
         self._world.land_all()
 
     def replace_worker(self, slot: Slot) -> None:
-        raise AssertionError("simulated subtasks end when they are told to")
+        raise AssertionError("simulated subtasks end when they are cancelled")
 
     def bind_slots(self, slots: list[Slot]) -> list[int | None]:
         return [None] * len(slots)
@@ -462,7 +462,7 @@ class JobMaster:
         if current and slot.owner is not None:
             slot.owner.worker_message(slot, message)
 
-    # --- wishes
+    # --- requests
 
     def start(self) -> None:
         self.shell.tell(job_on.Start())

@@ -55,7 +55,7 @@ class Surroundings(Protocol):
 
 
 class SimulatedError(RuntimeError):
-    """What an operator raises when it is told to fail."""
+    """What an operator raises for an injected failure."""
 
 
 @dataclass(slots=True)

@@ -472,7 +472,7 @@ bug("a claim deletes what sibling checkpoints need", "FLIP-193", JobClaims, "_ne
 
 @bug("a job deletes nothing of what it has claimed before its end", "203.12")
 def _():
-    """Its end deletes all that nobody needs by then, so the files alone do not show it."""
+    """The end of a job deletes everything that is unneeded by then, so the files alone do not show the bug."""
     return [(JobClaims, "delete", nothing), (JobClaims, "unused", lambda self, states: ())]
 
 

@@ -57,7 +57,7 @@ EXPECTED_FAILURES = (SimulatedError, ConnectionError, StorageError)
 
 
 class SimulatedWakeup(Wakeup):
-    """Awake or not; nobody sleeps for real."""
+    """Awake or not; no thread really sleeps."""
 
     __slots__ = ("awake",)
 
@@ -304,7 +304,7 @@ class SimulatedWorker:
             snapshot.release()
             self._tell_written(subtask, snapshot)
             return
-        # Nobody stops what has begun, whatever becomes of the job until its requests are served.
+        # What has begun is not stopped, whatever becomes of the job until its requests are served.
         slow = self.world.chance("an upload is slow", 0.1)
         self._upload(job.inline_threshold, subtask, snapshot, 60 if slow else 0)
 
@@ -315,7 +315,7 @@ class SimulatedWorker:
             return
         barrier = snapshot.barrier
         if not self.alive and not self.world.cleans_up(resolve(barrier.options.directory).path):
-            return  # what a dead worker left there would be nobody's to delete
+            return  # no process would delete what a dead worker left there
         try:
             written = write_snapshot(snapshot, threshold, subtask.checkpoints.persisted)
         except StorageError as error:

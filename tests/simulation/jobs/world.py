@@ -86,7 +86,7 @@ class ObservedClaims(JobClaims):
         before = {path for path in files if not path.endswith(f"/{CLAIM_NAME}")}
         super().release()
         if gone := before - files.keys():
-            self.world.broken = Violation(f"{len(gone)} files of a claimed snapshot were nobody's until the end")
+            self.world.broken = Violation(f"{len(gone)} files of a claimed snapshot had no owner until the end")
 
 
 @contextmanager
@@ -456,14 +456,14 @@ class World:
         return ObservedClaims(claims.claimant, claims.places, self)
 
     def take_over(self) -> None:
-        """The driver dies, and its workers with it. Another one goes on from what is recorded."""
+        """The driver dies, and its workers with it. Another one continues from what is recorded."""
         earlier = self.master
         live = earlier.machine.state not in (JobState.STOPPING, JobState.CANCELLING)
         if not live or earlier.ended is not None or self._next is not None or earlier.record.ended:
             return
         for kind, owner, _, arguments in self._asynchronous:
             if owner is None and self.choices.chance(f"{kind} of a dead driver", 0.5):
-                with suppress(Exception):  # whatever comes of it, nobody is told
+                with suppress(Exception):  # its answer reaches no one
                     arguments[0]()
         if earlier.record.ended:
             raise AssertionError("a living job has no result")
@@ -500,7 +500,7 @@ class World:
             self.sink.check_not_undone(int(checkpoint.job_id, 16), checkpoint.id)
 
     def patched(self, master: JobMaster, overrides: CheckpointOverrides) -> None:
-        """Its sender was told so; a later run is submitted with it."""
+        """The sender has got its answer; a later run is submitted with the change."""
         if master is self.master:
             if overrides == CALM:
                 self.calm_since = min(self.calm_since, self.now)
@@ -759,7 +759,7 @@ class World:
             self.snapshots.check_leftovers()
 
     def cleans_up(self, path: str) -> bool:
-        """Whether somebody looks for it later: for what lies below the directory of the living job."""
+        """Whether a driver looks for it later: it does so below the directory of the living job."""
         own = resolve(self.master.shell.storage.directory).path
         return self.master.ended is None and path.startswith(f"{own}/")
 

@@ -1,4 +1,4 @@
-"""The coordinator's statistics, told to the checkers instead of being kept: what began and how it ended."""
+"""The coordinator's statistics, passed on to the checkers and not kept: which checkpoints began, how they ended."""
 
 from __future__ import annotations
 

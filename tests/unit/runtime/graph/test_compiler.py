@@ -19,8 +19,10 @@ from ckpt_runtime.graph.specs import (
     Aggregate,
     AggregateSpec,
     CommitterSpec,
+    ConditionSpec,
     DrillSinkSpec,
     EnumeratorSpec,
+    EvaluateSpec,
     FilterSpec,
     JoinSide,
     MapInArrowSpec,
@@ -303,7 +305,7 @@ def spec_of(kind: type) -> Any:
     return kind(**{name: known.get(name) for name in required})
 
 
-PASS_RANGES_ON = {WatermarkSpec, FilterSpec, ProjectSpec, MapInArrowSpec}
+PASS_RANGES_ON = {WatermarkSpec, FilterSpec, ProjectSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in get_args(OperatorSpec) if kind not in PASS_RANGES_ON])

@@ -1,0 +1,26 @@
+"""Errors of expressions: what cannot be planned, and what fails for a row."""
+
+from __future__ import annotations
+
+
+class UnsupportedExpressionError(Exception):
+    """An expression that the engine cannot compute as Spark does. Raised when the plan is made."""
+
+    def __init__(self, what: str, why: str = "the engine does not compute it as Spark does") -> None:
+        super().__init__(f"{what}: {why}")
+        self.what = what
+
+
+class UnsupportedTypeError(UnsupportedExpressionError):
+    """A type that the engine has no values of."""
+
+    def __init__(self, type_: object) -> None:
+        super().__init__(f"the type {type_}", "the engine has no values of it")
+
+
+class EvaluationError(Exception):
+    """A row for which Spark in ANSI mode fails too. ``condition`` is Spark's name of the error."""
+
+    def __init__(self, condition: str, message: str) -> None:
+        super().__init__(f"[{condition}] {message}")
+        self.condition = condition

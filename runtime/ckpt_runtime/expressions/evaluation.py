@@ -1,0 +1,153 @@
+"""Compiles a typed expression to calls of Arrow kernels, once per operator, and evaluates it once per batch.
+
+``compile_expression(tree)`` returns a function from a :class:`Frame` to a column. A function's builder gets its node
+and the compiled arguments; most builders are made by :func:`strict`, which evaluates all arguments and calls one
+kernel. Those that must not evaluate an argument for every row (``CASE``, ``AND``, ``coalesce``) evaluate it over a
+part of the frame.
+
+A value is an Arrow array of the frame's length, or an Arrow scalar where it is the same for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.literals import literal_scalar
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
+from ckpt_runtime.expressions.types import arrow_type
+
+Value: TypeAlias = "pa.Array | pa.Scalar"
+
+
+class Frame:
+    """The rows that an expression is evaluated over: columns of one length, and the arguments of enclosing lambdas."""
+
+    def __init__(self, columns: Sequence[pa.Array], length: int, variables: Mapping[int, Value] | None = None) -> None:
+        self.columns = columns
+        self.length = length
+        self.variables = variables or {}
+
+    def part(self, mask: pa.Array) -> Frame:
+        """Returns the rows for which ``mask``, without nulls, is true."""
+        columns = [column.filter(mask) for column in self.columns]
+        variables = {id_: _filtered(value, mask) for id_, value in self.variables.items()}
+        return Frame(columns, pc.sum(mask).as_py() or 0, variables)
+
+    def with_variables(self, values: Mapping[int, Value]) -> Frame:
+        """Returns the same rows with the arguments of one more lambda."""
+        return Frame(self.columns, self.length, {**self.variables, **values})
+
+
+Evaluator: TypeAlias = "Callable[[Frame], Value]"
+Builder: TypeAlias = "Callable[[Call, Sequence[Evaluator]], Evaluator]"
+
+FUNCTIONS: dict[str, Builder] = {}
+"""The builder of each function, by the name of Spark's expression class."""
+
+
+def function(*names: str) -> Callable[[Builder], Builder]:
+    """Registers a builder under the names of Spark's expression classes."""
+
+    def register(builder: Builder) -> Builder:
+        for name in names:
+            FUNCTIONS[name] = builder
+        return builder
+
+    return register
+
+
+def strict(*names: str) -> Callable[[Callable[[Call], Callable[..., Value]]], None]:
+    """Registers functions all of whose arguments are evaluated for each row.
+
+    What is decorated gets the node once and returns the kernel, which gets the arguments' values once per batch.
+    """
+
+    def register(choose_kernel: Callable[[Call], Callable[..., Value]]) -> None:
+        def build(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+            kernel = choose_kernel(call)
+            if len(arguments) == 1:
+                only = arguments[0]
+                return lambda frame: kernel(only(frame))
+            if len(arguments) == 2:
+                left, right = arguments
+                return lambda frame: kernel(left(frame), right(frame))
+            return lambda frame: kernel(*[argument(frame) for argument in arguments])
+
+        function(*names)(build)
+
+    return register
+
+
+def kernel_of(name: str, options: Any = None) -> Callable[..., Value]:
+    """Returns an Arrow kernel by its name, looked up once: half the cost of ``pyarrow.compute``'s wrapper."""
+    call = pc.get_function(name).call
+    if options is None:
+        return lambda *values: call(values)
+    return lambda *values: call(values, options)
+
+
+def compile_expression(tree: Expression) -> Evaluator:
+    """Returns the function that evaluates a tree over a frame.
+
+    Raises UnsupportedExpressionError for a function or a type that the engine does not have.
+    """
+    match tree:
+        case Column(index=index):
+            return lambda frame: frame.columns[index]
+        case Literal():
+            scalar = literal_scalar(tree)
+            return lambda frame: scalar
+        case Variable(id=id_):
+            return lambda frame: frame.variables[id_]
+        case Lambda():
+            raise UnsupportedExpressionError("a lambda function", "it stands outside a higher-order function")
+    builder = FUNCTIONS.get(tree.function)
+    if builder is None:
+        raise UnsupportedExpressionError(f"the function {tree.function}")
+    arrow_type(tree.type)
+    plain = [argument for argument in tree.arguments if not isinstance(argument, Lambda)]
+    return builder(tree, [compile_expression(argument) for argument in plain])
+
+
+def evaluate(evaluator: Evaluator, frame: Frame, type_: pa.DataType) -> pa.Array:
+    """Returns the values of a compiled expression as an array of the frame's length and of exactly ``type_``."""
+    value = evaluator(frame)
+    array = broadcast(value, frame.length)
+    return array if array.type == type_ else array.cast(type_)
+
+
+def broadcast(value: Value, length: int) -> pa.Array:
+    """Returns an array of ``length`` values."""
+    if isinstance(value, pa.Scalar):
+        return pa.repeat(value, length)
+    if isinstance(value, pa.ChunkedArray):
+        return value.combine_chunks()
+    return value
+
+
+def _filtered(value: Value, mask: pa.Array) -> Value:
+    return value if isinstance(value, pa.Scalar) else value.filter(mask)
+
+
+def may_fail(tree: Expression) -> bool:
+    """Returns whether some row may end the evaluation with an error: then a branch must not see other rows."""
+    match tree:
+        case Call():
+            return tree.function not in _NEVER_FAIL or any(may_fail(argument) for argument in tree.arguments)
+        case Lambda():
+            return may_fail(tree.body)
+    return False
+
+
+_NEVER_FAIL = frozenset(
+    {
+        *("And", "Or", "Not", "IsNull", "IsNotNull", "IsNaN", "EqualTo", "EqualNullSafe", "In", "If", "CaseWhen"),
+        *("LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "Coalesce", "NaNvl", "GetStructField"),
+        *("Upper", "Lower", "Length", "Concat", "StartsWith", "EndsWith", "Contains", "CreateNamedStruct"),
+    }
+)

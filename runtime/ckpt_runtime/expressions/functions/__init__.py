@@ -1,0 +1,14 @@
+"""Spark's functions over Arrow values, one module for each family. Importing this package registers all of them."""
+
+from ckpt_runtime.expressions.functions import (
+    arithmetic,
+    casts,
+    conditionals,
+    datetimes,
+    mathematics,
+    nested,
+    predicates,
+    strings,
+)
+
+__all__ = ["arithmetic", "casts", "conditionals", "datetimes", "mathematics", "nested", "predicates", "strings"]

@@ -1,0 +1,355 @@
+"""``CAST`` and ``TRY_CAST`` between all types. What does not fit is an error, null, or what Java gives."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.expressions import texts
+from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
+from ckpt_runtime.expressions.functions.arithmetic import to_decimal
+from ckpt_runtime.expressions.nodes import Call
+from ckpt_runtime.expressions.rows import per_row
+from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
+
+_LIMITS = {"byte": 1 << 7, "short": 1 << 15, "integer": 1 << 31, "long": 1 << 63}
+_MICROS = 1_000_000
+_DAY = 86_400 * _MICROS
+
+
+@strict("Cast")
+def _cast(call: Call) -> Callable[..., Value]:
+    return caster(call.arguments[0].type, call.type, call.mode, str(call.settings.get("zone", "UTC")))
+
+
+@strict("TryEval")
+def _try_eval(call: Call) -> Callable[..., Value]:
+    raise UnsupportedExpressionError("a function whose errors become null")
+
+
+def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callable[[Value], Value]:
+    """Returns the conversion of values from one type to another.
+
+    Raises UnsupportedExpressionError for pairs that the engine does not convert.
+    """
+    result = arrow_type(target)
+    if source == target or arrow_type(source) == result:
+        return lambda value: value
+    if source == "void":
+        return lambda value: value.cast(result)
+    if target == "string":
+        return _to_string(source, texts.zone_of(zone))
+    if source == "string":
+        return _from_string(target, mode, texts.zone_of(zone))
+    if isinstance(source, dict) or isinstance(target, dict):
+        return _nested(source, target, mode, zone)
+    number = is_integral(source) or is_fractional(source) or decimal_of(source) is not None
+    if source == "boolean" and (is_integral(target) or is_fractional(target)):
+        return lambda value: value.cast(pa.int8()).cast(result)
+    decimals = decimal_of(target)
+    if source == "boolean" and decimals is not None:
+        exact = _to_decimal("integer", decimals, result, mode)
+        return lambda value: exact(value.cast(pa.int32()))
+    if number and target == "boolean":
+        return lambda value: pc.not_equal(value, _zero(value.type))
+    if number and is_integral(target):
+        return _to_integer(source, target, mode)
+    if number and is_fractional(target):
+        return _to_fractional(source, result)
+    if number and decimals is not None:
+        return _to_decimal(source, decimals, result, mode)
+    conversion = _between_times(source, target, mode, texts.zone_of(zone))
+    if conversion is None:
+        raise UnsupportedExpressionError(f"a cast from {source} to {target}")
+    return conversion
+
+
+def _zero(kind: pa.DataType) -> pa.Scalar:
+    return pa.scalar(decimal.Decimal(0), kind) if pa.types.is_decimal(kind) else pa.scalar(0, pa.int8()).cast(kind)
+
+
+def bad_cast(value: object, source: SparkType, target: SparkType) -> EvaluationError:
+    """Returns the error of a value that a type cannot hold."""
+    condition = "CAST_INVALID_INPUT" if source == "string" else "CAST_OVERFLOW"
+    return EvaluationError(
+        condition, f"{value!r} of type {source} cannot be cast to {target}; try_cast gives null instead"
+    )
+
+
+def _to_integer(source: SparkType, target: SparkType, mode: str) -> Callable[[Value], Value]:
+    result = arrow_type(target)
+    limit = _LIMITS[str(target)]
+    if is_integral(source) and _LIMITS[str(source)] <= limit:
+        return lambda value: value.cast(result)
+    if is_integral(source) and mode == "legacy":
+        return lambda value: value.cast(result, safe=False)
+    if is_fractional(source) and mode == "legacy":
+        return lambda value: _java_integers(value, str(target), result)
+
+    def exact(value: Any) -> int | None:
+        try:
+            whole = int(value)
+        except (ValueError, OverflowError):
+            whole = limit
+        if -limit <= whole < limit:
+            return whole
+        if mode == "ansi":
+            raise bad_cast(value, source, target)
+        return (whole + limit) % (2 * limit) - limit if mode == "legacy" else None
+
+    slow = per_row(exact, result)
+
+    def run(value: Value) -> Value:
+        if pa.types.is_decimal(value.type):
+            return slow(value)
+        try:
+            # Arrow refuses a fraction, Spark cuts it off.
+            return (pc.trunc(value) if is_fractional(source) else value).cast(result)
+        except pa.ArrowInvalid:
+            return slow(value)
+
+    return run
+
+
+def _java_integers(value: Value, target: str, result: pa.DataType) -> Value:
+    """Java's conversion of a floating number: NaN is 0, what is too large is the limit; bytes and shorts wrap."""
+    limit = _LIMITS["long" if target == "long" else "integer"]
+
+    def whole(number: float) -> int:
+        if number != number:
+            return 0
+        bounded = max(-limit, min(limit - 1, int(number) if abs(number) < 1e30 else int(np.sign(number)) * limit))
+        small = _LIMITS[target]
+        return (bounded + small) % (2 * small) - small
+
+    return per_row(whole, result)(value)
+
+
+def _to_fractional(source: SparkType, result: pa.DataType) -> Callable[[Value], Value]:
+    if decimal_of(source):
+        return per_row(float, result)
+    return lambda value: value.cast(result, safe=False)
+
+
+def _to_decimal(source: SparkType, found: tuple[int, int], result: pa.DataType, mode: str) -> Callable[[Value], Value]:
+    if is_integral(source):
+        return lambda value: to_decimal(value.cast(pa.int64()).cast(pa.decimal256(19, 0)), *found, result, mode)
+    if known := decimal_of(source):
+        wide = pa.decimal256(*known)
+        return lambda value: to_decimal(value.cast(wide), *found, result, mode)
+
+    single = source == "float"
+
+    def exact(number: float) -> decimal.Decimal | None:
+        if number != number or abs(number) == float("inf"):
+            if mode == "ansi":
+                raise bad_cast(number, source, f"decimal({found[0]},{found[1]})")
+            return None
+        return _fitting(decimal.Decimal(texts.double_text(number, single=single)), found, mode)
+
+    return per_row(exact, result)
+
+
+_WIDE = decimal.Context(prec=1000)
+
+
+def _fitting(value: decimal.Decimal, found: tuple[int, int], mode: str) -> decimal.Decimal | None:
+    rounded = value.quantize(decimal.Decimal(1).scaleb(-found[1]), decimal.ROUND_HALF_UP, _WIDE)
+    if abs(rounded) < decimal.Decimal(10) ** (found[0] - found[1]):
+        return rounded
+    if mode == "ansi":
+        raise EvaluationError("NUMERIC_VALUE_OUT_OF_RANGE", f"{value} does not fit into decimal({found[0]},{found[1]})")
+    return None
+
+
+def _to_string(source: SparkType, zone: datetime.tzinfo) -> Callable[[Value], Value]:
+    if is_integral(source) or source == "boolean":
+        return lambda value: value.cast(pa.string())
+    if source == "binary":
+        return _decoded
+    if source == "date":
+        return lambda value: pc.strftime(value, format="%Y-%m-%d")
+    if isinstance(source, str) and source.startswith("interval"):
+        raise UnsupportedExpressionError(f"a cast from {source} to string")
+    return per_row(lambda value: texts.value_text(value, source, zone), pa.string())
+
+
+def _decoded(value: Value) -> Value:
+    try:
+        return value.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise EvaluationError(
+            "INVALID_UTF8_STRING", "the bytes are not UTF-8; the engine keeps valid text only"
+        ) from None
+
+
+def _from_string(target: SparkType, mode: str, zone: datetime.tzinfo) -> Callable[[Value], Value]:
+    result = arrow_type(target)
+    if target == "binary":
+        return lambda value: value.cast(result)
+    parse = _parser(target, mode, zone)
+
+    def read(text: str) -> Any:
+        value = parse(text)
+        if value is None and mode == "ansi":
+            raise bad_cast(text, "string", target)
+        return value
+
+    slow = per_row(read, result)
+    if not is_integral(target):
+        return slow
+
+    def run(value: Value) -> Value:
+        try:
+            return kernel_of("cast", pc.CastOptions(result))(value)
+        except pa.ArrowInvalid:
+            return slow(value)
+
+    return run
+
+
+def _parser(target: SparkType, mode: str, zone: datetime.tzinfo) -> Callable[[str], Any]:
+    if is_integral(target):
+        limit = _LIMITS[str(target)]
+
+        def integer(text: str) -> int | None:
+            value = texts.parse_integer(text, truncates=mode == "legacy")
+            return value if value is not None and -limit <= value < limit else None
+
+        return integer
+    if is_fractional(target):
+        return texts.parse_double
+    if found := decimal_of(target):
+
+        def decimals(text: str) -> decimal.Decimal | None:
+            value = texts.parse_decimal(text)
+            return None if value is None else _fitting(value, found, mode)
+
+        return decimals
+    if target == "boolean":
+        return texts.parse_boolean
+    if target == "date":
+        return texts.parse_date
+    if target in ("timestamp", "timestamp_ntz"):
+        return lambda text: _timestamp(text, zone if target == "timestamp" else None)
+    raise UnsupportedExpressionError(f"a cast from string to {target}")
+
+
+def _timestamp(text: str, zone: datetime.tzinfo | None) -> int | None:
+    found = texts.parse_local(text)
+    if found is None:
+        return None
+    local, named = found
+    if zone is None:
+        return texts.micros_of_local(local, datetime.UTC)
+    return texts.micros_of_local(local, named or zone)
+
+
+def in_zone(zone: datetime.tzinfo) -> Callable[[Value], Value]:
+    """Returns the conversion of timestamps to local times of a zone, as timestamps without one."""
+    if zone is datetime.UTC:
+        return lambda value: value.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).cast(pa.timestamp("us"))
+    name = getattr(zone, "key", None) or _offset_name(zone)
+    return lambda value: pc.local_timestamp(value.cast(pa.timestamp("us", tz=name)))
+
+
+def _offset_name(zone: datetime.tzinfo) -> str:
+    text = datetime.datetime(2000, 1, 1, tzinfo=zone).strftime("%z")
+    return f"{text[:3]}:{text[3:5]}"
+
+
+def _between_times(
+    source: SparkType, target: SparkType, mode: str, zone: datetime.tzinfo
+) -> Callable[[Value], Value] | None:
+    plain = pa.timestamp("us")
+    zoned = pa.timestamp("us", tz="UTC")
+    to_local = in_zone(zone)
+    from_local = per_row(lambda local: texts.micros_of_local(local, zone), zoned)
+    match source, target:
+        case "date", "timestamp_ntz":
+            return lambda value: value.cast(plain)
+        case "date", "timestamp":
+            return lambda value: from_local(value.cast(plain))
+        case "timestamp_ntz", "date":
+            return lambda value: pc.floor_temporal(value, unit="day").cast(pa.date32())
+        case "timestamp", "date":
+            return lambda value: pc.floor_temporal(to_local(value), unit="day").cast(pa.date32())
+        case "timestamp", "timestamp_ntz":
+            return to_local
+        case "timestamp_ntz", "timestamp":
+            return from_local
+    if source == "timestamp" and is_integral(target):
+        seconds = per_row(lambda micros: micros // _MICROS, pa.int64())
+        shrink = caster("long", target, mode, "UTC")
+        return lambda value: shrink(seconds(value.cast(pa.int64())))
+    if source == "timestamp" and is_fractional(target):
+        return lambda value: pc.divide(value.cast(pa.int64()).cast(pa.float64()), 1e6).cast(arrow_type(target))
+    if target == "timestamp" and is_integral(source):
+
+        def micros(seconds: int) -> int:
+            return max(-(1 << 63), min((1 << 63) - 1, seconds * _MICROS))
+
+        return per_row(micros, zoned)
+    if target == "timestamp" and is_fractional(source):
+        return per_row(lambda seconds: _micros_of_double(seconds, mode), zoned)
+    return None
+
+
+def _micros_of_double(seconds: float, mode: str) -> int | None:
+    if seconds != seconds or abs(seconds) == float("inf"):
+        if mode == "ansi":
+            raise bad_cast(seconds, "double", "timestamp")
+        return None
+    return max(-(1 << 63), min((1 << 63) - 1, int(seconds * _MICROS)))
+
+
+def _nested(source: SparkType, target: SparkType, mode: str, zone: str) -> Callable[[Value], Value]:
+    if not (isinstance(source, dict) and isinstance(target, dict) and source["type"] == target["type"]):
+        raise UnsupportedExpressionError(f"a cast from {source} to {target}")
+    result = arrow_type(target)
+    if source["type"] == "array":
+        element = caster(source["elementType"], target["elementType"], mode, zone)
+
+        def run(value: Value) -> Value:
+            if isinstance(value, pa.Scalar):
+                return run(pa.repeat(value, 1))[0]
+            return pa.ListArray.from_arrays(
+                value.offsets, element(value.values).cast(result.value_type), mask=value.is_null()
+            )
+
+        return run
+    if source["type"] == "struct":
+        fields = [
+            caster(old["type"], new["type"], mode, zone)
+            for old, new in zip(source["fields"], target["fields"], strict=True)
+        ]
+
+        def structs(value: Value) -> Value:
+            if isinstance(value, pa.Scalar):
+                return structs(pa.repeat(value, 1))[0]
+            children = [convert(child) for convert, child in zip(fields, value.flatten(), strict=True)]
+            return pa.StructArray.from_arrays(
+                [child.cast(field.type) for child, field in zip(children, result, strict=True)],
+                fields=list(result),
+                mask=value.is_null(),
+            )
+
+        return structs
+    keys = caster(source["keyType"], target["keyType"], mode, zone)
+    items = caster(source["valueType"], target["valueType"], mode, zone)
+
+    def maps(value: Value) -> Value:
+        if isinstance(value, pa.Scalar):
+            return maps(pa.repeat(value, 1))[0]
+        return pa.MapArray.from_arrays(
+            value.offsets, keys(value.keys).cast(result.key_type), items(value.items).cast(result.item_type), result
+        )
+
+    return maps

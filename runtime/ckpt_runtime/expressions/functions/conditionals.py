@@ -1,0 +1,106 @@
+"""``CASE``, ``IF``, ``coalesce``, ``greatest`` and their kin. A branch is evaluated for the rows that take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.expressions.evaluation import (
+    Evaluator,
+    Frame,
+    Value,
+    broadcast,
+    function,
+    kernel_of,
+    may_fail,
+    strict,
+)
+from ckpt_runtime.expressions.functions.predicates import comparison, scattered
+from ckpt_runtime.expressions.nodes import Call
+from ckpt_runtime.expressions.types import arrow_type, is_fractional
+
+_if_else = kernel_of("if_else")
+
+
+@function("If", "CaseWhen")
+def _case(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    """Arguments: condition, value, condition, value, …, and the value of all other rows where there is one."""
+    kind = arrow_type(call.type)
+    pairs = list(zip(arguments[0::2], arguments[1::2], strict=False))
+    otherwise = arguments[-1] if len(arguments) % 2 else None
+    eager = not any(may_fail(argument) for argument in call.arguments[1:])
+
+    def at_once(frame: Frame) -> Value:
+        result = pa.scalar(None, kind) if otherwise is None else otherwise(frame)
+        for condition, value in reversed(pairs):
+            result = _if_else(pc.fill_null(condition(frame), False), _typed(value(frame), kind), _typed(result, kind))
+        return result
+
+    def row_by_row(frame: Frame) -> Value:
+        open_ = pa.repeat(pa.scalar(True), frame.length)
+        result = pa.nulls(frame.length, kind)
+        for condition, value in pairs:
+            holds = pc.fill_null(scattered(condition, frame, open_, pa.bool_()), False)
+            result = _if_else(holds, scattered(value, frame, holds, kind), result)
+            open_ = pc.and_not(open_, holds)
+        return result if otherwise is None else _if_else(open_, scattered(otherwise, frame, open_, kind), result)
+
+    return at_once if eager and not pa.types.is_nested(kind) else row_by_row
+
+
+def _typed(value: Value, kind: pa.DataType) -> Value:
+    return value if value.type == kind else value.cast(kind)
+
+
+@function("Coalesce")
+def _coalesce(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    kind = arrow_type(call.type)
+
+    def run(frame: Frame) -> Value:
+        result = _typed(broadcast(arguments[0](frame), frame.length), kind)
+        for argument in arguments[1:]:
+            missing = pc.is_null(result)
+            if not pc.any(missing).as_py():
+                break
+            result = _if_else(missing, scattered(argument, frame, missing, kind), result)
+        return result
+
+    return run
+
+
+@function("NaNvl")
+def _nanvl(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    kind = arrow_type(call.type)
+    left, right = arguments
+
+    def run(frame: Frame) -> Value:
+        value = broadcast(left(frame), frame.length)
+        nan = pc.fill_null(pc.is_nan(value), False)
+        return _if_else(nan, scattered(right, frame, nan, kind), value)
+
+    return run
+
+
+@strict("Greatest", "Least")
+def _extreme(call: Call) -> Callable[..., Value]:
+    """Nulls are passed over; NaN is the greatest number."""
+    name = "less" if call.function == "Greatest" else "greater"
+    replaces = comparison(name, call.type)
+
+    def run(*values: Value) -> Value:
+        best = values[0]
+        for value in values[1:]:
+            better = pc.or_(pc.fill_null(replaces(best, value), False), pc.is_null(best))
+            best = _if_else(pc.and_(better, pc.is_valid(value)), value, best)
+        return best
+
+    return run
+
+
+@strict("KnownNullable", "KnownNotNull", "NormalizeNaNAndZero")
+def _unchanged(call: Call) -> Callable[..., Value]:
+    if call.function != "NormalizeNaNAndZero" or not is_fractional(call.type):
+        return lambda value: value
+    return lambda value: pc.add(value, pa.scalar(0.0, value.type))

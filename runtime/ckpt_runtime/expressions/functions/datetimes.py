@@ -1,0 +1,321 @@
+"""Dates and timestamps: their parts, arithmetic, truncation, patterns, zones. The node has the session's time zone."""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.expressions import patterns, texts
+from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
+from ckpt_runtime.expressions.functions.casts import caster, in_zone
+from ckpt_runtime.expressions.nodes import Call, Expression, Literal
+from ckpt_runtime.expressions.rows import per_row
+from ckpt_runtime.expressions.types import arrow_type
+
+_INT = pa.int32()
+_DATE = pa.date32()
+_STRING = pa.string()
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_LONG = pa.int64()
+
+
+def _zone(call: Call) -> datetime.tzinfo:
+    return texts.zone_of(str(call.settings.get("zone", "UTC")))
+
+
+def _local(call: Call) -> Callable[[Value], Value]:
+    """Returns the conversion of the first argument to local times, or nothing for dates and times without a zone."""
+    return in_zone(_zone(call)) if call.arguments[0].type == "timestamp" else lambda value: value
+
+
+_PARTS = {
+    "Year": "year",
+    "Quarter": "quarter",
+    "Month": "month",
+    "DayOfMonth": "day",
+    "DayOfYear": "day_of_year",
+    "WeekOfYear": "iso_week",
+    "Hour": "hour",
+    "Minute": "minute",
+    "Second": "second",
+}
+
+
+@strict(*_PARTS)
+def _part(call: Call) -> Callable[..., Value]:
+    part, local = kernel_of(_PARTS[call.function]), _local(call)
+    return lambda value: part(local(value)).cast(_INT)
+
+
+@strict("DayOfWeek", "WeekDay")
+def _day_of_week(call: Call) -> Callable[..., Value]:
+    """Sunday is 1 for the first and 6 for the second."""
+    local = _local(call)
+    if call.function == "WeekDay":
+        return lambda value: pc.day_of_week(local(value), count_from_zero=True, week_start=1).cast(_INT)
+    return lambda value: pc.day_of_week(local(value), count_from_zero=False, week_start=7).cast(_INT)
+
+
+@strict("SecondWithFraction")
+def _second_with_fraction(call: Call) -> Callable[..., Value]:
+    kind, local = arrow_type(call.type), _local(call)
+    micros = per_row(_decimal_seconds, kind)
+    return lambda value: micros(local(value))
+
+
+def _decimal_seconds(moment: datetime.datetime) -> Any:
+    import decimal
+
+    return decimal.Decimal(moment.second * 1_000_000 + moment.microsecond).scaleb(-6)
+
+
+@strict("DayName", "MonthName")
+def _name(call: Call) -> Callable[..., Value]:
+    if call.function == "DayName":
+        return per_row(lambda date: patterns.DAYS[date.weekday()][:3], _STRING)
+    return per_row(lambda date: patterns.MONTHS[date.month - 1][:3], _STRING)
+
+
+@strict("PreciseTimestampConversion")
+def _precise(call: Call) -> Callable[..., Value]:
+    """Timestamps as microseconds, and back: what Spark computes windows with."""
+    kind = arrow_type(call.type)
+    return lambda value: value.cast(kind)
+
+
+@strict("DateAdd", "DateSub")
+def _add_days(call: Call) -> Callable[..., Value]:
+    add = kernel_of("add_checked" if call.function == "DateAdd" else "subtract_checked")
+
+    def run(date: Value, days: Value) -> Value:
+        return add(date.cast(_INT), days.cast(_INT)).cast(_DATE)
+
+    return run
+
+
+@strict("DateDiff")
+def _days_between(call: Call) -> Callable[..., Value]:
+    return lambda end, start: pc.subtract(end.cast(_INT), start.cast(_INT))
+
+
+def _plus_months(date: datetime.date, months: int) -> datetime.date:
+    years, month = divmod(date.year * 12 + date.month - 1 + months, 12)
+    return date.replace(year=years, month=month + 1, day=min(date.day, calendar.monthrange(years, month + 1)[1]))
+
+
+@strict("AddMonths")
+def _add_months(call: Call) -> Callable[..., Value]:
+    return per_row(_plus_months, _DATE)
+
+
+@strict("LastDay")
+def _last_day(call: Call) -> Callable[..., Value]:
+    return per_row(lambda date: date.replace(day=calendar.monthrange(date.year, date.month)[1]), _DATE)
+
+
+@strict("NextDay")
+def _next_day(call: Call) -> Callable[..., Value]:
+    short = {name[:length].upper(): at for at, name in enumerate(patterns.DAYS) for length in (2, 3, len(name))}
+
+    def following(date: datetime.date, day: str) -> datetime.date | None:
+        wanted = short.get(day.upper())
+        if wanted is None:
+            if call.mode == "ansi":
+                raise EvaluationError("ILLEGAL_DAY_OF_WEEK", f"{day!r} is not a day of the week")
+            return None
+        return date + datetime.timedelta(days=(wanted - date.weekday() - 1) % 7 + 1)
+
+    return per_row(following, _DATE)
+
+
+@strict("MonthsBetween")
+def _months_between(call: Call) -> Callable[..., Value]:
+    def between(end: datetime.datetime, start: datetime.datetime, round_off: bool) -> float:
+        months = (end.year - start.year) * 12 + end.month - start.month
+        last = all(moment.day == calendar.monthrange(moment.year, moment.month)[1] for moment in (end, start))
+        if end.day == start.day or last:
+            return float(months)
+        seconds = (end.day - start.day) * 86_400 + _of_day(end) - _of_day(start)
+        found = months + seconds / (31 * 86_400)
+        return _half_up(found) if round_off else found
+
+    compute = per_row(between, pa.float64())
+    local = in_zone(_zone(call))
+    return lambda end, start, round_off: compute(local(end), local(start), round_off)
+
+
+def _of_day(moment: datetime.datetime) -> int:
+    return moment.hour * 3600 + moment.minute * 60 + moment.second
+
+
+def _half_up(value: float) -> float:
+    import decimal
+
+    return float(decimal.Decimal(repr(value)).quantize(decimal.Decimal("1e-8"), decimal.ROUND_HALF_UP))
+
+
+_UNITS = {
+    **dict.fromkeys(("YEAR", "YYYY", "YY"), "year"),
+    "QUARTER": "quarter",
+    **dict.fromkeys(("MONTH", "MM", "MON"), "month"),
+    "WEEK": "week",
+    **dict.fromkeys(("DAY", "DD"), "day"),
+    "HOUR": "hour",
+    "MINUTE": "minute",
+    "SECOND": "second",
+    "MILLISECOND": "millisecond",
+    "MICROSECOND": "microsecond",
+}
+_UNITS_OF_DATES = frozenset({"year", "quarter", "month", "week"})
+
+
+@strict("TruncDate", "TruncTimestamp")
+def _truncate(call: Call) -> Callable[..., Value]:
+    """``trunc(date, unit)`` and ``date_trunc(unit, timestamp)``; the unit is constant."""
+    of_date = call.function == "TruncDate"
+    unit = _constant(call.arguments[1 if of_date else 0], "a unit of truncation")
+    name = _UNITS.get(unit.upper())
+    kind = arrow_type(call.type)
+    if name is None or (of_date and name not in _UNITS_OF_DATES):
+        return lambda *values: pc.if_else(pc.is_valid(values[0]), pa.scalar(None, kind), pa.scalar(None, kind))
+    if of_date:
+        return lambda date, _: pc.floor_temporal(date, unit=name).cast(kind)
+    to_local = in_zone(_zone(call))
+    back = caster("timestamp_ntz", "timestamp", "ansi", str(call.settings.get("zone", "UTC")))
+    return lambda _, moment: back(pc.floor_temporal(to_local(moment), unit=name).cast(pa.timestamp("us")))
+
+
+def _constant(tree: Expression, what: str) -> str:
+    while not isinstance(tree, Literal):
+        raise UnsupportedExpressionError(f"{what} that is not constant")
+    return str(tree.value)
+
+
+def _tokens(tree: Expression) -> tuple[patterns.Token, ...]:
+    return patterns.tokens_of(_constant(tree, "a date pattern"))
+
+
+@strict("DateFormatClass")
+def _date_format(call: Call) -> Callable[..., Value]:
+    tokens = _tokens(call.arguments[1])
+    local = in_zone(_zone(call))
+    compute = per_row(lambda moment: patterns.write(moment, tokens), _STRING)
+    return lambda value, _: compute(local(value))
+
+
+@strict("FromUnixTime")
+def _from_unix_time(call: Call) -> Callable[..., Value]:
+    tokens, zone = _tokens(call.arguments[1]), _zone(call)
+    compute = per_row(lambda seconds: patterns.write(texts.local_of_micros(seconds * 1_000_000, zone), tokens), _STRING)
+    return lambda value, _: compute(value)
+
+
+@strict("UnixTimestamp", "ToUnixTimestamp")
+def _unix_timestamp(call: Call) -> Callable[..., Value]:
+    source = call.arguments[0].type
+    if source == "string":
+        tokens, zone = _tokens(call.arguments[1]), _zone(call)
+        parse = _reader(call, tokens, lambda local: texts.micros_of_local(local, zone) // 1_000_000)
+        compute = per_row(parse, _LONG)
+        return lambda value, _: compute(value)
+    seconds = per_row(lambda micros: micros // 1_000_000, _LONG)
+    moments = caster(source, "timestamp", "ansi", str(call.settings.get("zone", "UTC")))
+    return lambda value, _: seconds(moments(value).cast(_LONG))
+
+
+def _reader(
+    call: Call, tokens: tuple[patterns.Token, ...], convert: Callable[[datetime.datetime], Any]
+) -> Callable[[str], Any]:
+    fails = bool(call.settings.get("failOnError", call.mode == "ansi"))
+
+    def parse(text: str) -> Any:
+        local = patterns.read(text, tokens)
+        if local is None:
+            if fails:
+                raise EvaluationError(
+                    "CANNOT_PARSE_TIMESTAMP", f"{text!r} does not fit the pattern; try_to_timestamp gives null"
+                )
+            return None
+        return convert(local)
+
+    return parse
+
+
+@strict("ParseToTimestamp", "ParseToDate")
+def _parse(call: Call) -> Callable[..., Value]:
+    source, zone = call.arguments[0].type, str(call.settings.get("zone", "UTC"))
+    mode = "ansi" if call.settings.get("failOnError", True) else "try"
+    if len(call.arguments) == 1 or source != "string":
+        convert = caster(source, call.type, mode, zone)
+        return lambda value, *_: convert(value)
+    tokens, kind = _tokens(call.arguments[1]), arrow_type(call.type)
+    of_zone = texts.zone_of(zone) if call.type == "timestamp" else datetime.UTC
+    result: Callable[[datetime.datetime], Any] = (
+        datetime.datetime.date if call.type == "date" else lambda local: texts.micros_of_local(local, of_zone)
+    )
+    compute = per_row(_reader(call, tokens, result), kind)
+    return lambda value, _: compute(value)
+
+
+_UNIX = {"UnixSeconds": 1_000_000, "UnixMillis": 1_000, "UnixMicros": 1}
+_FROM_UNIX = {"SecondsToTimestamp": 1_000_000, "MillisToTimestamp": 1_000, "MicrosToTimestamp": 1}
+
+
+@strict(*_UNIX)
+def _unix_time(call: Call) -> Callable[..., Value]:
+    size = _UNIX[call.function]
+    compute = per_row(lambda micros: micros // size, _LONG)
+    return lambda value: compute(value.cast(_LONG))
+
+
+@strict(*_FROM_UNIX)
+def _of_unix_time(call: Call) -> Callable[..., Value]:
+    size = _FROM_UNIX[call.function]
+
+    def micros(value: Any) -> int:
+        found = int(value * size)
+        if not -(1 << 63) <= found < 1 << 63:
+            raise EvaluationError("ARITHMETIC_OVERFLOW", "long overflow")
+        return found
+
+    return per_row(micros, _TIMESTAMP)
+
+
+@strict("UnixDate", "DateFromUnixDate")
+def _unix_date(call: Call) -> Callable[..., Value]:
+    kind = arrow_type(call.type)
+    return lambda value: value.cast(kind)
+
+
+@strict("FromUTCTimestamp", "ToUTCTimestamp")
+def _shift_zone(call: Call) -> Callable[..., Value]:
+    def shift(micros: int, name: str) -> int:
+        try:
+            zone = texts.zone_of(name)
+        except ValueError as error:
+            raise EvaluationError("INVALID_TIMEZONE", str(error)) from None
+        if call.function == "FromUTCTimestamp":
+            return texts.micros_of_local(texts.local_of_micros(micros, zone), datetime.UTC)
+        return texts.micros_of_local(texts.local_of_micros(micros, datetime.UTC), zone)
+
+    compute = per_row(shift, _TIMESTAMP)
+    return lambda value, name: compute(value.cast(_LONG), name)
+
+
+@strict("MakeDate")
+def _make_date(call: Call) -> Callable[..., Value]:
+    def make(year: int, month: int, day: int) -> datetime.date | None:
+        try:
+            return datetime.date(year, month, day)
+        except ValueError as error:
+            if call.mode == "ansi":
+                raise EvaluationError("DATETIME_FIELD_OUT_OF_BOUNDS", f"{year}-{month}-{day}: {error}") from None
+            return None
+
+    return per_row(make, _DATE)

@@ -1,0 +1,287 @@
+"""Mathematical functions: powers, logarithms, angles, roundings, and numbers written in other bases."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
+from ckpt_runtime.expressions.functions.arithmetic import overflow, to_decimal
+from ckpt_runtime.expressions.nodes import Call
+from ckpt_runtime.expressions.rows import per_row
+from ckpt_runtime.expressions.types import arrow_type, decimal_of, is_integral
+
+_DOUBLE = pa.float64()
+
+_ARROW = {
+    "Sqrt": "sqrt",
+    "Exp": "exp",
+    "Acos": "acos",
+    "Asin": "asin",
+    "Atan": "atan",
+    "Cos": "cos",
+    "Sin": "sin",
+    "Tan": "tan",
+    "Rint": "round",
+}
+
+
+def _numpy(compute: Callable[[np.ndarray], np.ndarray]) -> Callable[[Value], Value]:
+    """Returns a kernel of a function of NumPy's over doubles; null where the argument is null."""
+
+    def run(value: Value) -> Value:
+        if isinstance(value, pa.Scalar):
+            return run(pa.repeat(value, 1))[0]
+        missing = value.is_null().to_numpy(zero_copy_only=False)
+        with np.errstate(all="ignore"):
+            return pa.array(compute(value.fill_null(1.0).to_numpy(zero_copy_only=False)), _DOUBLE, mask=missing)
+
+    return run
+
+
+_NUMPY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Cosh": np.cosh,
+    "Sinh": np.sinh,
+    "Tanh": np.tanh,
+    "Acosh": lambda x: np.log(x + np.sqrt(x * x - 1.0)),
+    "Atanh": lambda x: 0.5 * (np.log1p(x) - np.log1p(-x)),
+    "Asinh": np.arcsinh,
+    "Cbrt": np.cbrt,
+    "Expm1": np.expm1,
+    "Cot": lambda x: 1.0 / np.tan(x),
+    "Csc": lambda x: 1.0 / np.sin(x),
+    "Sec": lambda x: 1.0 / np.cos(x),
+    "Signum": np.sign,
+    "ToDegrees": np.degrees,
+    "ToRadians": np.radians,
+}
+
+
+@strict(*_NUMPY)
+def _by_numpy(call: Call) -> Callable[..., Value]:
+    return _numpy(_NUMPY[call.function])
+
+
+@strict(*_ARROW)
+def _by_arrow(call: Call) -> Callable[..., Value]:
+    if call.function == "Rint":
+        return kernel_of("round", pc.RoundOptions(0, "half_to_even"))
+    return kernel_of(_ARROW[call.function])
+
+
+_LOGARITHMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
+    "Log": (np.log, 0.0),
+    "Log10": (np.log10, 0.0),
+    "Log2": (np.log2, 0.0),
+    "Log1p": (np.log1p, -1.0),
+}
+
+
+@strict(*_LOGARITHMS)
+def _logarithm(call: Call) -> Callable[..., Value]:
+    """Null where the logarithm does not exist, in every mode."""
+    compute, asymptote = _LOGARITHMS[call.function]
+    run = _numpy(compute)
+    return lambda value: run(pc.if_else(pc.less_equal(value, asymptote), pa.scalar(None, _DOUBLE), value))
+
+
+@strict("Logarithm")
+def _logarithm_of_base(call: Call) -> Callable[..., Value]:
+    def log(base: float, value: float) -> float | None:
+        if base <= 0 or value <= 0:
+            return None
+        over = math.log(value)
+        under = math.log(base)
+        return over / under if under else (math.nan if over == 0 else math.copysign(math.inf, over))
+
+    return per_row(log, _DOUBLE)
+
+
+@strict("Pow", "Atan2", "Hypot")
+def _binary(call: Call) -> Callable[..., Value]:
+    if call.function == "Pow":
+        return kernel_of("power")
+    if call.function == "Atan2":
+        # Java adds 0.0, which makes -0.0 a 0.0.
+        return lambda y, x: pc.atan2(pc.add(y, 0.0), pc.add(x, 0.0))
+    return per_row(math.hypot, _DOUBLE)
+
+
+@strict("Factorial")
+def _factorial(call: Call) -> Callable[..., Value]:
+    return per_row(lambda n: math.factorial(n) if 0 <= n <= 20 else None, pa.int64())
+
+
+@strict("Pi", "EulerNumber")
+def _constant(call: Call) -> Callable[..., Value]:
+    value = pa.scalar(math.pi if call.function == "Pi" else math.e)
+    return lambda: value
+
+
+@strict("Ceil", "Floor")
+def _whole(call: Call) -> Callable[..., Value]:
+    name = "ceil" if call.function == "Ceil" else "floor"
+    source = call.arguments[0].type
+    if is_integral(source):
+        return lambda value: value.cast(arrow_type(call.type))
+    compute = kernel_of(name)
+    if found := decimal_of(call.type):
+        return lambda value: to_decimal(
+            compute(value.cast(pa.decimal256(min(76, value.type.precision + 1), value.type.scale))),
+            *found,
+            arrow_type(call.type),
+            call.mode,
+        )
+
+    def java_long(number: float) -> int:
+        if number != number:
+            return 0
+        return max(
+            -(1 << 63), min((1 << 63) - 1, int(number) if abs(number) < 1e30 else (1 if number > 0 else -1) << 70)
+        )
+
+    slow = per_row(java_long, pa.int64())
+
+    def run(value: Value) -> Value:
+        whole = compute(value)
+        try:
+            return whole.cast(pa.int64())
+        except pa.ArrowInvalid:
+            return slow(whole)
+
+    return run
+
+
+_ROUNDING = {
+    "Round": decimal.ROUND_HALF_UP,
+    "BRound": decimal.ROUND_HALF_EVEN,
+    "RoundCeil": decimal.ROUND_CEILING,
+    "RoundFloor": decimal.ROUND_FLOOR,
+}
+_WIDE = decimal.Context(prec=400)
+
+
+@strict(*_ROUNDING)
+def _rounded(call: Call) -> Callable[..., Value]:
+    rounding = _ROUNDING[call.function]
+    source = call.arguments[0].type
+    result = arrow_type(call.type)
+    found = decimal_of(call.type)
+
+    def exact(value: object, scale: int) -> object:
+        if isinstance(value, float):
+            if value != value or abs(value) == math.inf:
+                return value
+            text = repr(float(np.format_float_positional(np.float32(value)))) if source == "float" else repr(value)
+            return float(decimal.Decimal(text).quantize(decimal.Decimal(1).scaleb(-scale), rounding, _WIDE))
+        if isinstance(value, int) and scale >= 0:
+            return value
+        number = decimal.Decimal(value)  # type: ignore[arg-type]
+        rounded = number.quantize(decimal.Decimal(1).scaleb(-scale), rounding, _WIDE)
+        return _in_range(int(rounded), call) if is_integral(source) else rounded
+
+    if found is None:
+        return per_row(exact, result)
+    wide = per_row(exact, pa.decimal256(76, found[1]))
+    return lambda value, scale: to_decimal(wide(value, scale), *found, result, call.mode)
+
+
+def _in_range(value: int, call: Call) -> int:
+    bits = {"byte": 8, "short": 16, "integer": 32, "long": 64}[str(call.type)]
+    limit = 1 << (bits - 1)
+    if -limit <= value < limit:
+        return value
+    if call.mode == "ansi":
+        raise overflow(call.type)
+    return (value + limit) % (2 * limit) - limit
+
+
+@strict("Bin")
+def _binary_text(call: Call) -> Callable[..., Value]:
+    return per_row(lambda value: f"{value & 0xFFFFFFFFFFFFFFFF:b}", pa.string())
+
+
+@strict("Hex")
+def _hex(call: Call) -> Callable[..., Value]:
+    if is_integral(call.arguments[0].type):
+        return per_row(lambda value: f"{value & 0xFFFFFFFFFFFFFFFF:X}", pa.string())
+    return per_row(lambda value: (value.encode() if isinstance(value, str) else value).hex().upper(), pa.string())
+
+
+@strict("Unhex")
+def _unhex(call: Call) -> Callable[..., Value]:
+    def read(text: str) -> bytes | None:
+        digits = text if len(text) % 2 == 0 else f"0{text}"
+        try:
+            return bytes.fromhex(digits) if digits.isascii() and " " not in digits else None
+        except ValueError:
+            return None
+
+    return per_row(read, pa.binary())
+
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@strict("Conv")
+def _conv(call: Call) -> Callable[..., Value]:
+    def convert(text: str, from_: int, to: int) -> str | None:
+        text = text.strip(" ")
+        if not (2 <= from_ <= 36 and 2 <= abs(to) <= 36) or not text:
+            return None
+        negative = text[0] == "-"
+        value = 0
+        for character in text[negative:].upper():
+            digit = _DIGITS.find(character)
+            if not 0 <= digit < from_:
+                break
+            value = value * from_ + digit
+        if value >= 1 << 64:
+            if call.mode == "ansi":
+                raise EvaluationError("ARITHMETIC_OVERFLOW", "conv() overflows 64 bits")
+            value = (1 << 64) - 1
+            negative = False
+        if negative:
+            value = (-value) % (1 << 64) if to > 0 else -value
+        elif to < 0 and value >= 1 << 63:
+            value -= 1 << 64
+        return ("-" if value < 0 else "") + _in_base(abs(value), abs(to))
+
+    return per_row(convert, pa.string())
+
+
+def _in_base(value: int, base: int) -> str:
+    text = ""
+    while value:
+        value, digit = divmod(value, base)
+        text = _DIGITS[digit] + text
+    return text or "0"
+
+
+@strict("WidthBucket")
+def _width_bucket(call: Call) -> Callable[..., Value]:
+    if call.arguments[0].type != "double":
+        raise UnsupportedExpressionError(f"width_bucket of {call.arguments[0].type}")
+
+    def bucket(value: float, low: float, high: float, count: int) -> int | None:
+        numbers = (value, low, high)
+        if count <= 0 or count == (1 << 63) - 1 or low == high or any(x != x for x in numbers):
+            return None
+        if math.isinf(low) or math.isinf(high):
+            return None
+        lower, upper = min(low, high), max(low, high)
+        if low < high:
+            if value < lower:
+                return 0
+            return count + 1 if value >= upper else int(count * (value - lower) / (upper - lower)) + 1
+        if value > upper:
+            return 0
+        return count + 1 if value <= lower else int(count * (upper - value) / (upper - lower)) + 1
+
+    return per_row(bucket, pa.int64())

@@ -1,0 +1,449 @@
+"""Structs, arrays and maps: making them, taking elements, and functions over their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.expressions.errors import EvaluationError
+from ckpt_runtime.expressions.evaluation import (
+    Evaluator,
+    Frame,
+    Value,
+    broadcast,
+    compile_expression,
+    function,
+    strict,
+)
+from ckpt_runtime.expressions.functions.predicates import sort_key
+from ckpt_runtime.expressions.nodes import Call, Lambda
+from ckpt_runtime.expressions.rows import per_row
+from ckpt_runtime.expressions.types import arrow_type
+
+
+@function("CreateNamedStruct")
+def _struct(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    """Arguments: name, value, name, value, …; the names are constants."""
+    kind = arrow_type(call.type)
+    values = arguments[1::2]
+
+    def run(frame: Frame) -> Value:
+        children = [
+            broadcast(value(frame), frame.length).cast(field.type) for value, field in zip(values, kind, strict=True)
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(kind))
+
+    return run
+
+
+@strict("GetStructField")
+def _field(call: Call) -> Callable[..., Value]:
+    position = int(call.settings["ordinal"])
+
+    def run(value: Value) -> Value:
+        if isinstance(value, pa.Scalar):
+            return pc.struct_field(value, [position])
+        child = value.field(position)
+        return child if value.null_count == 0 else pc.if_else(value.is_valid(), child, pa.scalar(None, child.type))
+
+    return run
+
+
+@function("CreateArray")
+def _array(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    kind = arrow_type(call.type)
+    width = len(arguments)
+
+    def run(frame: Frame) -> Value:
+        length = frame.length
+        if width == 0:
+            return pa.array([[]] * length, kind)
+        columns = [broadcast(argument(frame), length).cast(kind.value_type) for argument in arguments]
+        # Row by row: the k-th element of row i lies at k * length + i of the columns behind one another.
+        order = pa.array([k * length + i for i in range(length) for k in range(width)], pa.int64())
+        values = pa.concat_arrays(columns).take(order)
+        offsets = pa.array(range(0, (length + 1) * width, width), pa.int32())
+        return pa.ListArray.from_arrays(offsets, values).cast(kind)
+
+    return run
+
+
+def duplicate_key(key: object) -> EvaluationError:
+    """Returns the error of a map that is given a key twice."""
+    return EvaluationError("DUPLICATED_MAP_KEY", f"the map gets the key {key!r} twice")
+
+
+def checked_map(entries: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Returns the entries of a new map. Raises EvaluationError for a null key or one that comes twice."""
+    seen = set()
+    for key, _ in entries:
+        if key is None:
+            raise EvaluationError("NULL_MAP_KEY", "a key of a map is null")
+        marker = sort_key(key)
+        if marker in seen:
+            raise duplicate_key(key)
+        seen.add(marker)
+    return list(entries)
+
+
+@strict("CreateMap")
+def _map(call: Call) -> Callable[..., Value]:
+    return per_row(
+        lambda *row: checked_map(list(zip(row[0::2], row[1::2], strict=True))), arrow_type(call.type), nulls=True
+    )
+
+
+@strict("MapFromArrays")
+def _map_from_arrays(call: Call) -> Callable[..., Value]:
+    def build(keys: list[Any], values: list[Any]) -> list[tuple[Any, Any]]:
+        if len(keys) != len(values):
+            raise EvaluationError("_LEGACY_ERROR_TEMP_2128", "the arrays of keys and values have different lengths")
+        return checked_map(list(zip(keys, values, strict=True)))
+
+    return per_row(build, arrow_type(call.type))
+
+
+@strict("MapFromEntries")
+def _map_from_entries(call: Call) -> Callable[..., Value]:
+    def build(entries: list[dict[str, Any] | None]) -> list[tuple[Any, Any]] | None:
+        if None in entries:
+            return None
+        return checked_map([tuple(entry.values()) for entry in entries if entry is not None])
+
+    return per_row(build, arrow_type(call.type))
+
+
+@strict("MapConcat")
+def _map_concat(call: Call) -> Callable[..., Value]:
+    return per_row(lambda *maps: checked_map([entry for map_ in maps for entry in map_]), arrow_type(call.type))
+
+
+@strict("MapKeys", "MapValues", "MapEntries", "MapContainsKey")
+def _map_parts(call: Call) -> Callable[..., Value]:
+    result = arrow_type(call.type)
+    if call.function == "MapContainsKey":
+        return per_row(lambda map_, key: any(sort_key(k) == sort_key(key) for k, _ in map_), result)
+    if call.function == "MapEntries":
+        names = [field.name for field in result.value_type]
+        return per_row(lambda map_: [dict(zip(names, entry, strict=True)) for entry in map_], result)
+    at = 0 if call.function == "MapKeys" else 1
+    return per_row(lambda map_: [entry[at] for entry in map_], result)
+
+
+@strict("Size", "ArraySize")
+def _size(call: Call) -> Callable[..., Value]:
+    count = per_row(len, pa.int32())
+    if call.settings.get("legacySizeOfNull"):
+        return lambda value: pc.fill_null(count(value), pa.scalar(-1, pa.int32()))
+    return count
+
+
+@strict("GetArrayItem", "Get", "ElementAt", "TryElementAt", "GetMapValue")
+def _element(call: Call) -> Callable[..., Value]:
+    collection = call.arguments[0].type
+    result = arrow_type(call.type)
+    is_map = isinstance(collection, dict) and collection["type"] == "map"
+    fails = call.mode == "ansi" and call.function in ("GetArrayItem", "ElementAt")
+    from_one = call.function in ("ElementAt", "TryElementAt")
+
+    def of_map(entries: list[tuple[Any, Any]], key: Any) -> Any:
+        wanted = sort_key(key)
+        return next((value for k, value in entries if sort_key(k) == wanted), None)
+
+    def of_array(elements: list[Any], index: int) -> Any:
+        if from_one and index == 0:
+            raise EvaluationError("INVALID_INDEX_OF_ZERO", "the index 0 is invalid; the first element has index 1")
+        at = (index - 1 if index > 0 else len(elements) + index) if from_one else index
+        if 0 <= at < len(elements):
+            return elements[at]
+        if fails:
+            raise EvaluationError(
+                "INVALID_ARRAY_INDEX_IN_ELEMENT_AT" if from_one else "INVALID_ARRAY_INDEX",
+                f"the index {index} is outside of an array of {len(elements)} elements",
+            )
+        return None
+
+    return per_row(of_map if is_map else of_array, result)
+
+
+def _same(left: Any, right: Any) -> bool:
+    return bool(sort_key(left) == sort_key(right))
+
+
+@strict("ArrayContains")
+def _contains(call: Call) -> Callable[..., Value]:
+    def contains(elements: list[Any], wanted: Any) -> bool | None:
+        if any(element is not None and _same(element, wanted) for element in elements):
+            return True
+        return None if None in elements else False
+
+    return per_row(contains, pa.bool_())
+
+
+@strict("ArrayPosition")
+def _position(call: Call) -> Callable[..., Value]:
+    def position(elements: list[Any], wanted: Any) -> int:
+        return next((at for at, element in enumerate(elements, 1) if element is not None and _same(element, wanted)), 0)
+
+    return per_row(position, pa.int64())
+
+
+def _distinct(elements: Sequence[Any]) -> list[Any]:
+    seen: set[Any] = set()
+    return [x for x in elements if (key := sort_key(x)) not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
+
+
+def _keys(elements: Sequence[Any]) -> set[Any]:
+    return {sort_key(element) for element in elements}
+
+
+def _overlap(left: list[Any], right: list[Any]) -> bool | None:
+    if (_keys(left) & _keys(right)) - {(0,)}:
+        return True
+    return None if left and right and (None in left or None in right) else False
+
+
+def _slice(elements: list[Any], start: int, length: int) -> list[Any]:
+    if start == 0:
+        raise EvaluationError("INVALID_PARAMETER_VALUE.START", "slice starts at 1, or at -1 from the end")
+    if length < 0:
+        raise EvaluationError("INVALID_PARAMETER_VALUE.LENGTH", "the length of a slice is not negative")
+    at = start - 1 if start > 0 else len(elements) + start
+    return elements[at : at + length] if at >= 0 else []
+
+
+def _insert(elements: list[Any] | None, position: int | None, item: Any) -> list[Any] | None:
+    if elements is None or position is None:
+        return None
+    if position == 0:
+        raise EvaluationError("INVALID_INDEX_OF_ZERO", "the index 0 is invalid; the first element has index 1")
+    size = len(elements)
+    if position > 0:
+        padded = elements + [None] * max(0, position - 1 - size)
+        return [*padded[: position - 1], item, *padded[position - 1 :]]
+    at = size + position + 1
+    if at < 0:
+        return [item, *[None] * -at, *elements]
+    return [*elements[:at], item, *elements[at:]]
+
+
+def _flatten(arrays: list[list[Any] | None]) -> list[Any] | None:
+    return None if None in arrays else [element for array in arrays for element in array]  # type: ignore[union-attr]
+
+
+_WITHOUT_NULLS: dict[str, Callable[..., Any]] = {
+    "ArrayDistinct": _distinct,
+    "ArrayUnion": lambda a, b: _distinct([*a, *b]),
+    "ArrayIntersect": lambda a, b: [x for x in _distinct(a) if sort_key(x) in _keys(b)],
+    "ArrayExcept": lambda a, b: [x for x in _distinct(a) if sort_key(x) not in _keys(b)],
+    "ArraysOverlap": _overlap,
+    "ArrayRemove": lambda a, wanted: [x for x in a if x is None or not _same(x, wanted)],
+    "ArrayCompact": lambda a: [x for x in a if x is not None],
+    "ArrayMax": lambda a: max((x for x in a if x is not None), key=sort_key, default=None),
+    "ArrayMin": lambda a: min((x for x in a if x is not None), key=sort_key, default=None),
+    "Slice": _slice,
+    "Flatten": _flatten,
+}
+_WITH_NULLS: dict[str, Callable[..., Any]] = {
+    "ArrayAppend": lambda a, x: None if a is None else [*a, x],
+    "ArrayPrepend": lambda a, x: None if a is None else [x, *a],
+    "ArrayInsert": _insert,
+    "ArrayRepeat": lambda x, n: None if n is None else [x] * max(0, n),
+}
+
+
+@strict(*_WITHOUT_NULLS)
+def _array_function(call: Call) -> Callable[..., Value]:
+    return per_row(_WITHOUT_NULLS[call.function], arrow_type(call.type))
+
+
+@strict(*_WITH_NULLS)
+def _array_function_of_nulls(call: Call) -> Callable[..., Value]:
+    return per_row(_WITH_NULLS[call.function], arrow_type(call.type), nulls=True)
+
+
+@strict("SortArray")
+def _sort_array(call: Call) -> Callable[..., Value]:
+    return per_row(
+        lambda elements, ascending: sorted(elements, key=sort_key, reverse=not ascending), arrow_type(call.type)
+    )
+
+
+@strict("Reverse")
+def _reverse(call: Call) -> Callable[..., Value]:
+    return per_row(lambda value: value[::-1], arrow_type(call.type))
+
+
+@strict("ArrayJoin")
+def _array_join(call: Call) -> Callable[..., Value]:
+    def join(elements: list[str | None], separator: str, missing: str | None = None) -> str:
+        texts = (missing if element is None else element for element in elements)
+        return separator.join(text for text in texts if text is not None)
+
+    return per_row(join, pa.string())
+
+
+@strict("ArraysZip")
+def _zip(call: Call) -> Callable[..., Value]:
+    result = arrow_type(call.type)
+    names = [field.name for field in result.value_type]
+
+    def run(*arrays: list[Any]) -> list[dict[str, Any]]:
+        length = max(map(len, arrays), default=0)
+        return [
+            {name: array[at] if at < len(array) else None for name, array in zip(names, arrays, strict=True)}
+            for at in range(length)
+        ]
+
+    return per_row(run, result)
+
+
+def _compiled(call: Call, position: int) -> tuple[Lambda, Evaluator]:
+    body = call.arguments[position]
+    assert isinstance(body, Lambda)
+    return body, compile_expression(body.body)
+
+
+def _elements(value: Value, frame: Frame) -> tuple[pa.Array, pa.Array, Frame]:
+    """Returns an array column, the row of each of its elements, and the frame that has a row for each element."""
+    array = broadcast(value, frame.length)
+    if isinstance(array, pa.MapArray):
+        array = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
+    rows = pc.list_parent_indices(array)
+    columns = [column.take(rows) for column in frame.columns]
+    variables = {id_: held if isinstance(held, pa.Scalar) else held.take(rows) for id_, held in frame.variables.items()}
+    return array, rows, Frame(columns, len(rows), variables)
+
+
+def _rebuilt(array: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Returns lists of the lengths of ``array`` with other elements."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)]).cast(pa.int32())
+    return pa.ListArray.from_arrays(offsets, values.cast(kind.value_type), mask=array.is_null()).cast(kind)
+
+
+def _positions(array: pa.Array) -> pa.Array:
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_pylist()
+    return pa.array([at for length in lengths for at in range(length)], pa.int32())
+
+
+@function("ArrayTransform", "ArrayFilter", "ArrayExists", "ArrayForAll")
+def _over_elements(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    body, evaluator = _compiled(call, 1)
+    kind = arrow_type(call.type)
+    three_valued = bool(call.settings.get("followThreeValuedLogic", True))
+
+    def run(frame: Frame) -> Value:
+        array, _, inner = _elements(arguments[0](frame), frame)
+        flat = array.flatten()
+        values: dict[int, Value] = {body.parameters[0].id: flat}
+        if len(body.parameters) > 1:
+            values[body.parameters[1].id] = _positions(array)
+        results = broadcast(evaluator(inner.with_variables(values)), inner.length)
+        if call.function == "ArrayTransform":
+            return _rebuilt(array, results, kind)
+        lists = _rebuilt(array, results, pa.list_(pa.bool_())).to_pylist()
+        if call.function == "ArrayFilter":
+            kept = [
+                None if flags is None else [x for x, flag in zip(row, flags, strict=True) if flag]
+                for row, flags in zip(array.to_pylist(), lists, strict=True)
+            ]
+            return pa.array(kept, kind)
+        decide = _exists if call.function == "ArrayExists" else _for_all
+        return pa.array([None if flags is None else decide(flags, three_valued) for flags in lists], pa.bool_())
+
+    return run
+
+
+def _exists(flags: list[bool | None], three_valued: bool) -> bool | None:
+    if True in flags:
+        return True
+    return None if three_valued and None in flags else False
+
+
+def _for_all(flags: list[bool | None], three_valued: bool) -> bool | None:
+    if False in flags:
+        return False
+    return None if None in flags else True
+
+
+@function("ArrayAggregate")
+def _aggregate(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    """Folds the arrays of all rows at once: the k-th step takes the k-th element of each array that has one."""
+    merge, merge_step = _compiled(call, 2)
+    finish, finish_step = _compiled(call, 3)
+    result = arrow_type(call.type)
+    held = arrow_type(merge.body.type)
+
+    def run(frame: Frame) -> Value:
+        lists = broadcast(arguments[0](frame), frame.length)
+        state = broadcast(arguments[1](frame), frame.length).cast(held)
+        rows = lists.to_pylist()
+        for step in range(max((len(row) for row in rows if row is not None), default=0)):
+            active = pa.array([row is not None and step < len(row) for row in rows])
+            element = pa.array(
+                [row[step] for row in rows if row is not None and step < len(row)], lists.type.value_type
+            )
+            part = frame.part(active)
+            values = {merge.parameters[0].id: state.filter(active), merge.parameters[1].id: element}
+            merged = broadcast(merge_step(part.with_variables(values)), part.length).cast(held)
+            state = pc.replace_with_mask(state, active, merged)
+        done = broadcast(finish_step(frame.with_variables({finish.parameters[0].id: state})), frame.length)
+        return pc.if_else(lists.is_valid(), done.cast(result), pa.scalar(None, result))
+
+    return run
+
+
+@function("TransformKeys", "TransformValues", "MapFilter")
+def _over_entries(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    body, evaluator = _compiled(call, 1)
+    kind = arrow_type(call.type)
+
+    def run(frame: Frame) -> Value:
+        array, _, inner = _elements(arguments[0](frame), frame)
+        flat = array.flatten()
+        values = {body.parameters[0].id: flat.field(0), body.parameters[1].id: flat.field(1)}
+        results = broadcast(evaluator(inner.with_variables(values)), inner.length)
+        entries = _rebuilt(array, results, pa.list_(results.type)).to_pylist()
+        rows: list[list[tuple[Any, Any]] | None] = []
+        for row, made in zip(array.to_pylist(), entries, strict=True):
+            if row is None:
+                rows.append(None)
+                continue
+            pairs = [(entry["key"], entry["value"], new) for entry, new in zip(row, made, strict=True)]
+            if call.function == "TransformKeys":
+                rows.append(checked_map([(new, value) for _, value, new in pairs]))
+            elif call.function == "TransformValues":
+                rows.append([(key, new) for key, _, new in pairs])
+            else:
+                rows.append([(key, value) for key, value, keep in pairs if keep])
+        return pa.array(rows, kind)
+
+    return run
+
+
+@function("ZipWith")
+def _zip_with(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    body, evaluator = _compiled(call, 2)
+    kind = arrow_type(call.type)
+
+    def run(frame: Frame) -> Value:
+        left, right = (broadcast(argument(frame), frame.length) for argument in arguments)
+        pairs: list[list[tuple[Any, Any]] | None] = []
+        for a, b in zip(left.to_pylist(), right.to_pylist(), strict=True):
+            if a is None or b is None:
+                pairs.append(None)
+                continue
+            size = max(len(a), len(b))
+            pairs.append([*zip(a + [None] * (size - len(a)), b + [None] * (size - len(b)), strict=True)])
+        entry = pa.struct([("key", left.type.value_type), ("value", right.type.value_type)])
+        rows = [None if row is None else [{"key": a, "value": b} for a, b in row] for row in pairs]
+        array, _, inner = _elements(pa.array(rows, pa.list_(entry)), frame)
+        flat = array.flatten()
+        values = {body.parameters[0].id: flat.field(0), body.parameters[1].id: flat.field(1)}
+        return _rebuilt(array, broadcast(evaluator(inner.with_variables(values)), inner.length), kind)
+
+    return run

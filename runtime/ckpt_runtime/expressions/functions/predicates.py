@@ -1,0 +1,163 @@
+"""Comparisons and three-valued logic, as Spark defines them: NaN equals NaN and is greater than every other number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import (
+    Evaluator,
+    Frame,
+    Value,
+    broadcast,
+    function,
+    kernel_of,
+    may_fail,
+    strict,
+)
+from ckpt_runtime.expressions.nodes import Call
+from ckpt_runtime.expressions.rows import per_row
+from ckpt_runtime.expressions.types import SparkType, is_fractional
+
+_KERNELS = {
+    "EqualTo": "equal",
+    "LessThan": "less",
+    "LessThanOrEqual": "less_equal",
+    "GreaterThan": "greater",
+    "GreaterThanOrEqual": "greater_equal",
+}
+_is_nan = kernel_of("is_nan")
+_and = kernel_of("and_kleene")
+_or = kernel_of("or_kleene")
+_not = kernel_of("invert")
+_is_null = kernel_of("is_null")
+_equal = kernel_of("equal")
+
+
+def comparison(name: str, type_: SparkType) -> Callable[[Value, Value], Value]:
+    """Returns ``equal``, ``less``, … over two values of a type; null where either is null."""
+    if isinstance(type_, dict):
+        return _nested_comparison(name, type_)
+    if type_ == "void":
+        return lambda _left, _right: pa.scalar(None, pa.bool_())
+    compare = kernel_of(name)
+    if not is_fractional(type_):
+        return compare
+    if name == "equal":
+        return lambda left, right: _or(compare(left, right), _and(_is_nan(left), _is_nan(right)))
+    if name == "less":
+        return lambda left, right: _or(compare(left, right), _and(_not(_is_nan(left)), _is_nan(right)))
+    if name == "less_equal":
+        return lambda left, right: _or(compare(left, right), _is_nan(right))
+    mirrored = comparison("less" if name == "greater" else "less_equal", type_)
+    return lambda left, right: mirrored(right, left)
+
+
+def sort_key(value: object) -> Any:
+    """Returns what orders Python values as Spark orders them: null first, NaN last, structs and arrays by elements."""
+    if value is None:
+        return (0,)
+    if isinstance(value, float) and value != value:
+        return (2,)
+    if isinstance(value, dict):
+        return (1, tuple(sort_key(element) for element in value.values()))
+    if isinstance(value, list):
+        return (1, tuple(sort_key(element) for element in value))
+    if isinstance(value, str):
+        return (1, value.encode("utf-8", "surrogatepass"))
+    return (1, value)
+
+
+_COMPARE: dict[str, Callable[[object, object], bool]] = {
+    "equal": lambda a, b: a == b,
+    "less": lambda a, b: a < b,  # type: ignore[operator]
+    "less_equal": lambda a, b: a <= b,  # type: ignore[operator]
+    "greater": lambda a, b: a > b,  # type: ignore[operator]
+    "greater_equal": lambda a, b: a >= b,  # type: ignore[operator]
+}
+
+
+def _nested_comparison(name: str, type_: SparkType) -> Callable[[Value, Value], Value]:
+    if isinstance(type_, dict) and type_["type"] == "map":
+        raise UnsupportedExpressionError("a comparison of maps", "maps have no order")
+    compare = _COMPARE[name]
+    return per_row(lambda left, right: compare(sort_key(left), sort_key(right)), pa.bool_())
+
+
+@strict(*_KERNELS)
+def _comparison(call: Call) -> Callable[..., Value]:
+    return comparison(_KERNELS[call.function], call.arguments[0].type)
+
+
+@strict("EqualNullSafe")
+def _equal_null_safe(call: Call) -> Callable[..., Value]:
+    if call.arguments[0].type == "void":
+        return lambda left, right: _and(_is_null(left), _is_null(right))
+    equal = comparison("equal", call.arguments[0].type)
+    return lambda left, right: pc.if_else(
+        _or(_is_null(left), _is_null(right)), _and(_is_null(left), _is_null(right)), equal(left, right)
+    )
+
+
+@strict("Not")
+def _negation(call: Call) -> Callable[..., Value]:
+    return _not
+
+
+@strict("IsNull", "IsNotNull")
+def _null_test(call: Call) -> Callable[..., Value]:
+    return _is_null if call.function == "IsNull" else kernel_of("is_valid")
+
+
+@strict("IsNaN")
+def _nan_test(call: Call) -> Callable[..., Value]:
+    return lambda value: pc.fill_null(_is_nan(value), False)
+
+
+@function("And", "Or")
+def _logic(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    left, right = arguments
+    combine = _and if call.function == "And" else _or
+    if not may_fail(call.arguments[1]):
+        return lambda frame: combine(left(frame), right(frame))
+    decisive = call.function == "Or"
+
+    def run(frame: Frame) -> Value:
+        first = broadcast(left(frame), frame.length)
+        # The second side is looked at only where the first one does not decide, as in Spark.
+        open_ = pc.fill_null(_equal(first, pa.scalar(not decisive)), True)
+        second = scattered(right, frame, open_, pa.bool_())
+        return combine(first, second)
+
+    return run
+
+
+def scattered(evaluator: Evaluator, frame: Frame, mask: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Evaluates only the rows of a mask without nulls; the others are null."""
+    part = frame.part(mask)
+    if part.length == 0:
+        return pa.nulls(frame.length, type_)
+    values = broadcast(evaluator(part), part.length).cast(type_)
+    if part.length == frame.length:
+        return values
+    positions = pc.subtract(pc.cumulative_sum(mask.cast(pa.int64())), 1)
+    return values.take(pc.if_else(mask, positions, pa.scalar(None, pa.int64())))
+
+
+@function("In")
+def _membership(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    equal = comparison("equal", call.arguments[0].type)
+    needle, *candidates = arguments
+
+    def run(frame: Frame) -> Value:
+        value = needle(frame)
+        found: Value = pa.scalar(False)
+        for candidate in candidates:
+            found = _or(found, equal(value, candidate(frame)))
+        return found
+
+    return run

@@ -1,0 +1,567 @@
+"""Text and bytes: cutting, padding, searching, regular expressions, encodings and hashes. Positions count from 1."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, function, kernel_of, strict
+from ckpt_runtime.expressions.nodes import Call, Literal
+from ckpt_runtime.expressions.regex import compile_java, like_pattern
+from ckpt_runtime.expressions.rows import per_row
+from ckpt_runtime.expressions.types import arrow_type
+
+_STRING = pa.string()
+_INT = pa.int32()
+_is_ascii = kernel_of("string_is_ascii")
+
+
+def ascii_or(fast: Callable[..., Value], exact: Callable[..., Value]) -> Callable[..., Value]:
+    """Returns a kernel that is ``fast`` for texts of ASCII alone and ``exact`` for others."""
+
+    def run(value: Value) -> Value:
+        plain = _is_ascii(value)
+        if plain.as_py() if isinstance(plain, pa.Scalar) else pc.all(plain, min_count=0).as_py():
+            return fast(value)
+        return exact(value)
+
+    return run
+
+
+@strict("Upper", "Lower")
+def _case(call: Call) -> Callable[..., Value]:
+    if call.function == "Upper":
+        return ascii_or(kernel_of("ascii_upper"), per_row(str.upper, _STRING))
+    return ascii_or(kernel_of("ascii_lower"), per_row(str.lower, _STRING))
+
+
+@strict("InitCap")
+def _initial_capitals(call: Call) -> Callable[..., Value]:
+    return per_row(lambda text: " ".join(word[:1].title() + word[1:].lower() for word in text.split(" ")), _STRING)
+
+
+@strict("Length", "OctetLength", "BitLength")
+def _length(call: Call) -> Callable[..., Value]:
+    octets = kernel_of("binary_length")
+    if call.function == "BitLength":
+        return lambda value: pc.multiply(octets(value), pa.scalar(8, _INT))
+    if call.function == "Length" and call.arguments[0].type != "binary":
+        return kernel_of("utf8_length")
+    return octets
+
+
+@function("Concat")
+def _concat(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    kind = arrow_type(call.type)
+    if pa.types.is_list(kind):
+        joined = per_row(lambda *lists: [element for list_ in lists for element in list_], kind)
+        return lambda frame: joined(*[argument(frame) for argument in arguments])
+    join = kernel_of("binary_join_element_wise", pc.JoinOptions("emit_null"))
+    separator = pa.scalar("" if kind == _STRING else b"", kind)
+
+    def run(frame: Frame) -> Value:
+        return join(*[argument(frame) for argument in arguments], separator)
+
+    return run
+
+
+@strict("ConcatWs")
+def _concat_with_separator(call: Call) -> Callable[..., Value]:
+    def join(separator: str | None, *parts: str | list[str | None] | None) -> str | None:
+        if separator is None:
+            return None
+        texts: list[str] = []
+        for part in parts:
+            texts += [x for x in part if x is not None] if isinstance(part, list) else [] if part is None else [part]
+        return separator.join(texts)
+
+    return per_row(join, _STRING, nulls=True)
+
+
+def _substring(text: Any, position: int, length: int = (1 << 31) - 1) -> Any:
+    size = len(text)
+    start = position - 1 if position > 0 else size + position if position < 0 else 0
+    return text[max(start, 0) : max(start + length, 0)]
+
+
+@strict("Substring")
+def _substring_kernel(call: Call) -> Callable[..., Value]:
+    exact = per_row(_substring, arrow_type(call.type))
+    bounds = [
+        argument for argument in call.arguments[1:] if isinstance(argument, Literal) and argument.value is not None
+    ]
+    if call.type != "string" or len(bounds) != len(call.arguments) - 1 or int(str(bounds[0].value)) < 0:
+        return exact
+    start = max(int(str(bounds[0].value)) - 1, 0)
+    length = int(str(bounds[1].value)) if len(bounds) > 1 else (1 << 31) - 1
+    cut = kernel_of("utf8_slice_codeunits", pc.SliceOptions(start, start + max(length, 0)))
+    return lambda value, *_: cut(value)
+
+
+@strict("Left", "Right")
+def _side(call: Call) -> Callable[..., Value]:
+    kind = arrow_type(call.type)
+    if call.function == "Left":
+        return per_row(lambda text, n: text[: max(n, 0)], kind)
+    return per_row(lambda text, n: text[-n:] if n > 0 else text[:0], kind)
+
+
+@strict("StringTrim", "StringTrimLeft", "StringTrimRight", "StringTrimBoth")
+def _trim(call: Call) -> Callable[..., Value]:
+    """Arguments: the text and, where given, the characters to cut off; only blanks otherwise."""
+    side = {"StringTrimLeft": "lstrip", "StringTrimRight": "rstrip"}.get(call.function, "strip")
+    if len(call.arguments) == 1:
+        name = {"lstrip": "utf8_ltrim", "rstrip": "utf8_rtrim", "strip": "utf8_trim"}[side]
+        return kernel_of(name, pc.TrimOptions(" "))
+    cut = getattr(str, side)
+    return per_row(lambda text, characters: cut(text, characters) if characters else text, _STRING)
+
+
+@strict("StringLPad", "StringRPad")
+def _pad(call: Call) -> Callable[..., Value]:
+    left = call.function == "StringLPad"
+
+    def pad(text: Any, length: int, fill: Any) -> Any:
+        missing = length - len(text)
+        if missing <= 0:
+            return text[: max(length, 0)]
+        filling = (fill * (missing // len(fill) + 1))[:missing] if fill else fill
+        return filling + text if left else text + filling
+
+    return per_row(pad, arrow_type(call.type))
+
+
+@strict("StringRepeat")
+def _repeat(call: Call) -> Callable[..., Value]:
+    return per_row(lambda text, n: text * max(n, 0), _STRING)
+
+
+@strict("StringSpace")
+def _space(call: Call) -> Callable[..., Value]:
+    return per_row(lambda n: " " * max(n, 0), _STRING)
+
+
+@strict("StringReplace")
+def _replace(call: Call) -> Callable[..., Value]:
+    return per_row(lambda text, old, new="": text.replace(old, new) if old else text, _STRING)
+
+
+@strict("StringTranslate")
+def _translate(call: Call) -> Callable[..., Value]:
+    def translate(text: str, matching: str, replacing: str) -> str:
+        table: dict[int, str | None] = {}
+        for at, character in enumerate(matching):
+            table.setdefault(ord(character), replacing[at] if at < len(replacing) else None)
+        return text.translate(table)
+
+    return per_row(translate, _STRING)
+
+
+@strict("StringInstr", "StringLocate")
+def _find(call: Call) -> Callable[..., Value]:
+    if call.function == "StringInstr":
+        return per_row(lambda text, part: text.find(part) + 1, _INT)
+
+    def locate(part: str | None, text: str | None, start: int | None = 1) -> int | None:
+        if start is None:
+            return 0
+        if part is None or text is None:
+            return None
+        return 0 if start < 1 else text.find(part, start - 1) + 1
+
+    return per_row(locate, _INT, nulls=True)
+
+
+_SEARCHES = {"StartsWith": "startswith", "EndsWith": "endswith", "Contains": "__contains__"}
+
+
+@strict(*_SEARCHES)
+def _search(call: Call) -> Callable[..., Value]:
+    part = call.arguments[1]
+    if isinstance(part, Literal) and isinstance(part.value, str) and part.type == "string":
+        name = {"StartsWith": "starts_with", "EndsWith": "ends_with", "Contains": "match_substring"}[call.function]
+        match = kernel_of(name, pc.MatchSubstringOptions(part.value))
+        return lambda value, _: match(value)
+    test = _SEARCHES[call.function]
+    return per_row(lambda text, wanted: getattr(text, test)(wanted), pa.bool_())
+
+
+@strict("SubstringIndex")
+def _substring_index(call: Call) -> Callable[..., Value]:
+    def cut(text: str, separator: str, count: int) -> str:
+        if count == 0 or not separator:
+            return ""
+        if count > 0:
+            at = -1
+            for _ in range(count):
+                at = text.find(separator, at + 1)
+                if at < 0:
+                    return text
+            return text[:at]
+        at = len(text) - len(separator) + 1
+        for _ in range(-count):
+            at = text.rfind(separator, 0, max(at - 1 + len(separator), 0))
+            if at < 0:
+                return text
+        return text[at + len(separator) :]
+
+    return per_row(cut, _STRING)
+
+
+@strict("SplitPart")
+def _split_part(call: Call) -> Callable[..., Value]:
+    def part(text: str, separator: str, number: int) -> str:
+        if number == 0:
+            raise EvaluationError("INVALID_INDEX_OF_ZERO", "the index 0 is invalid; the first part has index 1")
+        parts = text.split(separator) if separator else [text]
+        at = number - 1 if number > 0 else len(parts) + number
+        return parts[at] if 0 <= at < len(parts) else ""
+
+    return per_row(part, _STRING)
+
+
+@strict("Ascii")
+def _ascii(call: Call) -> Callable[..., Value]:
+    return per_row(lambda text: ord(text[0]) if text else 0, _INT)
+
+
+@strict("Chr")
+def _chr(call: Call) -> Callable[..., Value]:
+    return per_row(lambda n: "" if n < 0 else chr(n & 0xFF), _STRING)
+
+
+@strict("Base64", "UnBase64")
+def _base64(call: Call) -> Callable[..., Value]:
+    if call.function == "Base64":
+        return per_row(lambda data: base64.b64encode(data).decode(), _STRING)
+
+    def decode(text: str) -> bytes:
+        # As Java's MIME decoder: characters outside of the alphabet are passed over, padding may be missing.
+        digits = re.sub(r"[^A-Za-z0-9+/]", "", text.split("=", maxsplit=1)[0])
+        try:
+            return base64.b64decode(digits + "=" * (-len(digits) % 4))
+        except binascii.Error:
+            raise EvaluationError("CONVERSION_INVALID_INPUT", f"{text!r} is not base 64") from None
+
+    return per_row(decode, pa.binary())
+
+
+_CHARSETS = {
+    "US-ASCII": "ascii",
+    "ISO-8859-1": "latin-1",
+    "UTF-8": "utf-8",
+    "UTF-16BE": "utf-16-be",
+    "UTF-16LE": "utf-16-le",
+}
+
+
+def _charset(name: str) -> str:
+    found = _CHARSETS.get(name.upper())
+    if found is None:
+        raise EvaluationError("INVALID_PARAMETER_VALUE.CHARSET", f"{name!r} is not one of {', '.join(_CHARSETS)}")
+    return found
+
+
+@strict("Encode", "StringDecode")
+def _encoding(call: Call) -> Callable[..., Value]:
+    def encode(text: str, charset: str) -> bytes:
+        try:
+            return text.encode(_charset(charset))
+        except UnicodeEncodeError:
+            raise EvaluationError("MALFORMED_CHARACTER_CODING", f"{text!r} cannot be written in {charset}") from None
+
+    def decode(data: bytes, charset: str) -> str:
+        try:
+            return data.decode(_charset(charset))
+        except UnicodeDecodeError:
+            raise EvaluationError("MALFORMED_CHARACTER_CODING", f"the bytes are not text in {charset}") from None
+
+    return per_row(encode, pa.binary()) if call.function == "Encode" else per_row(decode, _STRING)
+
+
+@strict("Levenshtein")
+def _levenshtein(call: Call) -> Callable[..., Value]:
+    def distance(left: str, right: str, threshold: int | None = None) -> int:
+        row = list(range(len(right) + 1))
+        for i, a in enumerate(left, 1):
+            previous, row[0] = row[0], i
+            for j, b in enumerate(right, 1):
+                previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
+        return row[-1] if threshold is None or row[-1] <= threshold else -1
+
+    return per_row(distance, _INT)
+
+
+@strict("SoundEx")
+def _soundex(call: Call) -> Callable[..., Value]:
+    codes = "01230120022455012623010202"
+
+    def soundex(text: str) -> str:
+        if not text or not ("A" <= text[0].upper() <= "Z" and text[0].isascii()):
+            return text
+        first = text[0].upper()
+        code, last = first, codes[ord(first) - 65]
+        for character in text[1:]:
+            upper = character.upper()
+            if not (upper.isascii() and "A" <= upper <= "Z"):
+                last = "0"
+                continue
+            if upper in "HW":
+                continue
+            digit = codes[ord(upper) - 65]
+            if digit not in ("0", last):
+                code += digit
+                if len(code) == 4:
+                    break
+            last = digit
+        return code.ljust(4, "0")
+
+    return per_row(soundex, _STRING)
+
+
+@strict("Overlay")
+def _overlay(call: Call) -> Callable[..., Value]:
+    def overlay(text: Any, new: Any, position: int, length: int) -> Any:
+        size = len(new) if length < 0 else length
+        return _substring(text, 1, position - 1) + new + _substring(text, position + size)
+
+    return per_row(overlay, arrow_type(call.type))
+
+
+@strict("FindInSet")
+def _find_in_set(call: Call) -> Callable[..., Value]:
+    def find(word: str, words: str) -> int:
+        parts = words.split(",")
+        return 0 if "," in word or word not in parts else parts.index(word) + 1
+
+    return per_row(find, _INT)
+
+
+@function("Elt")
+def _elt(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    def pick(index: int | None, *values: Any) -> Any:
+        if index is None:
+            return None
+        if not 1 <= index <= len(values):
+            if call.mode == "ansi":
+                raise EvaluationError("INVALID_ARRAY_INDEX", f"elt has {len(values)} values, not a number {index}")
+            return None
+        return values[index - 1]
+
+    choose = per_row(pick, arrow_type(call.type), nulls=True)
+    return lambda frame: choose(*[argument(frame) for argument in arguments])
+
+
+@strict("FormatNumber")
+def _format_number(call: Call) -> Callable[..., Value]:
+    if call.arguments[1].type == "string":
+        raise UnsupportedExpressionError("format_number with a pattern")
+    import decimal
+
+    def write(value: Any, places: int) -> str | None:
+        if places < 0:
+            return None
+        if isinstance(value, float):
+            if value != value:
+                return "NaN"
+            if abs(value) == float("inf"):
+                return "∞" if value > 0 else "-∞"
+        number = decimal.Decimal(value).quantize(
+            decimal.Decimal(1).scaleb(-places), decimal.ROUND_HALF_EVEN, decimal.Context(prec=400)
+        )
+        return f"{number:,f}"
+
+    return per_row(write, _STRING)
+
+
+@strict("Luhncheck")
+def _luhn(call: Call) -> Callable[..., Value]:
+    def check(text: str) -> bool:
+        if not (text.isascii() and text.isdigit()):
+            return False
+        digits = [int(digit) for digit in reversed(text)]
+        return sum(d if at % 2 == 0 else (2 * d - 9 if d > 4 else 2 * d) for at, d in enumerate(digits)) % 10 == 0
+
+    return per_row(check, pa.bool_())
+
+
+@strict("Mask")
+def _mask(call: Call) -> Callable[..., Value]:
+    def mask(
+        text: str | None, upper: str | None, lower: str | None, digit: str | None, other: str | None
+    ) -> str | None:
+        if text is None:
+            return None
+
+        def masked(character: str) -> str:
+            kind = (
+                upper
+                if character.isupper()
+                else lower
+                if character.islower()
+                else (digit if character.isdecimal() else other)
+            )
+            return character if kind is None else kind
+
+        return "".join(map(masked, text))
+
+    return per_row(mask, _STRING, nulls=True)
+
+
+@strict("Like", "ILike")
+def _like(call: Call) -> Callable[..., Value]:
+    escape = str(call.settings.get("escapeChar", "\\"))
+    ignore_case = call.function == "ILike"
+
+    def like(text: str, pattern: str) -> bool:
+        try:
+            return like_pattern(pattern, escape, ignore_case=ignore_case).fullmatch(text) is not None
+        except ValueError as error:
+            raise EvaluationError("INVALID_FORMAT.ESC_IN_THE_MIDDLE", str(error)) from None
+
+    return per_row(like, pa.bool_())
+
+
+@strict("RLike")
+def _rlike(call: Call) -> Callable[..., Value]:
+    return _by_pattern(call, 1, lambda text, pattern: compile_java(pattern).search(text) is not None, pa.bool_())
+
+
+def _by_pattern(call: Call, position: int, compute: Callable[..., Any], result: pa.DataType) -> Callable[..., Value]:
+    """Returns a kernel with a regular expression, which is checked when the plan is made if it is constant."""
+    pattern = call.arguments[position]
+    if isinstance(pattern, Literal) and isinstance(pattern.value, str):
+        compile_java(pattern.value)
+    else:
+        raise UnsupportedExpressionError("a regular expression that is not constant")
+    return per_row(compute, result)
+
+
+def _group(match: re.Match[str], index: int) -> str:
+    if not 0 <= index <= match.re.groups:
+        raise EvaluationError(
+            "INVALID_PARAMETER_VALUE.REGEX_GROUP_INDEX", f"group {index} is not one of 0 to {match.re.groups}"
+        )
+    return match[index] or ""
+
+
+@strict("RegExpExtract")
+def _extract(call: Call) -> Callable[..., Value]:
+    def extract(text: str, pattern: str, index: int) -> str:
+        match = compile_java(pattern).search(text)
+        return _group(match, index) if match else ""
+
+    return _by_pattern(call, 1, extract, _STRING)
+
+
+@strict("RegExpExtractAll")
+def _extract_all(call: Call) -> Callable[..., Value]:
+    def extract(text: str, pattern: str, index: int) -> list[str]:
+        return [_group(match, index) for match in compile_java(pattern).finditer(text)]
+
+    return _by_pattern(call, 1, extract, arrow_type(call.type))
+
+
+@strict("RegExpReplace")
+def _regexp_replace(call: Call) -> Callable[..., Value]:
+    def replace(text: str, pattern: str, new: str, position: int = 1) -> str:
+        if position - 1 >= len(text) and text:
+            return text
+        compiled = compile_java(pattern)
+        head, tail = text[: position - 1], text[position - 1 :]
+        return head + compiled.sub(lambda match: _expanded(new, match), tail)
+
+    return _by_pattern(call, 1, replace, _STRING)
+
+
+def _expanded(template: str, match: re.Match[str]) -> str:
+    """Fills Java's ``$1`` and ``${name}`` in; a backslash takes a character as it is."""
+    out = []
+    at = 0
+    while at < len(template):
+        character = template[at]
+        if character == "\\":
+            out.append(template[at + 1 : at + 2])
+            at += 2
+        elif character == "$":
+            named = re.match(r"\$\{(\w+)\}", template[at:])
+            numbered = re.match(r"\$(\d)", template[at:])
+            if not (named or numbered):
+                raise EvaluationError("INVALID_REGEXP_REPLACE", f"the replacement {template!r} is malformed")
+            found = named or numbered
+            assert found is not None
+            reference: str | int = named[1] if named else int(found[1])
+            at += found.end()
+            while isinstance(reference, int) and at < len(template) and template[at].isdigit():
+                longer = reference * 10 + int(template[at])
+                if longer > match.re.groups:
+                    break
+                reference = longer
+                at += 1
+            out.append(match[reference] or "")
+        else:
+            out.append(character)
+            at += 1
+    return "".join(out)
+
+
+@strict("RegExpCount", "RegExpInStr", "RegExpSubStr")
+def _regexp_search(call: Call) -> Callable[..., Value]:
+    def count(text: str, pattern: str) -> int:
+        return sum(1 for _ in compile_java(pattern).finditer(text))
+
+    def position(text: str, pattern: str, index: int = 0) -> int:
+        match = compile_java(pattern).search(text)
+        return match.start() + 1 if match else 0
+
+    def part(text: str, pattern: str) -> str | None:
+        match = compile_java(pattern).search(text)
+        return match[0] if match else None
+
+    if call.function == "RegExpSubStr":
+        return _by_pattern(call, 1, part, _STRING)
+    return _by_pattern(call, 1, count if call.function == "RegExpCount" else position, _INT)
+
+
+@strict("StringSplit")
+def _split(call: Call) -> Callable[..., Value]:
+    def split(text: str, pattern: str, limit: int) -> list[str]:
+        compiled = compile_java(pattern)
+        parts: list[str] = []
+        start = 0
+        for match in compiled.finditer(text):
+            if 0 < limit <= len(parts) + 1:
+                break
+            if match.end() == 0 or (match.start() == match.end() and match.start() == len(text)):
+                continue  # Java: no empty part before a match of no width at the start
+            parts.append(text[start : match.start()])
+            start = match.end()
+        parts.append(text[start:])
+        return parts
+
+    return _by_pattern(call, 1, split, arrow_type(call.type))
+
+
+@strict("Md5", "Sha1", "Sha2", "Crc32")
+def _digest(call: Call) -> Callable[..., Value]:
+    if call.function == "Crc32":
+        return per_row(zlib.crc32, pa.int64())
+    if call.function != "Sha2":
+        name = call.function.lower()
+        return per_row(lambda data: hashlib.new(name, data, usedforsecurity=False).hexdigest(), _STRING)
+
+    def sha2(data: bytes, bits: int) -> str | None:
+        if bits not in (0, 224, 256, 384, 512):
+            return None
+        return hashlib.new(f"sha{bits or 256}", data).hexdigest()
+
+    return per_row(sha2, _STRING)

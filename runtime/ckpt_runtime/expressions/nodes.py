@@ -1,0 +1,62 @@
+"""The typed tree of an expression, as it is stored, fingerprinted and sent to workers."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+from typing import Literal as OneOf
+
+import msgspec
+
+from ckpt_runtime.expressions.types import SparkType
+
+Mode: TypeAlias = OneOf["ansi", "legacy", "try"]
+"""What an operation does where it has no result: fails, gives Spark's value from before ANSI, or gives null."""
+
+
+class Column(msgspec.Struct, frozen=True, tag_field="node", tag="column"):
+    """A column of the operator's input, by its position."""
+
+    index: int
+    type: SparkType
+
+
+class Literal(msgspec.Struct, frozen=True, tag_field="node", tag="literal"):
+    """A constant. ``value`` is null, a boolean, or Spark's text of it; bytes are in hexadecimal digits."""
+
+    value: str | bool | None
+    type: SparkType
+
+
+class Variable(msgspec.Struct, frozen=True, tag_field="node", tag="variable"):
+    """An argument of the enclosing lambda function, by Spark's id of it."""
+
+    id: int
+    type: SparkType
+
+
+class Lambda(msgspec.Struct, frozen=True, tag_field="node", tag="lambda"):
+    """A function over elements of an array or a map."""
+
+    body: Expression
+    parameters: tuple[Variable, ...]
+
+    @property
+    def type(self) -> SparkType:
+        """The type of its result."""
+        return self.body.type
+
+
+class Call(msgspec.Struct, frozen=True, tag_field="node", tag="call"):
+    """A function of Spark's and its arguments. ``function`` is the name of Spark's expression class.
+
+    ``settings`` holds what that class has beside its arguments: a time zone, a field's position, whether nulls count.
+    """
+
+    function: str
+    arguments: tuple[Expression, ...]
+    type: SparkType
+    mode: Mode = "ansi"
+    settings: dict[str, Any] = {}
+
+
+Expression: TypeAlias = Column | Literal | Variable | Lambda | Call

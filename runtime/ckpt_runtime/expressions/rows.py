@@ -1,0 +1,57 @@
+"""Python functions run once for each distinct value: for what Arrow has no kernel of, or one unlike Spark's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Value: TypeAlias = "pa.Array | pa.Scalar"
+
+
+def per_row(compute: Callable[..., Any], result: pa.DataType, *, nulls: bool = False) -> Callable[..., Value]:
+    """Returns a kernel that calls ``compute`` with the Python values of a row; null where an argument is null.
+
+    Only one argument that is not constant: ``compute`` runs for its distinct values. With ``nulls`` it gets None.
+    """
+
+    def call(*row: Any) -> Any:
+        return compute(*row) if nulls or None not in row else None
+
+    def run(*values: Value) -> Value:
+        varying = [at for at, value in enumerate(values) if not isinstance(value, pa.Scalar)]
+        constants = [value.as_py() if isinstance(value, pa.Scalar) else None for value in values]
+        if not varying:
+            return pa.scalar(call(*constants), result)
+        if len(varying) == 1:
+            at = varying[0]
+            column = values[at]
+            encoded = _distinct(column)
+            if encoded is not None:
+                distinct, indices = encoded
+                row = list(constants)
+                results = []
+                for value in distinct.to_pylist():
+                    row[at] = value
+                    results.append(call(*row))
+                return pa.array(results, result).take(indices)
+        length = len(values[varying[0]])
+        columns = [
+            [constant] * length if isinstance(value, pa.Scalar) else value.to_pylist()
+            for value, constant in zip(values, constants, strict=True)
+        ]
+        return pa.array([call(*row) for row in zip(*columns, strict=True)], result)
+
+    return run
+
+
+def _distinct(column: pa.Array) -> tuple[pa.Array, pa.Array] | None:
+    """Returns distinct values with the position of each row's; None for types that Arrow cannot encode."""
+    if pa.types.is_dictionary(column.type):
+        return column.dictionary, column.indices
+    if pa.types.is_nested(column.type) or pa.types.is_null(column.type) or pa.types.is_floating(column.type):
+        return None
+    encoded = pc.dictionary_encode(column, null_encoding="encode")
+    return encoded.dictionary, encoded.indices

@@ -1,0 +1,80 @@
+"""Spark's data types, in the JSON form that Spark publishes for schemas, and the Arrow types that hold their values.
+
+A type is ``"integer"`` or ``{"type": "array", "elementType": …}``: what ``DataType.jsonValue()`` returns. Plans are
+stored with it because it outlives releases of Spark and of Arrow.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from ckpt_runtime.expressions.errors import UnsupportedTypeError
+
+SparkType: TypeAlias = str | dict[str, Any]
+
+_SIMPLE: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "void": pa.null(),
+}
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+_CHARACTERS = re.compile(r"(var)?char\(\d+\)")
+_DAY_TIME = re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?")
+
+
+def arrow_type(type_: SparkType) -> pa.DataType:
+    """Returns the Arrow type of a Spark type's values.
+
+    Timestamps with a zone are microseconds in UTC; day-time intervals are durations in microseconds.
+
+    Raises UnsupportedTypeError for types that the engine has no values of: collations, calendar and year-month
+    intervals, variants, times, user-defined types.
+    """
+    if isinstance(type_, str):
+        simple = _SIMPLE.get(type_)
+        if simple is not None:
+            return simple
+        if decimal := _DECIMAL.fullmatch(type_):
+            return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        if _CHARACTERS.fullmatch(type_):
+            return pa.string()
+        if _DAY_TIME.fullmatch(type_):
+            return pa.duration("us")
+        raise UnsupportedTypeError(type_)
+    kind = type_["type"]
+    if kind == "array":
+        return pa.list_(arrow_type(type_["elementType"]))
+    if kind == "map":
+        return pa.map_(arrow_type(type_["keyType"]), arrow_type(type_["valueType"]))
+    if kind == "struct":
+        return pa.struct([pa.field(field["name"], arrow_type(field["type"])) for field in type_["fields"]])
+    raise UnsupportedTypeError(kind)
+
+
+def is_integral(type_: SparkType) -> bool:
+    """Returns whether the type is one of the four integers."""
+    return type_ in ("byte", "short", "integer", "long")
+
+
+def is_fractional(type_: SparkType) -> bool:
+    """Returns whether the type is ``float`` or ``double``."""
+    return type_ in ("float", "double")
+
+
+def decimal_of(type_: SparkType) -> tuple[int, int] | None:
+    """Returns precision and scale of a decimal type, and None for any other type."""
+    found = _DECIMAL.fullmatch(type_) if isinstance(type_, str) else None
+    return (int(found[1]), int(found[2])) if found else None

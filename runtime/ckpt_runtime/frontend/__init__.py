@@ -1,0 +1,1 @@
+"""From PySpark's plan to ours. The only room that knows Spark's plan classes."""

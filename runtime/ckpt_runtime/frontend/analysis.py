@@ -1,0 +1,331 @@
+"""Asks Spark's analyzer for the types of a captured plan, in the JVM of the session's driver.
+
+``SparkConnectPlanner`` turns the relation into a plan of Catalyst's, the analyzer resolves it; nothing is optimized
+or run. A streaming source stands in the plan as typed nulls over Spark's ``rate``, so that no connector has to be
+there.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.nodes import Call, Column, Expression
+from ckpt_runtime.frontend.catalyst import ExpressionReader, jvm_name
+from ckpt_runtime.frontend.typed_plan import (
+    Aggregate,
+    Analysis,
+    AnalysisRequest,
+    Filter,
+    PlanNode,
+    Project,
+    Source,
+    TypedAggregate,
+    TypedColumn,
+    Union,
+    Watermark,
+)
+from ckpt_runtime.graph.schema import DocumentError
+
+_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "Repartition", "RepartitionByExpression"})
+_PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
+
+
+class Analyzer:
+    """Answers analysis requests with one Spark session, which the first call of a process starts if there is none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._serial = 0
+
+    def answer(self, question: str) -> dict[str, str]:
+        """Returns the JSON text of the answer to a request in JSON, by the digest of the request. Blocks.
+
+        Raises DocumentError for a text that is no request: a program could have written it.
+        """
+        try:
+            request = msgspec.json.decode(question, type=AnalysisRequest)
+        except msgspec.MsgspecError as error:
+            raise DocumentError(f"the question to Spark is malformed: {error}") from error
+        return {sha256(question.encode()).hexdigest(): msgspec.json.encode(self.analyze(request)).decode()}
+
+    def analyze(self, request: AnalysisRequest) -> Analysis:
+        """Returns Spark's answer, errors of the author included. Blocks; calls from several threads take turns."""
+        with self._lock:
+            self._serial += 1
+            return _analyze(_spark_session(), request, self._serial)
+
+
+ANALYZER = Analyzer()
+"""That of this process: Spark has one session in it."""
+
+
+def _spark_session() -> Any:
+    """Returns the driver's session. Outside of Spark it starts one, which runs nothing."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.config("spark.ui.enabled", "false").config(
+        "spark.log.structuredLogging.enabled", "false"
+    )
+    active = SparkSession.getActiveSession()
+    return active if active is not None else builder.master("local[1]").getOrCreate()
+
+
+def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors.exceptions.base import PySparkException
+
+    try:
+        if request.ddl:
+            kind = spark._jvm.org.apache.spark.sql.types.StructType.fromDDL(request.ddl)
+            return Analysis(columns=_columns_of_schema(json.loads(kind.json())))
+        session = spark._jsparkSession.newSession()
+        for key, value in request.configuration.items():
+            session.conf().set(key, value)
+        planner = _Planner(spark._jvm, session, serial)
+        ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
+        for name, relation in request.views.items():
+            planner.register(name, relation, _PlanReader(spark._jvm, ansi))
+        plan = planner.analyzed(request.relation)
+        return _PlanReader(spark._jvm, ansi).read(plan)
+    except UnsupportedExpressionError as error:
+        return Analysis(unsupported=str(error))
+    except Py4JJavaError as error:
+        return Analysis(error=str(error.java_exception.getMessage()))
+    except PySparkException as error:
+        return Analysis(error=str(error.getMessage() or error))
+
+
+_RELATIONS = frozenset(
+    {
+        *(
+            "project",
+            "filter",
+            "join",
+            "set_op",
+            "sort",
+            "limit",
+            "aggregate",
+            "sql",
+            "local_relation",
+            "range",
+            "offset",
+        ),
+        *("subquery_alias", "repartition", "to_df", "with_columns_renamed", "drop", "deduplicate", "hint", "unpivot"),
+        *("to_schema", "repartition_by_expression", "with_columns", "with_watermark", "fill_na", "drop_na", "replace"),
+        *("with_relations", "map_partitions", "group_map", "apply_in_pandas_with_state", "as_of_join", "lateral_join"),
+    }
+)
+"""Kinds of relations whose analysis reads no file, asks no other system and runs no code."""
+_RUN_CODE = ("reflect", "java_method", "try_reflect")
+"""Functions that call Java methods. Spark's analyzer evaluates some constants, and no program may run in the driver."""
+
+
+def _checked_relation(relation: bytes) -> bytes:
+    """Returns the relation. Raises UnsupportedExpressionError for one that Spark would read files or connect for."""
+    from google.protobuf.message import DecodeError
+    from pyspark.sql.connect.proto import Relation
+
+    try:
+        todo: list[Any] = [Relation.FromString(relation)]
+    except DecodeError as error:
+        raise UnsupportedExpressionError("the plan", f"it is not a relation of Spark Connect: {error}") from None
+    while todo:
+        message = todo.pop()
+        if message.DESCRIPTOR.name == "Relation":
+            kind = message.WhichOneof("rel_type")
+            placeholder = kind == "read" and message.read.is_streaming and message.read.data_source.format == "rate"
+            if kind not in _RELATIONS and not placeholder:
+                raise UnsupportedExpressionError(f"the relation {kind}", "a planned program may not have it")
+        for descriptor, value in message.ListFields():
+            if descriptor.message_type is not None:
+                several = value.values() if hasattr(value, "values") else value if descriptor.is_repeated else (value,)
+                todo += [element for element in several if hasattr(element, "ListFields")]
+    return relation
+
+
+class _Planner:
+    """Relations become analyzed plans of one Spark session."""
+
+    def __init__(self, jvm: Any, session: Any, serial: int) -> None:
+        connect = jvm.org.apache.spark.sql.connect
+        registry = session.sessionState().functionRegistry()
+        option = jvm.scala.Option
+        for name in _RUN_CODE:
+            place = (option.apply("builtin"), option.apply("system"))
+            registry.dropFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *place))
+        session.conf().set("spark.sql.runSQLOnFiles", "false")
+        holder = connect.service.SessionHolder("engine", f"00000000-0000-0000-0000-{serial:012}", session)
+        self._planner = connect.planner.SparkConnectPlanner(holder, jvm.scala.Option.empty())
+        self._jvm = jvm
+        self._session = session
+
+    def analyzed(self, relation: bytes) -> Any:
+        parsed = self._jvm.org.apache.spark.connect.proto.Relation.parseFrom(_checked_relation(relation))
+        analyzer = self._session.sessionState().analyzer()
+        plan = analyzer.execute(self._planner.transformRelation(parsed))
+        analyzer.checkAnalysis(plan)
+        return plan
+
+    def register(self, name: str, relation: bytes, reader: _PlanReader) -> None:
+        """Registers a view. Its plan is read first, because Spark runs a command as soon as a frame is made of it."""
+        plan = self.analyzed(relation)
+        reader.read(plan)
+        rows = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._session, plan)
+        rows.createOrReplaceTempView(name)
+
+
+def _companion(package: Any, name: str) -> Any:
+    """Returns the Scala object that lies beside a class."""
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+def _columns_of_schema(schema: dict[str, Any]) -> tuple[TypedColumn, ...]:
+    return tuple(TypedColumn(field["name"], field["type"], field["nullable"]) for field in schema["fields"])
+
+
+class _PlanReader:
+    """Reads an analyzed plan from its leaves up."""
+
+    def __init__(self, jvm: Any, ansi: bool) -> None:
+        self._jvm = jvm
+        self._ansi = ansi
+        self._tag = _companion(jvm.org.apache.spark.sql.catalyst.plans.logical, "LogicalPlan").PLAN_ID_TAG()
+        self._nodes: list[PlanNode] = []
+        self._ids: list[tuple[int, ...]] = []
+
+    def read(self, plan: Any) -> Analysis:
+        self._node(plan)
+        return Analysis(columns=self._nodes[-1].columns, nodes=tuple(self._nodes))
+
+    def _node(self, plan: Any) -> int:
+        """Adds the nodes of a plan and returns the position of its last one."""
+        name = jvm_name(plan)
+        if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
+            columns, ids = _output(plan.output())
+            return self._add(Source(columns=columns, plan_id=self._plan_id(plan)), ids)
+        inputs = tuple(self._node(child) for child in _items(plan.children()))
+        if name in _SKIPPED:
+            return inputs[0]
+        plan_id = self._plan_id(plan)
+        columns, ids = _output(plan.output())
+        match name:
+            case "Project":
+                expressions = self._expressions(_items(plan.projectList()), inputs[0])
+                return self._add(Project(columns=columns, inputs=inputs, plan_id=plan_id, expressions=expressions), ids)
+            case "Filter":
+                condition = self._expressions([plan.condition()], inputs[0])[0]
+                return self._add(Filter(columns=columns, inputs=inputs, plan_id=plan_id, condition=condition), ids)
+            case "EventTimeWatermark":
+                column = self._expressions([plan.eventTime()], inputs[0])[0]
+                assert isinstance(column, Column)
+                event_times = _companion(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "EventTimeWatermark")
+                delay_ms = event_times.getDelayMs(plan.delay())
+                return self._add(
+                    Watermark(columns=columns, inputs=inputs, plan_id=plan_id, column=column.index, delay_ms=delay_ms),
+                    ids,
+                )
+            case "Union":
+                return self._add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
+            case "Aggregate":
+                return self._aggregate(plan, inputs[0], plan_id, columns, ids)
+        raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
+
+    def _add(self, node: PlanNode, ids: tuple[int, ...]) -> int:
+        self._nodes.append(node)
+        self._ids.append(ids)
+        return len(self._nodes) - 1
+
+    def _plan_id(self, plan: Any) -> int | None:
+        found = plan.getTagValue(self._tag)
+        return int(found.get()) if found.isDefined() else None
+
+    def _expressions(self, expressions: Sequence[Any], input_: int) -> tuple[Expression, ...]:
+        reader = ExpressionReader({id_: at for at, id_ in enumerate(self._ids[input_])}, ansi=self._ansi)
+        return tuple(reader.read(expression) for expression in expressions)
+
+    def _aggregate(
+        self, plan: Any, input_: int, plan_id: int | None, columns: tuple[TypedColumn, ...], ids: tuple[int, ...]
+    ) -> int:
+        """Adds three nodes: the keys and arguments, the aggregates, and what is computed from their results."""
+        reader = ExpressionReader(
+            {id_: at for at, id_ in enumerate(self._ids[input_])}, ansi=self._ansi, aggregates=True
+        )
+        keys = [reader.read(expression) for expression in _items(plan.groupingExpressions())]
+        results = [reader.read(expression) for expression in _items(plan.aggregateExpressions())]
+        calls: list[Call] = []
+        for result in results:
+            _collect(result, calls)
+        arguments: list[Expression] = [*keys]
+        aggregates = []
+        for call in calls:
+            positions = []
+            for argument in call.arguments:
+                if argument not in arguments:
+                    arguments.append(argument)
+                positions.append(arguments.index(argument))
+            aggregates.append(TypedAggregate(call.function, tuple(positions), call.type))
+        prepared = tuple(TypedColumn(f"_{at}", argument.type) for at, argument in enumerate(arguments))
+        before = self._add(Project(columns=prepared, inputs=(input_,), expressions=tuple(arguments)), ())
+        outcome = prepared[: len(keys)] + tuple(
+            TypedColumn(f"_agg{at}", aggregate.type) for at, aggregate in enumerate(aggregates)
+        )
+        grouped = self._add(
+            Aggregate(
+                columns=outcome,
+                inputs=(before,),
+                plan_id=plan_id,
+                keys=tuple(range(len(keys))),
+                aggregates=tuple(aggregates),
+            ),
+            (),
+        )
+        places: dict[str, Column] = {_key(key): Column(at, key.type) for at, key in enumerate(keys)}
+        places |= {_key(call): Column(len(keys) + at, call.type) for at, call in enumerate(calls)}
+        finished = tuple(_replaced(result, places) for result in results)
+        return self._add(Project(columns=columns, inputs=(grouped,), expressions=finished), ids)
+
+
+def _collect(tree: Expression, calls: list[Call]) -> None:
+    if not isinstance(tree, Call):
+        return
+    if tree.settings.get("aggregate"):
+        if tree not in calls:
+            calls.append(tree)
+        return
+    for argument in tree.arguments:
+        _collect(argument, calls)
+
+
+def _key(tree: Expression) -> str:
+    return repr(tree)
+
+
+def _replaced(tree: Expression, places: dict[str, Column]) -> Expression:
+    found = places.get(_key(tree))
+    if found is not None:
+        return found
+    if isinstance(tree, Column):
+        raise UnsupportedExpressionError("an aggregation", "a result uses a column that is not one of its keys")
+    if not isinstance(tree, Call):
+        return tree
+    arguments = tuple(_replaced(argument, places) for argument in tree.arguments)
+    return Call(tree.function, arguments, tree.type, tree.mode, tree.settings)
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(at) for at in range(sequence.size())]
+
+
+def _output(attributes: Any) -> tuple[tuple[TypedColumn, ...], tuple[int, ...]]:
+    columns, ids = [], []
+    for attribute in _items(attributes):
+        columns.append(TypedColumn(attribute.name(), json.loads(attribute.dataType().json()), attribute.nullable()))
+        ids.append(int(attribute.exprId().id()))
+    return tuple(columns), tuple(ids)

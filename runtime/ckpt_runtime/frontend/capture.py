@@ -1,0 +1,366 @@
+"""Runs a PySpark program without Spark: PySpark's own classes build its plan, and their requests to Spark are kept.
+
+PySpark's Connect client sends requests through a gRPC channel; here that channel is an object of this process. What a
+program asks of Spark before it starts its queries (a frame's schema, the types of a text) is looked up in the
+analyses that are given. An answer that is missing ends the program with :class:`AnalysisNeeded`; its caller has Spark
+answer, and runs the program again with one more answer. A worker has all answers of the planning process, and needs
+no Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded, AnalysisRequest
+from ckpt_runtime.graph.errors import PlanError
+
+_REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
+"""PySpark's switches for a Spark elsewhere; ``SparkSession.builder.getOrCreate()`` returns our session then."""
+_CONFIGURED = ("spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive")
+
+
+@dataclass(slots=True)
+class CapturedSource:
+    """A stream that the program reads."""
+
+    format: str
+    options: dict[str, str]
+    schema: str
+
+
+@dataclass(slots=True)
+class CapturedQuery:
+    """A query that the program started: Spark's own request, and the analysis of its plan."""
+
+    start: Any
+    analysis: Analysis
+
+
+@dataclass(slots=True)
+class Capture:
+    """What a program built. ``schema_of`` returns a source's columns: names and Spark's names of types."""
+
+    analyses: Mapping[str, str]
+    schema_of: Callable[[CapturedSource], list[tuple[str, str]]]
+    configure: Callable[[str, str], None]
+    queries: list[CapturedQuery] = field(default_factory=list)
+    sources: dict[int, CapturedSource] = field(default_factory=dict)
+    hints: dict[int, dict[str, str]] = field(default_factory=dict)
+    used: dict[str, str] = field(default_factory=dict)
+    configuration: dict[str, str] = field(default_factory=dict)
+    views: dict[str, bytes] = field(default_factory=dict)
+
+    def analysis_of(self, request: AnalysisRequest) -> Analysis:
+        """Returns Spark's answer. Raises AnalysisNeeded without one, and PlanError for one that is an error."""
+        question = msgspec.json.encode(request)
+        digest = sha256(question).hexdigest()
+        text = self.analyses.get(digest)
+        if text is None and len(self.used) < len(self.analyses):
+            raise PlanError(
+                "pipeline",
+                "it builds another plan each time that it runs; a plan must not depend on time or random numbers "
+                "(uuid, rand and shuffle take a random seed: give one)",
+            )
+        if text is None:
+            raise AnalysisNeeded(question.decode())
+        self.used[digest] = text
+        analysis = msgspec.json.decode(text, type=Analysis)
+        if analysis.error:
+            raise PlanError("query", analysis.error)
+        if analysis.unsupported:
+            raise PlanError("query", analysis.unsupported)
+        return analysis
+
+    def request_of(self, relation: Any) -> AnalysisRequest:
+        """Returns the request for the types of a relation: without sources, texts of hints and places in files."""
+        return AnalysisRequest(self._prepared(relation), dict(self.views), dict(self.configuration))
+
+    def _prepared(self, relation: Any) -> bytes:
+        copy = type(relation)()
+        copy.CopyFrom(relation)
+        self._prepare(copy)
+        return bytes(copy.SerializeToString(deterministic=True))
+
+    def _prepare(self, message: Any) -> None:
+        """Takes out of a message, in place, what is different in another process or needs a connector."""
+        name = message.DESCRIPTOR.name
+        if name == "Relation":
+            kind = message.WhichOneof("rel_type")
+            if kind == "read":
+                self._replace_source(message)
+                return
+            elif kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):
+                self._take_hint(message)
+                return
+        elif name == "Origin":
+            message.Clear()
+            return
+        for descriptor, value in message.ListFields():
+            if descriptor.message_type is None:
+                continue
+            if descriptor.message_type.GetOptions().map_entry:
+                if descriptor.message_type.fields_by_name["value"].message_type is not None:
+                    for element in value.values():
+                        self._prepare(element)
+            elif descriptor.is_repeated:
+                for element in value:
+                    self._prepare(element)
+            else:
+                self._prepare(value)
+
+    def _replace_source(self, relation: Any) -> None:
+        read = relation.read
+        if not read.is_streaming:
+            raise PlanError("spark.read", "a batch frame is not supported yet; read it with readStream")
+        if read.WhichOneof("read_type") != "data_source":
+            raise PlanError("readStream.table", "tables are not supported yet; use format(...).load()")
+        given = read.data_source
+        source = CapturedSource(given.format, dict(given.options), given.schema)
+        if given.paths:
+            source.options["path"] = ",".join(given.paths)
+        self.sources[relation.common.plan_id] = source
+        columns = self.schema_of(source)
+        plan_id = relation.common.plan_id
+        relation.Clear()
+        relation.common.plan_id = plan_id
+        project = relation.project
+        project.input.read.is_streaming = True
+        project.input.read.data_source.format = "rate"
+        for name, kind in columns:
+            alias = project.expressions.add().alias
+            alias.name.append(name)
+            alias.expr.cast.expr.literal.null.null.SetInParent()
+            alias.expr.cast.type_str = kind
+
+    def _take_hint(self, relation: Any) -> None:
+        """Keeps a hint of ours for the relation below it, which takes its place: Spark would warn of it and drop it."""
+        hint = relation.hint
+        text = ""
+        for parameter in hint.parameters:
+            literal = parameter.literal
+            text = str(getattr(literal, literal.WhichOneof("literal_type")))
+        name = hint.name.lower()
+        below = type(relation)()
+        below.CopyFrom(hint.input)
+        relation.CopyFrom(below)
+        self._prepare(relation)
+        self.hints.setdefault(relation.common.plan_id, {})[name] = text
+
+
+class _Call:
+    """A method of the gRPC service."""
+
+    def __init__(self, name: str, answer: Callable[[Any], Any] | None) -> None:
+        self._name = name
+        self._answer = answer
+
+    def __call__(self, request: Any, **_: Any) -> Any:
+        if self._answer is None:
+            raise PlanError("pipeline", f"{self._name} needs a running Spark, and a pipeline is planned without one")
+        return self._answer(request)
+
+
+def _channel(service: Mapping[str, Callable[[Any], Any]]) -> Any:
+    """Returns a gRPC channel that calls functions of this process, by the names of the service's methods."""
+    import grpc
+
+    class Channel(grpc.Channel):
+        def _method(self, path: str, *_: Any, **__: Any) -> _Call:
+            name = path.rsplit("/", 1)[-1]
+            return _Call(name, service.get(name))
+
+        unary_unary = unary_stream = stream_unary = stream_stream = _method
+
+        def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
+            """Does nothing: there is no connection."""
+
+        def unsubscribe(self, callback: Any) -> None:
+            """Does nothing: there is no connection."""
+
+        def close(self) -> None:
+            """Does nothing: there is no connection."""
+
+    return Channel()
+
+
+class _Service:
+    """Spark Connect's service over a capture."""
+
+    def __init__(self, capture: Capture) -> None:
+        from pyspark.sql.connect import proto
+
+        self._capture = capture
+        self._proto = proto
+        self.methods: dict[str, Callable[[Any], Any]] = {
+            "Config": self._config,
+            "AnalyzePlan": self._analyze,
+            "ExecutePlan": self._execute,
+            "ReleaseExecute": lambda request: proto.ReleaseExecuteResponse(session_id=request.session_id),
+            "ReleaseSession": lambda request: proto.ReleaseSessionResponse(session_id=request.session_id),
+        }
+
+    def _config(self, request: Any) -> Any:
+        response = self._proto.ConfigResponse(session_id=request.session_id)
+        operation = request.operation
+        kind = operation.WhichOneof("op_type")
+        pairs = getattr(getattr(operation, kind), "pairs", ())
+        if kind == "set":
+            for pair in pairs:
+                self._set(pair.key, pair.value)
+        elif kind in ("get_with_default", "get_option", "get"):
+            keys = [(pair.key, pair.value) for pair in pairs] or [(key, None) for key in getattr(operation, kind).keys]
+            for key, default in keys:
+                value = self._capture.configuration.get(key, _DEFAULTS.get(key, default))
+                response.pairs.add(key=key, value=value)
+        elif kind == "is_modifiable":
+            for key in operation.is_modifiable.keys:
+                response.pairs.add(key=key, value="true")
+        return response
+
+    def _set(self, key: str, value: str) -> None:
+        if not key.startswith("spark."):
+            self._capture.configure(key, value)
+        elif key in _CONFIGURED:
+            self._capture.configuration[key] = value
+
+    def _analyze(self, request: Any) -> Any:
+        response = self._proto.AnalyzePlanResponse(session_id=request.session_id)
+        kind = request.WhichOneof("analyze")
+        if kind == "schema":
+            analysis = self._capture.analysis_of(self._capture.request_of(request.schema.plan.root))
+            response.schema.schema.CopyFrom(_proto_schema(analysis))
+        elif kind == "ddl_parse":
+            analysis = self._capture.analysis_of(AnalysisRequest(ddl=request.ddl_parse.ddl_string))
+            response.ddl_parse.parsed.CopyFrom(_proto_schema(analysis))
+        elif kind == "is_streaming":
+            response.is_streaming.is_streaming = True
+        elif kind == "spark_version":
+            import pyspark
+
+            response.spark_version.version = pyspark.__version__
+        else:
+            raise PlanError("pipeline", f"{kind} needs a running Spark, and a pipeline is planned without one")
+        return response
+
+    def _execute(self, request: Any) -> Iterator[Any]:
+        response = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
+        kind = request.plan.command.WhichOneof("command_type") if request.plan.HasField("command") else None
+        if kind == "write_stream_operation_start":
+            self._start(request.plan.command.write_stream_operation_start, response)
+        elif kind == "sql_command":
+            response.sql_command_result.relation.CopyFrom(request.plan.command.sql_command.input)
+        elif kind == "streaming_query_command":
+            self._query_command(request.plan.command.streaming_query_command, response)
+        elif kind == "create_dataframe_view":
+            view = request.plan.command.create_dataframe_view
+            self._capture.views[view.name] = self._capture.request_of(view.input).relation
+        elif kind != "ml_command":
+            what = kind or "an action on a frame, such as show or collect,"
+            raise PlanError("pipeline", f"{what} needs a running Spark, and a pipeline is planned without one")
+        last = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
+        last.result_complete.SetInParent()
+        return iter([response, last])
+
+    def _query_command(self, command: Any, response: Any) -> None:
+        """Answers what scripts ask of the queries that they started. Waiting for their end does not wait."""
+        result = response.streaming_query_command_result
+        result.query_id.CopyFrom(command.query_id)
+        kind = command.WhichOneof("command")
+        if kind == "await_termination":
+            result.await_termination.terminated = True
+        elif kind == "status":
+            result.status.status_message = "planned"
+            result.status.is_active = True
+        elif kind != "stop":
+            raise PlanError("query", f"{kind} has no answer while a pipeline is planned")
+
+    def _start(self, start: Any, response: Any) -> None:
+        analysis = self._capture.analysis_of(self._capture.request_of(start.input))
+        self._capture.queries.append(CapturedQuery(start, analysis))
+        result = response.write_stream_operation_start_result
+        result.query_id.id = str(uuid.UUID(int=len(self._capture.queries)))
+        result.query_id.run_id = result.query_id.id
+        result.name = start.query_name
+
+
+_DEFAULTS = {
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+}
+
+
+def _proto_schema(analysis: Analysis) -> Any:
+    from pyspark.sql.connect.types import pyspark_types_to_proto_types
+    from pyspark.sql.types import StructType
+
+    fields = [
+        {"name": column.name, "type": column.type, "nullable": column.nullable, "metadata": {}}
+        for column in analysis.columns
+    ]
+    return pyspark_types_to_proto_types(StructType.fromJson({"fields": fields}))
+
+
+@contextmanager
+def captured_session(capture: Capture, register: Callable[[type], None]) -> Iterator[Any]:
+    """Gives the ``SparkSession`` whose programs are captured. ``pyspark.sql.functions`` builds plans meanwhile.
+
+    ``register`` takes the classes that the program gives to ``spark.dataSource.register``.
+    """
+    before = {name: os.environ.get(name) for name in (*_REMOTE_MODE, "MASTER")}
+    os.environ.update(_REMOTE_MODE)
+    os.environ.pop("MASTER", None)  # spark-submit sets it, and PySpark takes either a master or a remote Spark
+    try:
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        from pyspark.sql.connect.client.core import ChannelBuilder
+        from pyspark.sql.connect.plan import LogicalPlan
+        from pyspark.sql.connect.session import SparkSession
+
+        service = _Service(capture)
+
+        class Builder(ChannelBuilder):
+            def toChannel(self) -> Any:  # noqa: N802 PySpark's name
+                return _channel(service.methods)
+
+            @property
+            def host(self) -> str:
+                return "in-process"
+
+        # Ids of relations count from 0 for each program: they are part of what is asked of Spark.
+        LogicalPlan._nextPlanId = 0
+
+        class DataSources:
+            def register(self, dataSource: type) -> None:  # noqa: N803 PySpark's name
+                register(dataSource)
+
+        class Session(SparkSession):
+            @property
+            def dataSource(self) -> Any:  # noqa: N802 PySpark's name
+                return DataSources()
+
+            def stop(self) -> None:
+                """Does nothing: the program ends, and its queries run on."""
+
+        connection: Any = Builder()
+        session = Session(connection)
+        SparkSession._set_default_and_active_session(session)
+        try:
+            yield session
+        finally:
+            SparkSession._active_session.session = None
+            SparkSession._default_session = None
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

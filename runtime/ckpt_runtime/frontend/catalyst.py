@@ -1,0 +1,176 @@
+"""Reads expressions of Spark's analyzed plans: Catalyst's trees in the driver's JVM become our typed trees.
+
+The structure comes from ``TreeNode.toJSON``, one text for a whole expression; types, constants and evaluation modes,
+which that text lacks, are asked for node by node (``TreeNode.apply(n)`` numbers the same nodes in the same order).
+Analyzed plans are read, not optimized ones: their nodes are Spark's functions, where the optimizer's are calls of
+Spark's internal classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable
+from ckpt_runtime.expressions.types import SparkType
+
+_MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
+_HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
+_TRANSPARENT = frozenset(
+    {"Alias", "KnownNullable", "KnownNotNull", "KnownFloatingPointNormalized", "TaggingExpression"}
+)
+_SETTINGS = frozenset(
+    {
+        *(
+            "ordinal",
+            "escapeChar",
+            "legacySizeOfNull",
+            "followThreeValuedLogic",
+            "failOnError",
+            "withinYearMonthFormat",
+        ),
+        *("unit", "patternToRegex", "legacyCharsets", "numElements", "emptyToNull", "allowNaNInput", "seed"),
+    }
+)
+
+
+_ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
+    "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
+    "ParseToDate": {"failOnError": lambda jvm: bool(jvm.ansiEnabled())},
+}
+"""Settings that the text of a tree lacks, by function."""
+
+
+class ExpressionReader:
+    """Reads expressions over the columns of one operator's input.
+
+    ``columns`` maps Spark's ids of attributes to positions; ``ansi`` is the session's ``spark.sql.ansi.enabled``. With
+    ``aggregates``, calls of aggregate functions are read, too, and have the setting ``aggregate``.
+    """
+
+    def __init__(self, columns: Mapping[int, int], *, ansi: bool, aggregates: bool = False) -> None:
+        self._columns = columns
+        self._aggregates = aggregates
+        self._definitions: list[tuple[int, Expression]] = []
+        self._mode: Mode = "ansi" if ansi else "legacy"
+
+    def read(self, expression: Any) -> Expression:
+        """Returns the typed tree of an expression in the JVM.
+
+        Raises UnsupportedExpressionError, which names what the engine cannot compute as Spark does.
+        """
+        nodes = json.loads(expression.toJSON())
+        tree, end = self._tree(nodes, 0, expression)
+        if end != len(nodes):
+            raise UnsupportedExpressionError(_name(nodes[0]), "Spark's text of its tree has an unknown form")
+        return tree
+
+    def _tree(self, nodes: Sequence[dict[str, Any]], at: int, root: Any) -> tuple[Expression, int]:
+        node = nodes[at]
+        name = _name(node)
+        children: list[Expression] = []
+        end = at + 1
+        for _ in range(node["num-children"]):
+            child, end = self._tree(nodes, end, root)
+            children.append(child)
+        if name in _TRANSPARENT or "replacement" in node:
+            # What Spark itself replaces by other functions is read as these: the replacement is its only child.
+            return children[0], end
+        if name == "With":
+            definitions = dict(self._definitions[1 - len(children) :])
+            del self._definitions[1 - len(children) :]
+            return _substituted(children[0], definitions), end
+        jvm = root.apply(at)
+        if jvm_name(jvm) != name:
+            raise UnsupportedExpressionError(name, "Spark numbers the nodes of its tree in an unknown order")
+        return self._of_node(name, node, jvm, children), end
+
+    def _of_node(self, name: str, node: Mapping[str, Any], jvm: Any, children: list[Expression]) -> Expression:
+        """Returns the tree of a node whose children are read."""
+        if name == "AggregateExpression":
+            return self._aggregate(jvm, children[0])
+        if name == "CommonExpressionDef":
+            self._definitions.append((_common_id(jvm), children[0]))
+            return children[0]
+        if name == "LambdaFunction":
+            body, *parameters = children
+            return Lambda(body, tuple(p for p in parameters if isinstance(p, Variable)))
+        type_: SparkType = json.loads(jvm.dataType().json())
+        if name == "AttributeReference":
+            return self._column(node, type_)
+        if name == "NamedLambdaVariable":
+            return Variable(node["exprId"]["id"], type_)
+        if name == "CommonExpressionRef":
+            return Variable(_common_id(jvm), type_)
+        if name == "Literal":
+            return _literal(jvm.value(), type_)
+        settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
+        return Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
+
+    def _aggregate(self, jvm: Any, function: Expression) -> Call:
+        if not self._aggregates:
+            raise UnsupportedExpressionError("an aggregate function", "it stands outside an aggregation")
+        if jvm.isDistinct() or jvm.filter().isDefined():
+            raise UnsupportedExpressionError("an aggregate with DISTINCT or FILTER")
+        assert isinstance(function, Call)
+        return Call(function.function, function.arguments, function.type, function.mode, {"aggregate": True})
+
+    def _column(self, node: Mapping[str, Any], type_: SparkType) -> Column:
+        position = self._columns.get(node["exprId"]["id"])
+        if position is None:
+            raise UnsupportedExpressionError(f"the column {node['name']}", "it is not one of the operator's input")
+        return Column(position, type_)
+
+    def _mode_of(self, name: str, jvm: Any) -> Mode:
+        if name in _HAS_EVAL_MODE:
+            return _MODES[jvm.evalMode().toString()]
+        if "failOnError" in dir(jvm):
+            return "ansi" if jvm.failOnError() else "legacy"
+        return self._mode
+
+
+def _common_id(jvm: Any) -> int:
+    """Returns the id of an expression that is used several times; negative, unlike those of lambda variables."""
+    return -1 - int(jvm.id().id())
+
+
+def _substituted(tree: Expression, definitions: Mapping[int, Expression]) -> Expression:
+    if isinstance(tree, Variable):
+        return definitions.get(tree.id, tree)
+    if isinstance(tree, Lambda):
+        return Lambda(_substituted(tree.body, definitions), tree.parameters)
+    if isinstance(tree, Call):
+        arguments = tuple(_substituted(argument, definitions) for argument in tree.arguments)
+        return Call(tree.function, arguments, tree.type, tree.mode, tree.settings)
+    return tree
+
+
+def jvm_name(jvm: Any) -> str:
+    """Returns the simple name of the class of a node in the JVM; that of a Scala object is without its ``$``."""
+    return str(jvm.getClass().getSimpleName()).rstrip("$")
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return str(node["class"]).rsplit(".", 1)[-1].rstrip("$")
+
+
+def _settings(node: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {key: value for key, value in node.items() if key in _SETTINGS and value is not None}
+    if node.get("timeZoneId"):
+        settings["zone"] = node["timeZoneId"]
+    return settings
+
+
+def _literal(value: Any, type_: SparkType) -> Literal:
+    if value is None or isinstance(value, bool):
+        return Literal(value, type_)
+    if isinstance(value, bytes | bytearray):
+        return Literal(bytes(value).hex(), type_)
+    if isinstance(type_, dict):
+        raise UnsupportedExpressionError(f"a constant of type {type_['type']}")
+    if isinstance(value, int | str):
+        return Literal(str(value), type_)
+    return Literal(repr(value) if isinstance(value, float) else str(value.toString()), type_)

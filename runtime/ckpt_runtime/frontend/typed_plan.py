@@ -1,0 +1,102 @@
+"""The typed plan of a query: what Spark's analyzer made of a captured program, in a form that is stored and sent.
+
+Nodes are listed so that inputs come before what reads them, and name their inputs by position. ``plan_id`` is the id
+of the captured relation that a node stands for; where one relation becomes several nodes, the last of them has it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from ckpt_runtime.expressions.nodes import Expression
+from ckpt_runtime.expressions.types import SparkType
+
+
+class TypedColumn(msgspec.Struct, frozen=True):
+    """One column of a node's output."""
+
+    name: str
+    type: SparkType
+    nullable: bool = True
+
+
+class _Node(msgspec.Struct, frozen=True, tag_field="node", kw_only=True):
+    columns: tuple[TypedColumn, ...]
+    inputs: tuple[int, ...] = ()
+    plan_id: int | None = None
+
+
+class Source(_Node, frozen=True, tag="source", kw_only=True):
+    """Reads the stream that the captured relation describes."""
+
+
+class Project(_Node, frozen=True, tag="project", kw_only=True):
+    """Computes each output column from its input's columns."""
+
+    expressions: tuple[Expression, ...]
+
+
+class Filter(_Node, frozen=True, tag="filter", kw_only=True):
+    """Keeps the rows for which a condition is true."""
+
+    condition: Expression
+
+
+class Watermark(_Node, frozen=True, tag="watermark", kw_only=True):
+    """Event time: the watermark trails the greatest value of a column by ``delay_ms``."""
+
+    column: int
+    delay_ms: int
+
+
+class Union(_Node, frozen=True, tag="union", kw_only=True):
+    """The rows of all inputs, which have the same types by position."""
+
+
+class TypedAggregate(msgspec.Struct, frozen=True):
+    """An aggregate function over input columns. ``function`` is the name of Spark's class; no argument counts rows."""
+
+    function: str
+    arguments: tuple[int, ...]
+    type: SparkType
+
+
+class Aggregate(_Node, frozen=True, tag="aggregate", kw_only=True):
+    """Groups by input columns; its output is the keys, then the results of the aggregates."""
+
+    keys: tuple[int, ...]
+    aggregates: tuple[TypedAggregate, ...]
+
+
+PlanNode: TypeAlias = Source | Project | Filter | Watermark | Union | Aggregate
+
+
+class AnalysisRequest(msgspec.Struct, frozen=True):
+    """What is asked of Spark: the types of a relation (protobuf) and the views that it may name, or of a DDL text."""
+
+    relation: bytes = b""
+    views: dict[str, bytes] = {}
+    configuration: dict[str, str] = {}
+    ddl: str = ""
+
+
+class Analysis(msgspec.Struct, frozen=True):
+    """Spark's answer: the plan's nodes, the last of which is the query's result; or why it refuses the query.
+
+    ``unsupported`` tells a query that Spark takes and the engine does not from one that Spark refuses.
+    """
+
+    columns: tuple[TypedColumn, ...] = ()
+    nodes: tuple[PlanNode, ...] = ()
+    error: str = ""
+    unsupported: str = ""
+
+
+class AnalysisNeeded(BaseException):
+    """Spark has to answer the request ``text`` first. Not an ``Exception``, so that no program catches it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("Spark has not analyzed this plan yet")
+        self.text = text

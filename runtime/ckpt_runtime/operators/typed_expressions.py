@@ -1,0 +1,42 @@
+"""Filters and projections of typed expressions, compiled once and called once for each batch. They never block."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
+from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec
+from ckpt_runtime.operators.operator import Operator
+
+
+class ConditionOperator(Operator):
+    """Keeps the rows for which a condition is true; null counts as false. Rows keep their order."""
+
+    requires_final_checkpoint = False
+
+    def __init__(self, spec: ConditionSpec) -> None:
+        self._holds = compile_expression(spec.condition)
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        mask = evaluate(self._holds, Frame(batch.columns, batch.num_rows), pa.bool_())
+        kept = batch.filter(mask)
+        if kept.num_rows:
+            self.output.emit(kept)
+
+
+class EvaluateOperator(Operator):
+    """Computes columns from a batch."""
+
+    requires_final_checkpoint = False
+
+    def __init__(self, spec: EvaluateSpec) -> None:
+        self._schema = spec.schema
+        self._columns = [
+            (compile_expression(tree), field.type) for (_, tree), field in zip(spec.columns, spec.schema, strict=True)
+        ]
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        frame = Frame(batch.columns, batch.num_rows)
+        arrays = [evaluate(compute, frame, kind) for compute, kind in self._columns]
+        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))

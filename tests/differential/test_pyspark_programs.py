@@ -1,0 +1,174 @@
+"""The same PySpark programs in Structured Streaming and in the engine, over the same files."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.connect.proto import Relation
+
+from ckpt_runtime.frontend.analysis import ANALYZER
+from ckpt_runtime.frontend.typed_plan import AnalysisRequest
+from ckpt_runtime.graph.schema import DocumentError
+from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.docs.markdown import Block, blocks
+from tests.support.jobs import PIPELINES, fast
+from tests.support.parity import compare_examples, page, shown
+from tests.support.pipelines import spark_programs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROGRAM, SCRIPT = PIPELINES / "spark_programs.py", PIPELINES / "spark_script.py"
+FUNCTIONS_PAGE = Path(__file__).parents[2] / "docs" / "functions.md"
+KEYS = {"windows": ("start", "country"), "by_letter": ("country",)}
+"""Queries in update mode: the last row of each key counts, since both systems write others before it."""
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """2,000 orders with nulls, negative quantities and hours that overlap."""
+    directory = tmp_path_factory.mktemp("orders")
+    generator = random.Random(1)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [
+        {
+            "country": generator.choice(["at", "AU", "DE", "été", None]),
+            "amount": generator.choice([None, float(generator.randrange(100)) / 10]),
+            "quantity": generator.choice([None, -3, 0, 1, 2, 7]),
+            "price": generator.choice([None, Decimal(generator.randrange(100_000)).scaleb(-2)]),
+            "tags": generator.choice([None, [], ["a", None], ["b", "c"]]),
+            "placed_at": start + timedelta(seconds=17 * at),
+        }
+        for at in range(2_000)
+    ]
+    schema = pa.schema(
+        [
+            ("country", pa.string()),
+            ("amount", pa.float64()),
+            ("quantity", pa.int32()),
+            ("price", pa.decimal128(10, 2)),
+            ("tags", pa.list_(pa.string())),
+            ("placed_at", pa.timestamp("us", "UTC")),
+        ]
+    )
+    pq.write_table(pa.Table.from_pylist(rows, schema), directory / "orders.parquet")
+    return str(directory)
+
+
+def result(directory: Path, name: str) -> Counter[str]:
+    rows = pq.read_table(directory / name).to_pylist()
+    keys = KEYS.get(name)
+    if keys:
+        rows = list({tuple(row[key] for key in keys): row for row in rows}.values())
+    return Counter(str(shown(row)) for row in rows)
+
+
+def in_spark(spark: SparkSession, orders: str, name: str) -> Counter[str]:
+    """The query as a batch over the same rows: what a stream in Spark has written when all of them are in."""
+    rows = spark.read.schema(spark_programs.SCHEMA).parquet(orders)
+    rows.createOrReplaceTempView("orders")
+    frame, _ = spark_programs.queries(spark, rows)[name]
+    return Counter(str(shown(row)) for row in frame.toArrow().to_pylist())
+
+
+@pytest.mark.row("ps.1", "ps.2", "ps.5", "ps.6", "ps.8")
+def test_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
+    spark: SparkSession, cluster: MiniCluster, orders: str, tmp_path: Path
+) -> None:
+    job = cluster.submit(PROGRAM, arguments=["replay", orders, str(tmp_path)], configuration=fast())
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    for name in ("computed", "by_letter", "windows", "both"):
+        assert result(tmp_path, name) == in_spark(spark, orders, name), name
+
+
+@pytest.mark.row("ps.1")
+def test_script_of_pyspark_runs_unchanged_in_spark_and_in_the_engine(
+    spark: SparkSession, cluster: MiniCluster, orders: str, tmp_path: Path
+) -> None:
+    job = cluster.submit(SCRIPT, arguments=["replay", orders, str(tmp_path)], configuration=fast())
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    frame = spark.read.schema("country STRING, amount DOUBLE").parquet(orders)
+    wanted = frame.filter("country IS NOT NULL").selectExpr("country", "amount * 2 AS amount").toArrow().to_pylist()
+    assert result(tmp_path, "doubled") == Counter(str(shown(row)) for row in wanted)
+
+
+@pytest.mark.row("ps.4")
+def test_examples_of_all_functions_are_equal_to_spark_or_refused(spark: SparkSession) -> None:
+    examples = compare_examples(spark)
+    assert [(example.query, example.note) for example in examples if example.kind == "differs"] == []
+    assert page(examples) == FUNCTIONS_PAGE.read_text(), "`make docs` writes the page"
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("python") if "(spark: SparkSession" in block.text])
+def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path: Path, block: Block) -> None:
+    source = tmp_path / "orders.parquet"
+    columns = {"customer": ["a", "b"], "country": ["AT", "DE"], "amount": [1.0, 2.0]}
+    placed = pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * 2, pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({**columns, "placed_at": placed}), source)
+    program = tmp_path / "documented.py"
+    program.write_text(block.text)
+    job = cluster.submit(program, arguments=[str(source), str(tmp_path / "out")], configuration=fast())
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert pq.read_table(tmp_path / "out").num_rows == 2
+
+
+@pytest.mark.row("ps.2")
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [
+        ("random plan", "another plan"),
+        ("function", "Randn"),
+        ("type", "interval"),
+        ("column", "UNRESOLVED_COLUMN"),
+        ("operation", "Deduplicate"),
+        ("output mode", "append mode"),
+        ("action", "needs a running Spark"),
+        ("pattern", "GGGG"),
+        ("foreachBatch", "foreachBatch"),
+    ],
+)
+def test_program_that_the_engine_cannot_run_is_refused_by_name_when_it_is_submitted(
+    cluster: MiniCluster, orders: str, tmp_path: Path, case: str, named: str
+) -> None:
+    with pytest.raises(SubmissionFailed, match=named):
+        cluster.submit(PIPELINES / "refused_programs.py", arguments=[orders, str(tmp_path), case])
+
+
+@pytest.mark.parametrize(
+    ("sql", "named"),
+    [
+        ("SELECT * FROM VALUES (java_method('java.lang.System', 'exit', 0)) AS t(a)", "java_method"),
+        ("SELECT reflect('java.lang.System', 'exit', 0) FROM orders", "reflect"),
+        ("SELECT * FROM parquet.`/etc`", "parquet"),
+        ("CREATE TABLE taken (a INT) USING parquet", "CreateDataSourceTable"),
+        ("ADD JAR 'https://example.invalid/code.jar'", "AddJar"),
+    ],
+)
+def test_question_of_a_hostile_planning_process_runs_nothing_in_the_driver(
+    spark: SparkSession, sql: str, named: str
+) -> None:
+    relation = Relation(sql={"query": sql}).SerializeToString()
+    for request in (AnalysisRequest(relation), AnalysisRequest(relation, {"orders": relation})):
+        analysis = ANALYZER.analyze(request)
+        assert named in analysis.error + analysis.unsupported
+    assert not spark.catalog.tableExists("taken")
+
+
+def test_question_that_reads_files_or_is_no_relation_is_refused(orders: str) -> None:
+    read = Relation(read={"data_source": {"format": "parquet", "paths": [orders]}})
+    for relation, named in ((read.SerializeToString(), "read"), (b"\xff", "not a relation")):
+        assert named in ANALYZER.analyze(AnalysisRequest(relation)).unsupported
+    with pytest.raises(DocumentError, match="malformed"):
+        ANALYZER.answer("{")

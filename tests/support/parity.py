@@ -1,0 +1,244 @@
+"""Spark's functions beside the engine's: every example in Spark's own catalogue of functions, computed by both.
+
+``python -m tests.support.parity`` prints the page of the documentation that says which functions the engine has.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
+from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
+from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.frontend.catalyst import ExpressionReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EXAMPLE = re.compile(r"> (SELECT .*?);\n", re.S)
+OTHER_GROUPS = frozenset(
+    {
+        *("agg_funcs", "window_funcs", "generator_funcs", "sketch_funcs", "variant_funcs", "xml_funcs", "st_funcs"),
+        *("vector_funcs", "avro_funcs", "protobuf_funcs"),
+    }
+)
+"""Functions that are no expressions over one row, or over types that streams of the engine do not have."""
+_CHUNK = 40
+
+
+@dataclass(slots=True)
+class Example:
+    """One example of a function. ``kind`` is equal, refused or differs; ``note`` says why it is not equal."""
+
+    function: str
+    group: str
+    query: str
+    kind: str = ""
+    note: str = ""
+    values: list[Any] | None = None
+    failure: str = ""
+
+
+def compare_examples(spark: SparkSession) -> list[Example]:
+    """Computes the examples of all functions of one row. Aggregates, generators and tables are left out."""
+    examples = [example for example in _examples(spark) if example.group not in OTHER_GROUPS]
+    computed = []
+    for example in examples:
+        expressions = _expressions(spark, example.query)
+        if expressions is None:
+            continue
+        _compute(example, expressions)
+        computed.append(example)
+    comparable = [example for example in computed if example.kind != "refused"]
+    for at in range(0, len(comparable), _CHUNK):
+        _compare(spark, comparable[at : at + _CHUNK])
+    return computed
+
+
+def _examples(spark: SparkSession) -> Iterator[Example]:
+    registry = spark._jsparkSession.sessionState().functionRegistry()
+    names = registry.listFunction()
+    for at in range(names.size()):
+        found = registry.lookupFunction(names.apply(at))
+        if found.isDefined():
+            info = found.get()
+            for query in _EXAMPLE.findall(info.getExamples()):
+                yield Example(info.getName(), info.getGroup(), query)
+
+
+def _expressions(spark: SparkSession, query: str) -> list[Any] | None:
+    """Returns the expressions that a query without a table selects; None for other queries."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        plan = spark.sql(query)._jdf.queryExecution().analyzed()
+    except (PySparkException, Py4JJavaError):
+        return None  # an example of an error, or of something that is not installed
+    if plan.nodeName() != "Project" or plan.child().nodeName() != "OneRowRelation":
+        return None
+    selected = plan.projectList()
+    return [selected.apply(at) for at in range(selected.size())]
+
+
+def _compute(example: Example, expressions: Sequence[Any]) -> None:
+    """Evaluates the constants of an example as constants, then as columns: both have to give the same."""
+    try:
+        trees = [ExpressionReader({}, ansi=True).read(expression) for expression in expressions]
+        constants = [_evaluated(tree, Frame([], 1)) for tree in trees]
+    except UnsupportedExpressionError as error:
+        example.kind, example.note = "refused", str(error)
+        return
+    except EvaluationError as error:
+        example.failure = str(error)
+        return
+    example.values = constants
+    for tree, constant in zip(trees, constants, strict=True):
+        columns: list[pa.Array] = []
+        varying = _with_columns(tree, columns)
+        try:
+            value = _evaluated(varying, Frame(columns, 3))
+        except UnsupportedExpressionError:
+            continue  # patterns, units and names of zones have to be constant
+        if shown(value) != shown(constant):
+            example.kind, example.note = "differs", f"constants give {constant}, columns {value}"
+
+
+def _evaluated(tree: Expression, frame: Frame) -> Any:
+    values = evaluate(compile_expression(tree), frame, arrow_type(tree.type)).to_pylist()
+    assert all(shown(value) == shown(values[0]) for value in values)
+    return values[0]
+
+
+def _with_columns(tree: Expression, columns: list[pa.Array]) -> Expression:
+    """Returns the tree with a column of three equal values in place of each constant but names of fields."""
+    if isinstance(tree, Literal):
+        from ckpt_runtime.expressions.literals import literal_scalar
+
+        columns.append(pa.repeat(literal_scalar(tree), 3))
+        return Column(len(columns) - 1, tree.type)
+    if not isinstance(tree, Call):
+        return tree
+    named = tree.function == "CreateNamedStruct"
+    arguments = [
+        argument if named and at % 2 == 0 else _with_columns(argument, columns)
+        for at, argument in enumerate(tree.arguments)
+    ]
+    return Call(tree.function, tuple(arguments), tree.type, tree.mode, tree.settings)
+
+
+def _compare(spark: SparkSession, examples: Sequence[Example]) -> None:
+    """Has Spark compute examples, many in one query; one by one where some of them fail."""
+    from pyspark.errors import PySparkException
+
+    passing = [example for example in examples if not example.failure]
+    for group in [passing, *([example] for example in examples if example.failure)]:
+        if not group:
+            continue
+        try:
+            rows = [_spark_values(spark, group)]
+        except PySparkException as error:
+            if len(group) > 1:
+                for example in group:
+                    _compare(spark, [example])
+                continue
+            if not group[0].failure:
+                group[0].kind, group[0].note = "differs", f"Spark fails: {str(error).splitlines()[0]}"
+            continue
+        at = 0
+        for example in group:
+            if example.failure:
+                example.kind, example.note = "differs", f"Spark does not fail: {example.failure}"
+                continue
+            assert example.values is not None
+            wanted = rows[0][at : at + len(example.values)]
+            at += len(example.values)
+            if shown(wanted) != shown(example.values):
+                example.kind, example.note = "differs", f"Spark gives {wanted}, the engine {example.values}"
+    for example in examples:
+        example.kind = example.kind or "equal"
+
+
+def _spark_values(spark: SparkSession, examples: Sequence[Example]) -> list[Any]:
+    selected = ", ".join(example.query.removeprefix("SELECT ") for example in examples)
+    table = spark.sql(f"SELECT {selected}").toArrow()
+    return [column.to_pylist()[0] for column in table.columns]
+
+
+def shown(value: Any) -> Any:
+    """Returns a value in a form whose equality is that of results: NaN equals NaN, doubles to twelve digits."""
+    if isinstance(value, float):
+        return "NaN" if value != value else float(f"{value:.12g}")
+    if isinstance(value, dict):
+        return {key: shown(element) for key, element in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(element) for element in value]
+    return value
+
+
+def statuses(examples: Sequence[Example]) -> dict[str, dict[str, str]]:
+    """Returns by group, then by function: equal, refused (all examples are), partly, or differs."""
+    kinds: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for example in examples:
+        kinds[example.group][example.function].add(example.kind)
+    return {
+        group: {name: _status(found) for name, found in sorted(functions.items())}
+        for group, functions in sorted(kinds.items())
+    }
+
+
+def _status(found: set[str]) -> str:
+    if "differs" in found:
+        return "differs"
+    if len(found) == 1:
+        return next(iter(found))
+    return "partly"
+
+
+def page(examples: Sequence[Example]) -> str:
+    """Returns the page of the documentation."""
+    lines = [_HEAD]
+    for group, functions in statuses(examples).items():
+        lines.append(f"\n## {group.removesuffix('_funcs').capitalize()}\n")
+        for title, status in (("Equal", "equal"), ("Partly", "partly"), ("Refused", "refused")):
+            names = [f"`{name}`" for name, found in functions.items() if found == status]
+            if names:
+                lines.append(f"{title}: {', '.join(names)}.\n")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_HEAD = """\
+# Functions of Spark in PySpark programs
+
+This page is generated: every example of Spark's own catalogue of functions is computed by Spark and by the engine.
+*Equal* functions have Spark's results for all of their examples. *Partly* available ones have them for some; for the
+others the plan is refused. *Refused* functions are refused when the plan is made; nothing is computed in another way.
+Aggregates, generators and functions of variants, XML, sketches and geometry are not on this page.
+"""
+
+
+def main() -> None:
+    """Prints the page."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    examples = compare_examples(spark)
+    for example in examples:
+        if example.kind == "differs":
+            print(f"{example.query}: {example.note}", file=sys.stderr)
+    print(page(examples), end="")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Typed expressions over Arrow batches: which rows a branch sees, and what each mode does where there is no result."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
+from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
+from ckpt_runtime.expressions.patterns import read, tokens_of
+from ckpt_runtime.expressions.regex import compile_java
+from ckpt_runtime.expressions.types import arrow_type
+
+A, B = Column(0, "double"), Column(1, "double")
+ONE, ZERO = Literal("1.0", "double"), Literal("0.0", "double")
+
+
+def computed(tree: Expression, *columns: pa.Array) -> list[Any]:
+    length = len(columns[0]) if columns else 1
+    return evaluate(compile_expression(tree), Frame(columns, length), arrow_type(tree.type)).to_pylist()  # type: ignore[no-any-return]
+
+
+def call(function: str, type_: str, *arguments: Expression, mode: Any = "ansi", **settings: Any) -> Call:
+    return Call(function, arguments, type_, mode, settings)
+
+
+QUOTIENT = call("Divide", "double", ONE, A)
+IS_ZERO = call("EqualTo", "boolean", A, ZERO)
+
+
+def test_branch_that_fails_for_some_rows_is_evaluated_for_the_rows_that_take_it_only() -> None:
+    guarded = call("CaseWhen", "double", IS_ZERO, ZERO, QUOTIENT)
+    assert computed(guarded, pa.array([0.0, 2.0, None])) == [0.0, 0.5, None]
+    with pytest.raises(EvaluationError, match="DIVIDE_BY_ZERO"):
+        computed(QUOTIENT, pa.array([0.0, 2.0]))
+
+
+def test_second_side_of_and_is_evaluated_where_the_first_one_is_not_false() -> None:
+    both = call("And", "boolean", call("Not", "boolean", IS_ZERO), call("GreaterThan", "boolean", QUOTIENT, ZERO))
+    assert computed(both, pa.array([0.0, 4.0, None])) == [False, True, None]
+
+
+def test_coalesce_evaluates_a_value_for_rows_without_an_earlier_one() -> None:
+    assert computed(call("Coalesce", "double", B, QUOTIENT), pa.array([0.0, 2.0]), pa.array([7.0, None])) == [7.0, 0.5]
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [("legacy", [-128, 3]), ("try", [None, 3])])
+def test_overflow_of_integers_wraps_or_gives_null_or_fails_by_mode(mode: str, wanted: list[int | None]) -> None:
+    values = pa.array([127, 2], pa.int8()), pa.array([1, 1], pa.int8())
+    total = [Column(0, "byte"), Column(1, "byte")]
+    assert computed(call("Add", "byte", *total, mode=mode), *values) == wanted
+    with pytest.raises(EvaluationError, match="ARITHMETIC_OVERFLOW"):
+        computed(call("Add", "byte", *total), *values)
+
+
+def test_product_of_decimals_is_exact_and_rounded_half_up() -> None:
+    kind = "decimal(38,18)"
+    columns = [pa.array([Decimal("1.000000000000000001"), None], pa.decimal128(38, 18))] * 2
+    product = call("Multiply", "decimal(38,6)", Column(0, kind), Column(1, kind))
+    assert computed(product, *columns) == [Decimal("1.000000"), None]
+
+
+def test_not_a_number_equals_itself_and_is_greater_than_infinity() -> None:
+    nan, infinity = float("nan"), float("inf")
+    values = pa.array([nan, nan, infinity]), pa.array([nan, infinity, nan])
+    assert computed(call("EqualTo", "boolean", A, B), *values) == [True, False, False]
+    assert computed(call("GreaterThan", "boolean", A, B), *values) == [False, True, False]
+
+
+def test_lambda_sees_the_columns_of_its_row() -> None:
+    array = {"type": "array", "elementType": "double", "containsNull": True}
+    element = Variable(1, "double")
+    plus = Lambda(call("Add", "double", element, B), (element,))
+    tree = Call("ArrayTransform", (Column(0, array), plus), array)
+    lists = pa.array([[1.0, 2.0], None, [], [None]], pa.list_(pa.float64()))
+    assert computed(tree, lists, pa.array([10.0, 20.0, 30.0, 40.0])) == [[11.0, 12.0], None, [], [None]]
+
+
+def test_unknown_functions_and_types_are_refused_when_the_expression_is_compiled() -> None:
+    with pytest.raises(UnsupportedExpressionError, match="Uuid"):
+        compile_expression(call("Uuid", "string"))
+    with pytest.raises(UnsupportedExpressionError, match="interval year"):
+        arrow_type("interval year")
+
+
+def test_tree_survives_its_stored_form() -> None:
+    tree: Expression = call("CaseWhen", "double", IS_ZERO, Literal(None, "double"), QUOTIENT, zone="UTC")
+    assert msgspec.json.decode(msgspec.json.encode(tree), type=Expression) == tree
+
+
+@pytest.mark.parametrize("pattern", [r"\p{L}+", "[a&&[b]]", "(?m)^a$", "a(?i)b", r"\R", "(unclosed"])
+def test_regular_expression_that_python_reads_in_another_way_is_refused(pattern: str) -> None:
+    with pytest.raises(UnsupportedExpressionError, match="regular expression"):
+        compile_java(pattern)
+
+
+def test_dot_and_dollar_know_the_line_ends_of_java() -> None:
+    assert compile_java("a.b").search("a\rb") is None
+    assert compile_java("b$").search("ab\r\n") is not None
+    assert compile_java(r"\Qa.b\E").search("a.b") is not None
+
+
+@pytest.mark.parametrize("pattern", ["GGGG", "yyyyyyy", "[HH]", "XXX"])
+def test_date_pattern_with_unknown_letters_is_refused(pattern: str) -> None:
+    with pytest.raises(UnsupportedExpressionError, match="date pattern"):
+        tokens_of(pattern)
+
+
+@pytest.mark.parametrize("text", ["2026-02-30", "2026-1-01", "x", "2026-01-01 "])
+def test_text_that_does_not_fit_a_date_pattern_gives_nothing(text: str) -> None:
+    assert read(text, tokens_of("yyyy-MM-dd")) is None

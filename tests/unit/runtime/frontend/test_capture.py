@@ -1,0 +1,93 @@
+"""Capturing PySpark programs without Spark: what is asked of Spark, what is answered from earlier answers."""
+
+from __future__ import annotations
+
+import ast
+import os
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import pytest
+
+from ckpt_runtime.frontend.capture import Capture, captured_session
+from ckpt_runtime.frontend.scripts import builds_session
+from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded, AnalysisRequest, TypedColumn
+from ckpt_runtime.graph.errors import PlanError
+
+COLUMNS = [("country", "string"), ("amount", "double")]
+
+
+def capture(analyses: dict[str, str]) -> Capture:
+    return Capture(analyses, lambda _: COLUMNS, lambda _key, _value: None)
+
+
+def schema_of(given: Capture) -> list[str]:
+    with captured_session(given, lambda _: None) as spark:
+        frame = spark.readStream.format("replay").load("/data").hint("uid", "orders")
+        return [field.name for field in frame.schema.fields]
+
+
+def answered(question: str) -> dict[str, str]:
+    analysis = Analysis(columns=(TypedColumn("country", "string"), TypedColumn("amount", "double")))
+    return {sha256(question.encode()).hexdigest(): msgspec.json.encode(analysis).decode()}
+
+
+def question_of(analyses: dict[str, str]) -> str:
+    with pytest.raises(AnalysisNeeded) as needed:
+        schema_of(capture(analyses))
+    return needed.value.text
+
+
+def test_schema_is_asked_once_and_answered_from_then_on() -> None:
+    question = question_of({})
+    assert schema_of(capture(answered(question))) == ["country", "amount"]
+
+
+def test_question_is_the_same_in_every_run_and_names_neither_source_nor_hint() -> None:
+    question = question_of({})
+    assert question_of({}) == question
+    relation = msgspec.json.decode(question, type=AnalysisRequest).relation
+    assert b"replay" not in relation
+    assert b"uid" not in relation
+
+
+def test_program_that_asks_something_else_in_its_second_run_is_refused() -> None:
+    with pytest.raises(PlanError, match="another plan each time"):
+        schema_of(capture({"0" * 64: "{}"}))
+
+
+def test_error_of_spark_is_an_error_of_the_plan() -> None:
+    [digest] = answered(question_of({}))
+    with pytest.raises(PlanError, match="no such column"):
+        schema_of(capture({digest: msgspec.json.encode(Analysis(error="no such column")).decode()}))
+
+
+@pytest.mark.parametrize("action", [lambda frame: frame.collect(), lambda frame: frame.cache()])
+def test_action_on_a_frame_is_refused(action: Any) -> None:
+    with captured_session(capture({}), lambda _: None) as spark, pytest.raises(PlanError, match="running Spark"):
+        action(spark.readStream.format("replay").load("/data"))
+
+
+@pytest.mark.parametrize(
+    ("source", "is_script"),
+    [
+        ("spark = SparkSession.builder.getOrCreate()", True),
+        ("import pyspark.sql\nif True:\n    s = pyspark.sql.SparkSession.builder.getOrCreate()", True),
+        ("def pipeline(spark: SparkSession): ...", False),
+        ("def other():\n    SparkSession.builder.getOrCreate()", False),
+    ],
+)
+def test_script_is_a_module_whose_own_statements_build_a_session(source: str, is_script: bool) -> None:
+    assert builds_session(ast.parse(source)) is is_script
+
+
+def test_builder_of_a_program_gives_the_captured_session_in_an_environment_of_spark_submit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setenv("MASTER", "local[2]")
+    with captured_session(capture({}), lambda _: None) as spark:
+        assert SparkSession.builder.appName("any").config("spark.sql.shuffle.partitions", "2").getOrCreate() is spark
+    assert os.environ["MASTER"] == "local[2]"
