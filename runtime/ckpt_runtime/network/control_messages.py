@@ -150,6 +150,8 @@ class SubtaskMeasures(Struct, frozen=True):
     slices: NonNegative = 0
     work_waits: bool = False
     backpressured: bool = False
+    debloated_buffer_size: NonNegative | None = None
+    state: StateMetrics = {}
     operator_rows: Annotated[tuple[NonNegative, ...], Meta(max_length=1000)] = ()
     input_watermark: int | None = None
     output_watermark: int | None = None
@@ -158,8 +160,6 @@ class SubtaskMeasures(Struct, frozen=True):
     output_usage: Share = 0.0
     alignment_ms: NonNegative | None = None
     start_delay_ms: NonNegative | None = None
-    debloated_buffer_size: NonNegative | None = None
-    state: StateMetrics = {}
 
 
 class SnapshotProgress(Struct, frozen=True):
