@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ckpt_runtime.contract.cluster import AggregatedMetric, Metric
+from ckpt_runtime.jobmaster.metric_table import text_of
 
 AGGREGATIONS = ("min", "max", "avg", "sum", "skew")
 
 
 def by_subtask(metrics: Mapping[int, Mapping[str, float]]) -> dict[str, str]:
     """Metric values as text, by names such as ``0.numRecordsIn``."""
-    return {f"{index}.{name}": number(value) for index, own in metrics.items() for name, value in own.items()}
-
-
-def number(value: float) -> str:
-    """A metric's value as text; whole numbers have no decimal point."""
-    return str(int(value)) if float(value).is_integer() else repr(float(value))
+    return {f"{index}.{name}": text_of(value) for index, own in metrics.items() for name, value in own.items()}
 
 
 def listing(values: Mapping[str, str], names: Sequence[str] | None) -> list[Metric]:
