@@ -7,7 +7,22 @@ from copy import deepcopy
 from typing import Any
 
 _MISSING = object()
-EVERY_VALUE = (_MISSING, None, True, -1, 1 << 63, 1 << 70, 1.5, "", "x", [], ["x"], [{"x": [1]}], {}, {"x": {"x": 1}})
+EVERY_VALUE: Any = (
+    _MISSING,
+    None,
+    True,
+    -1,
+    1 << 63,
+    1 << 70,
+    1.5,
+    "",
+    "x",
+    [],
+    ["x"],
+    [{"x": [1]}],
+    {},
+    {"x": {"x": 1}},
+)
 FEW_VALUES = (_MISSING, None, -1, "x", ["x"], {"x": {"x": 1}})
 """For documents that take long to open."""
 
