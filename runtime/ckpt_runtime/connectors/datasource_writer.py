@@ -18,11 +18,13 @@ from contextvars import copy_context
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct
 
 from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, spark_schema, struct_type
-from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
+from ckpt_runtime.connectors.datasource_values import restored_items, values_of, versioned
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, new_data_source
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
 from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
@@ -201,6 +203,13 @@ class StreamWriterOperator(Operator):
         _new_writer(self._source, self._options, self._schema).abort([carried], self._checkpoint_id + 1)
 
 
+class _Messages(Struct):
+    """The stored form: a message of each subtask, tagged, or None for a subtask that wrote nothing."""
+
+    checkpoint: NonNegative
+    messages: tuple[tuple[NonNegative, str | None], ...]
+
+
 class CommitterOperator(Operator):
     """Commits what the writers prepared; parallelism 1."""
 
@@ -219,9 +228,8 @@ class CommitterOperator(Operator):
         """Commits what the restored snapshot covers, even if it was committed before."""
         super().open(context, output)
         self._taken = {context.restored_checkpoint_id or 0}
-        for item in checked_items(context.uid, context.operator_state.restored(_MESSAGES)):
-            messages = [(int(subtask), message) for subtask, message in item["messages"]]
-            self._messages[int(item["checkpoint"])] = messages
+        for item in restored_items(context, _MESSAGES, _Messages):
+            self._messages[item.checkpoint] = list(item.messages)
         self._commit_up_to(max(self._messages, default=0))
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
@@ -31,6 +32,11 @@ _ROW_GROUP_ROWS = 131_072
 _LOG = logging.getLogger(__name__)
 
 
+class _StoredPending(Struct):
+    directory: str
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """A file that the completion of its checkpoint, or of a later one, makes visible."""
@@ -42,11 +48,11 @@ class _Pending:
         return {"directory": self.directory, "name": self.part.pending}
 
     @classmethod
-    def from_json(cls, item: dict[str, Any]) -> _Pending:
-        part = parse_hidden(item["name"])
+    def of(cls, item: _StoredPending) -> _Pending:
+        part = parse_hidden(item.name)
         if part is None or part.checkpoint is None:
-            raise CommitError(f"restored state names {item['name']!r}, which is no pending file")
-        return cls(item["directory"], part)
+            raise CommitError(f"restored state names {item.name!r}, which is no pending file")
+        return cls(item.directory, part)
 
 
 class _PartFile:
@@ -112,7 +118,7 @@ class ParquetSink(Operator):
         self._lineage: SinkLineage = context.sink
         self._owner = owner_of(context.job_id, context.uid, self._lineage.sink_id)
         self._directory.create()
-        restored = [_Pending.from_json(item) for item in context.operator_state.restored(PENDING)]
+        restored = [_Pending.of(item) for item in context.operator_state.restored(PENDING, _StoredPending)]
         self._commit(restored, "restored")
         self._delete_leftovers()
 

@@ -38,6 +38,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     LineagePlace,
     RunRequest,
 )
+from ckpt_runtime.jobmaster.metric_table import JOB, JobFigures, Kind, texts
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 _TASKS = {JobStatus.FINISHED: ExecutionState.FINISHED, JobStatus.FAILED: ExecutionState.FAILED}
@@ -136,12 +137,8 @@ class EndedJob:
 
     def metrics(self) -> dict[str, str]:
         """The metrics that do not change once a job has ended."""
-        return {
-            "numRestarts": str(self._restarts),
-            "numberOfCompletedCheckpoints": str(self._counts.completed),
-            "numberOfFailedCheckpoints": str(self._counts.failed),
-            "totalNumberOfCheckpoints": str(self._counts.total),
-        }
+        counters = [metric for metric in JOB if metric.kind is Kind.COUNTER]
+        return texts(counters, JobFigures(self._restarts, self._counts))
 
     def exception_history(self, limit: int) -> ExceptionHistory:
         return ExceptionHistory(self._exceptions[:limit], truncated=len(self._exceptions) > limit)

@@ -58,6 +58,7 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.process_figures import ProcessMeter
 from ckpt_runtime.scheduler.deployment import JobDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.state.backend import SharedHandles
@@ -378,13 +379,14 @@ class TaskWorker:
         )
 
     def _beat(self) -> None:
+        meter = ProcessMeter()
         while not self._closing.wait(HEARTBEAT_S):
             job = self._job
             if job is None:
-                self._report(WorkerHeartbeat(-1))
+                self._report(WorkerHeartbeat(-1, process=meter.measure()))
             else:
                 tasks = tuple(_measures(subtask) for subtask in job.subtasks.values())
-                self._report(WorkerHeartbeat(job.deployment.deployment, tasks, self._progress(job)))
+                self._report(WorkerHeartbeat(job.deployment.deployment, tasks, self._progress(job), meter.measure()))
 
 
 def _runs(job: DeployedJob | None, subtask: Subtask) -> bool:
@@ -458,6 +460,14 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         slices=metrics.slices,
         work_waits=subtask.work_waits,
         backpressured=subtask.backpressured,
+        operator_rows=subtask.chain.operator_rows,
+        input_watermark=subtask.input_watermark,
+        output_watermark=subtask.chain.end.watermark,
+        queued_elements=subtask.gate.queued,
+        input_usage=subtask.gate.usage,
+        output_usage=subtask.chain.end.usage,
+        alignment_ms=metrics.alignment_ms,
+        start_delay_ms=metrics.start_delay_ms,
         debloated_buffer_size=metrics.debloated_buffer_size,
         state=subtask.chain.state_metrics(),
     )
