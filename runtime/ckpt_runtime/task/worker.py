@@ -381,12 +381,19 @@ class TaskWorker:
     def _beat(self) -> None:
         meter = ProcessMeter()
         while not self._closing.wait(HEARTBEAT_S):
-            job = self._job
-            if job is None:
-                self._report(WorkerHeartbeat(-1, process=meter.measure()))
-            else:
-                tasks = tuple(_measures(subtask) for subtask in job.subtasks.values())
-                self._report(WorkerHeartbeat(job.deployment.deployment, tasks, self._progress(job), meter.measure()))
+            try:
+                self._report(self._heartbeat(meter))
+            except Exception as error:
+                # The subtasks change while they are measured. The next heartbeat must come all the same: without any,
+                # a job that stands still would look healthy for ever.
+                log_failure(logger, logging.WARNING, "a heartbeat was left out", error)
+
+    def _heartbeat(self, meter: ProcessMeter) -> WorkerHeartbeat:
+        job = self._job
+        if job is None:
+            return WorkerHeartbeat(-1, process=meter.measure())
+        tasks = tuple(_measures(subtask) for subtask in job.subtasks.values())
+        return WorkerHeartbeat(job.deployment.deployment, tasks, self._progress(job), meter.measure())
 
 
 def _runs(job: DeployedJob | None, subtask: Subtask) -> bool:
