@@ -136,7 +136,7 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("output mode", "append mode"),
         ("action", "needs a running Spark"),
         ("pattern", "GGGG"),
-        ("foreachBatch", "foreachBatch"),
+        ("memory", "'memory' has no table"),
         ("legacy option", "spark.sql.legacy"),
         ("Python function", "common_inline_user_defined_function"),
     ],
@@ -198,3 +198,9 @@ def test_question_that_sets_an_option_of_the_driver_or_is_malformed_is_refused()
     assert "not a relation" in ANALYZER.analyze(AnalysisRequest(b"\xff")).unsupported
     with pytest.raises(DocumentError, match="malformed"):
         ANALYZER.answer("{")
+
+
+def test_text_of_sql_is_not_filled_in_with_the_environment_of_the_driver() -> None:
+    """Spark replaces ``${env:NAME}`` in SQL, and its message for a column of that name would reach the program."""
+    relation = Relation(sql={"query": "SELECT `${env:PATH}` FROM range(1)"}).SerializeToString()
+    assert "${env:PATH}" in ANALYZER.analyze(AnalysisRequest(relation)).error

@@ -60,14 +60,14 @@ class Analyzer:
         """Returns Spark's answer, errors of the author included. Blocks; calls from several threads take turns."""
         with self._lock:
             self._serial += 1
-            return _analyze(_spark_session(), request, self._serial)
+            return _analyze(spark_session(), request, self._serial)
 
 
 ANALYZER = Analyzer()
 """That of this process: Spark has one session in it."""
 
 
-def _spark_session() -> Any:
+def spark_session() -> Any:
     """Returns the driver's session. Outside of Spark it starts one, which runs nothing."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -82,6 +82,7 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors.exceptions.base import PySparkException
 
+    sessions = type(spark)._get_j_spark_session_class(spark._jvm)
     try:
         if request.ddl:
             return Analysis(
@@ -92,6 +93,8 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
             raise UnsupportedExpressionError(f"the option {min(refused)}", "a program cannot set it for the analyzer")
         for key, value in request.configuration.items():
             session.conf().set(key, value)
+        # Spark's parser takes its options from the session that is active in its thread.
+        sessions.setActiveSession(session)
         planner = _Planner(spark._jvm, session, serial)
         ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
         for name, relation in request.views.items():
@@ -106,6 +109,8 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
         return Analysis(error=f"Spark's analyzer cannot be asked: {error}")
     except PySparkException as error:
         return Analysis(error=str(error.getMessage() or error))
+    finally:
+        sessions.setActiveSession(spark._jsparkSession)
 
 
 _RELATIONS = frozenset(
@@ -167,6 +172,8 @@ class _Planner:
             place = (option.apply("builtin"), option.apply("system"))
             registry.dropFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *place))
         session.conf().set("spark.sql.runSQLOnFiles", "false")
+        # Otherwise Spark replaces ${env:NAME} in SQL texts by a variable of the driver's environment.
+        session.conf().set("spark.sql.variable.substitute", "false")
         holder = connect.service.SessionHolder("engine", f"00000000-0000-0000-0000-{serial:012}", session)
         self._planner = connect.planner.SparkConnectPlanner(holder, jvm.scala.Option.empty())
         self._jvm = jvm

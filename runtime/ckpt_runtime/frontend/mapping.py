@@ -12,6 +12,7 @@ from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
+from ckpt_runtime.frontend.sink_mapping import sink_spec
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Filter,
@@ -25,7 +26,7 @@ from ckpt_runtime.frontend.typed_plan import (
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import check_sink, source_schema
+from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
@@ -33,8 +34,6 @@ from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_s
 Resolve = Callable[[str], str | type]
 
 _AGGREGATES = {"Sum": "sum", "Count": "count", "Min": "min", "Max": "max", "Average": "avg"}
-_OWN_OPTIONS = frozenset({"checkpointlocation"})
-"""Options of Spark's own engine: a session has its checkpoint directory, so that a query needs none."""
 
 
 def spark_columns(source: CapturedSource, resolve: Resolve) -> list[tuple[str, str]]:
@@ -196,17 +195,11 @@ class _QueryMapper:
     def _sink(self, query: CapturedQuery, inputs: tuple[LogicalInput, ...], schema: pa.Schema) -> None:
         start = query.start
         _check_start(start, aggregates=any(isinstance(node, Aggregate) for node in query.analysis.nodes))
-        options = {key: value for key, value in start.options.items() if key.lower() not in _OWN_OPTIONS}
-        if start.path:
-            options["path"] = start.path
-        target = self._resolve(start.format or "parquet")
-        duplicates = {name for name in schema.names if schema.names.count(name) > 1}
-        if duplicates:
-            raise PlanError("writeStream", f"two columns are called {sorted(duplicates)[0]!r}; give them aliases")
-        check_sink(target, options, schema)
-        node = self._plan.add(LogicalNode(specs.SinkSpec(target, options), inputs, None))
+        spec = sink_spec(start, self._capture, self._resolve, schema)
+        node = self._plan.add(LogicalNode(spec, inputs, None))
         if start.query_name:
-            node.uid = node.name = start.query_name
+            # Not the name itself, which programs also give to the operator that the query is about.
+            node.uid, node.name = f"{start.query_name}-sink", start.query_name
 
 
 def _check_expressions(spec: specs.OperatorSpec) -> None:
@@ -223,10 +216,6 @@ def _check_expressions(spec: specs.OperatorSpec) -> None:
 
 def _check_start(start: object, *, aggregates: bool) -> None:
     mode = str(start.output_mode or "append").lower()  # type: ignore[attr-defined]
-    if start.HasField("foreach_writer") or start.HasField("foreach_batch"):  # type: ignore[attr-defined]
-        raise PlanError("writeStream", "foreach and foreachBatch are not supported yet; write with a format")
-    if list(start.partitioning_column_names):  # type: ignore[attr-defined]
-        raise PlanError("partitionBy", "not supported yet; add a query for each part")
     if mode not in ("append", "update"):
         raise PlanError("outputMode", f"{mode!r} is not supported yet; use update")
     if aggregates and mode == "append":

@@ -16,6 +16,11 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.nodes import Expression
 
+FILE_FORMATS = frozenset({"parquet"})
+"""Sinks that write files to the directory that option ``path`` names."""
+STAGED_FORMATS = frozenset({"foreach", "foreachBatch"})
+"""Sinks that stage rows in the directory that option ``path`` names, and call a function of the program with them."""
+
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -154,21 +159,45 @@ class JoinSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class UserFunction:
+    """What a sink calls with rows. ``session`` is that of the program, which leads to Spark once it is connected.
+
+    ``configuration`` holds the options of Spark that the program set.
+    """
+
+    call: Any
+    session: Any
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Writes a stream. ``format`` is a registered name or a PySpark ``DataSource`` class."""
+    """Writes a stream. ``format`` is a registered name, a PySpark ``DataSource`` class or a class of a ``Sink``."""
 
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)
+    function: UserFunction | None = None
 
     @property
     def output_directory(self) -> str | None:
         """Where the sink keeps hidden files until their commit; None for a sink without such files."""
-        return self.options["path"] if self.format == "parquet" else None
+        if self.format not in FILE_FORMATS | STAGED_FORMATS:
+            return None
+        return next((value for key, value in self.options.items() if key.lower() == "path"), None)
+
+    @property
+    def single_committer(self) -> bool:
+        """Whether one committer behind the sink commits what all its subtasks have prepared."""
+        if isinstance(self.format, type):
+            return bool(getattr(self.format, "single_committer", True))
+        return self.format == "foreachBatch"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitterSpec(_ConnectorSpec):
-    """The single global committer behind a PySpark stream writer (two-phase commit); follows its :class:`SinkSpec`."""
+    """The single committer of a sink, behind the :class:`SinkSpec` of its writers (two-phase commit)."""
+
+    function: UserFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)

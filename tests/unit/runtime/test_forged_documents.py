@@ -55,7 +55,7 @@ from ckpt_runtime.network.listeners import Door, Message, encode
 from ckpt_runtime.process_figures import ProcessMeter
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.replacement import declared_bounds
-from ckpt_runtime.snapshots.description import states_of, summarized
+from ckpt_runtime.snapshots.inspection import states_of, summarized
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.storage.documents import decode_document, encode_document
 from ckpt_runtime.storage.filesystem import resolve

@@ -13,14 +13,14 @@ import pytest
 
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator
-from ckpt_runtime.connectors.datasource_writer import CommitterOperator
+from ckpt_runtime.connectors.datasource_writer import DataSourceSink
+from ckpt_runtime.connectors.file_sink import FileSink
 from ckpt_runtime.connectors.numbers import NumbersSource
-from ckpt_runtime.connectors.parquet_sink import ParquetSink
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator
 from ckpt_runtime.connectors.replay import ReplaySource
+from ckpt_runtime.connectors.sink_operators import CommitterOperator, CommittingSinkOperator
 from ckpt_runtime.connectors.verify import VerifySink
 from ckpt_runtime.graph.specs import (
-    CommitterSpec,
     EnumeratorSpec,
     RangeReaderSpec,
     SinkSpec,
@@ -56,7 +56,7 @@ CONNECTORS: dict[str, tuple[Callable[[Path], Operator], dict[str, list[Any]]]] =
         {"splits": [SPLIT, SPLIT | {"sequence": 5}]},
     ),
     "committer": (
-        lambda path: CommitterOperator(CommitterSpec(Files, {"directory": str(path)}, ARROW_SCHEMA)),
+        lambda path: CommitterOperator(DataSourceSink(Files, {"directory": str(path)}), ARROW_SCHEMA),
         {"messages": [MESSAGES]},
     ),
     "verify": (
@@ -96,7 +96,7 @@ def test_forged_list_state_is_opened_or_refused_by_name(name: str, tmp_path: Pat
 
 def test_forged_pending_file_of_a_sink_is_refused_by_name(tmp_path: Path) -> None:
     def sink(path: Path) -> Operator:
-        return ParquetSink(SinkSpec("parquet", {"path": str(path / "out")}))
+        return CommittingSinkOperator(FileSink("parquet", {"path": str(path / "out")}))
 
     writer = sink(tmp_path)
     opened(writer, context())

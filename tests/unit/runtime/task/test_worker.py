@@ -451,7 +451,6 @@ def test_a_heartbeat_tells_how_far_a_snapshot_has_come(driver: Driver, tmp_path:
     assert driver.worker._writing == {}
 
 
-@pytest.mark.parametrize(("option", "copied"), [("FASTEST", False), ("COPY", True)])
 def test_a_heartbeat_that_cannot_be_measured_is_followed_by_the_next(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -473,6 +472,7 @@ def test_a_heartbeat_that_cannot_be_measured_is_followed_by_the_next(
     driver.hang_up(thread)
 
 
+@pytest.mark.parametrize(("option", "copied"), [("FASTEST", False), ("COPY", True)])
 def test_duplicates_are_copies_where_the_options_ask_for_them(
     driver: Driver, tmp_path: Path, option: str, copied: bool
 ) -> None:
