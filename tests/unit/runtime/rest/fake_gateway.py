@@ -149,6 +149,7 @@ class FakeGateway:
         self.operations: dict[str, Operation] = {}
         self.disposed: list[str] = []
         self.requesters: list[str | None] = []
+        self.conditions: list[g.Precondition] = []
         self.held: dict[str, HeldUpgrade] = {}
         self.retired: dict[str, int] = {}
         self.catalogue: list[CataloguedSavepoint] = []
@@ -496,6 +497,7 @@ class FakeGateway:
         self, job_id: str, *, retain: bool = False, condition: g.Precondition = g.ANY_JOB
     ) -> CheckpointStats | None:
         job = self._job(job_id)
+        self.conditions.append(condition)
         if job.status is not JobStatus.CANCELED:
             if job.status.is_terminal:
                 raise errors.JobTerminated(job_id, job.status)
@@ -627,6 +629,7 @@ class FakeGateway:
     ) -> str:
         self._job(job_id)
         self.requesters.append(requester)
+        self.conditions.append(condition)
         return self._start(
             g.OperationKind.SAVEPOINT,
             job_id,
