@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
     SubtaskState,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot
+from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot, RestoredCheckpointStats
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
@@ -100,7 +100,10 @@ RESULT = result_document(
     restart_strategy="none",
     checkpoint_config=CONFIG,
     request=REQUEST,
-    checkpoints=CheckpointStatsSnapshot(CheckpointCounts()),
+    checkpoints=CheckpointStatsSnapshot(
+        CheckpointCounts(),
+        latest_restored=RestoredCheckpointStats(3, 5, is_savepoint=True, external_path="/s/savepoint"),
+    ),
     restarts=1,
     lineage=LineagePlace("7" * 32, 2),
 )
