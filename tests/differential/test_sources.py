@@ -130,3 +130,31 @@ def test_text_directory_gives_the_rows_of_spark(
     (source / "empty.txt").write_bytes(b"")
     (source / "below" / "d.txt").write_bytes(b"below\n")
     compare(spark, cluster, source, tmp_path, "text", "", options)
+
+
+@pytest.mark.row("ends.4")
+def test_json_directory_gives_the_rows_of_spark(spark: SparkSession, cluster: MiniCluster, tmp_path: Path) -> None:
+    source = tmp_path / "in" / "country=DE"
+    source.mkdir(parents=True)
+    lines = [
+        '{"n": 1, "price": 1.005, "name": "a", "at": "2026-01-02T03:04:05.678+02:00", "inner": {"tags": ["x", null]}}',
+        '{"n": 2.0, "name": 5, "day": "1500-02-28", "at": "2026-01-02 03:04:05", "inner": {"tags": "none"}}',
+        '{"n": 99999999999, "flag": "yes", "price": "2.5", "inner": null}',
+        '{"N": 1, "unknown": [1, {}]}',
+        "{bad",
+        "",
+        "   ",
+        "null",
+        "17",
+        '[{"n": 3}, {"n": 4, "flag": true}]',
+        "[]",
+        "[1]",
+        '{"n": 5} and more',
+    ]
+    (source / "a.json").write_text("\n".join(lines))
+    (source / "b.json.gz").write_bytes(gzip.compress(b'{"n": 6, "name": "f\\u00fcnf"}\r\n{"n": 7}'))
+    schema = (
+        "n INT, price DECIMAL(10,2), name STRING, flag BOOLEAN, day DATE, at TIMESTAMP, "
+        "inner STRUCT<tags: ARRAY<STRING>>, country STRING"
+    )
+    assert compare(spark, cluster, tmp_path / "in", tmp_path, "json", schema, {}).total() > 10
