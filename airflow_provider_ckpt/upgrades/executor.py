@@ -78,7 +78,7 @@ async def _performed(client: AsyncCalls, action: act.Action, requester: str | No
             except BadRequest as error:  # a repeated request would fail in the same way
                 return act.JobMissing(str(error))
         case _:
-            return await watched(client, action)
+            return await looked_at(client, action)
     return act.Accepted()
 
 
@@ -135,7 +135,7 @@ def _fields(schema: Iterable[str]) -> str:
 # --- looking
 
 
-async def watched(client: AsyncCalls, action: act.Action) -> act.Answer:
+async def looked_at(client: AsyncCalls, action: act.Action) -> act.Answer:
     """Look once. Raises NotFound; an unknown stop is reported together with its job."""
     match action:
         case act.LookAtStop(job, trigger):

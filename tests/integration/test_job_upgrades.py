@@ -241,8 +241,8 @@ def test_a_try_that_dies_behind_each_step_repeats_nothing(upgraded: Upgraded, mo
         while not written or written[-1] != "ENDED":
             with pytest.raises(Dead):
                 upgraded.upgrade()
-    steps = ["PIN_NEW", "INSPECT", "PIN_OLD", "PREVIEW", "READY", "STOP", "STOPPING", "CHECK", "START", "GATE"]
-    assert written == [*steps, "RELEASE", "ENDED"]
+    # The second SAVEPOINT records, before the request, that a stop will be requested.
+    assert written == ["PREPARE", "SAVEPOINT", "SAVEPOINT", "CHECK", "SUBMIT", "GATE", "CLEAN", "ENDED"]
     assert upgraded.upgrade()["job_id"] == upgraded.job.job_id
     assert upgraded.holds() == []
     upgraded.job.stopped()

@@ -28,8 +28,8 @@ from airflow_provider_ckpt.jobs.names import NameFreeCondition
 from airflow_provider_ckpt.processes import SessionProcess
 from airflow_provider_ckpt.triggers.wait import _CONDITIONS, CkptTrigger
 from airflow_provider_ckpt.upgrades.condition import UpgradeCondition
-from airflow_provider_ckpt.upgrades.machine import begin
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal
+from airflow_provider_ckpt.upgrades.steps import begin
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, JobManager, until
 
@@ -50,7 +50,7 @@ CONDITIONS: list[Condition] = [
     RescaleCondition(JOB, {"a": 2, "b": (1, 3)}),
     SessionGoneCondition(),
     SessionReadyCondition(ELSEWHERE, terminate_on_kill=True),
-    UpgradeCondition(begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p"), "series")),
+    UpgradeCondition(begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p"), "series"), "Cancel", 5),
 ]
 
 
