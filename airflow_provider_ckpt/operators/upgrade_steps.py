@@ -21,12 +21,11 @@ from airflow_provider_ckpt.exceptions import (
     CkptUpgradeRolledBack,
     CkptUpgradeStranded,
 )
-from airflow_provider_ckpt.journal import Journal
 from airflow_provider_ckpt.lineage import Written, program_location
 from airflow_provider_ckpt.operators.base import CkptJobOperator
+from airflow_provider_ckpt.tasks import Journal
 from airflow_provider_ckpt.upgrades.actions import Action, Answer, Claim
-from airflow_provider_ckpt.upgrades.condition import UpgradeCondition, wall_clock_ms
-from airflow_provider_ckpt.upgrades.executor import perform
+from airflow_provider_ckpt.upgrades.executor import UpgradeCondition, perform, wall_clock_ms
 from airflow_provider_ckpt.upgrades.record import (
     Goal,
     Mode,

@@ -222,7 +222,7 @@ def test_a_rollback_repeats_what_the_new_version_has_committed_and_nothing_else(
 
 
 def test_a_try_that_dies_behind_each_step_repeats_nothing(upgraded: Upgraded, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_provider_ckpt.journal import Journal
+    from airflow_provider_ckpt.tasks import Journal
 
     class Dead(BaseException):
         """As if the worker's process were gone."""

@@ -18,7 +18,7 @@ import pytest
 
 from airflow_provider_ckpt import processes
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed, CkptWaitTimeout
-from airflow_provider_ckpt.hooks.connection import Endpoint
+from airflow_provider_ckpt.hooks.ckpt import Endpoint
 from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSessionOperator
 from airflow_provider_ckpt.processes import SessionProcess, submission
 from ckpt_runtime.client.session_command import SessionFiles

@@ -15,19 +15,20 @@ from airflow.triggers.base import BaseTrigger
 from airflow_provider_ckpt.conditions.base import Condition
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
 from airflow_provider_ckpt.conditions.health import DrillCondition, HealthCondition
-from airflow_provider_ckpt.conditions.job import JobStatusCondition, ReadyForSnapshotCondition
-from airflow_provider_ckpt.conditions.operation import (
+from airflow_provider_ckpt.conditions.job import (
     ConfigurationCondition,
     DisposalCondition,
+    JobStatusCondition,
     Operation,
     OperationCondition,
+    ReadyForSnapshotCondition,
     RescaleCondition,
 )
 from airflow_provider_ckpt.conditions.session import SessionGoneCondition, SessionReadyCondition
 from airflow_provider_ckpt.jobs.names import NameFreeCondition
 from airflow_provider_ckpt.processes import SessionProcess
 from airflow_provider_ckpt.triggers.wait import _CONDITIONS, CkptTrigger
-from airflow_provider_ckpt.upgrades.condition import UpgradeCondition
+from airflow_provider_ckpt.upgrades.executor import UpgradeCondition
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal
 from airflow_provider_ckpt.upgrades.steps import begin
 from ckpt_runtime.scheduler.job_status import JobStatus

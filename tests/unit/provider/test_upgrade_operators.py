@@ -31,8 +31,7 @@ from airflow_provider_ckpt.upgrades.actions import (
     Stop,
     StopSeen,
 )
-from airflow_provider_ckpt.upgrades.condition import UpgradeCondition
-from airflow_provider_ckpt.upgrades.executor import perform
+from airflow_provider_ckpt.upgrades.executor import UpgradeCondition, perform
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from airflow_provider_ckpt.upgrades.steps import WATCHES, begin, drive, take_step
 from ckpt_runtime.client.clients import CkptClient
