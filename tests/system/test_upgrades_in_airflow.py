@@ -258,8 +258,8 @@ def test_bad_versions_are_refused_or_rolled_back_although_processes_end(
 
     run = runs[id(crashing)]
     steps = until(lambda: record(crashing), "the end of the old version")
-    with session.hanging(f"PATCH /jobs/{steps['new_job']}", carried_out=True) as cancelled:
-        until(cancelled.came.is_set, "the end of the new version")
+    with session.hanging(f"PUT /retired-job-ids/{steps['new_job']}", carried_out=True) as retired:
+        until(retired.came.is_set, "the end of the new version")
         assert airflow.wait_run(runs[id(silent)], 240) == "failed"
         kill_task(airflow, run, START)
     killer.at(r"POST /jars/[^/]+/run", killer.task(run, START))

@@ -99,7 +99,7 @@ def test_the_provider_knows_the_runtime_through_client_and_contract_only() -> No
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
                 if name == "ckpt_runtime.leader_retrieval":
-                    assert path == PACKAGE / "hooks" / "connection.py"
+                    assert path == PACKAGE / "hooks" / "ckpt.py"
                 elif name.startswith("ckpt_runtime") and name not in (
                     "ckpt_runtime.secret_keys",
                     "ckpt_runtime.web.files",
