@@ -90,7 +90,7 @@ def upgraded(job: SequenceJob) -> Iterator[Upgraded]:
 
 
 @pytest.mark.parametrize("mode", ["savepoint", "last-state"])
-def test_a_healthy_version_goes_on_where_the_old_one_ended(upgraded: Upgraded, mode: str) -> None:
+def test_a_healthy_version_continues_where_the_old_one_ended(upgraded: Upgraded, mode: str) -> None:
     job = upgraded.job
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     result = upgraded.upgrade(mode=mode)
@@ -271,7 +271,7 @@ def test_a_suspended_job_is_resumed_with_its_program(upgraded: Upgraded) -> None
     assert job.stopped() == assert_sequence(job.out)
 
 
-def test_a_savepoint_that_a_paused_upgrade_or_a_suspended_job_goes_on_from_is_not_cleaned_up(job: SequenceJob) -> None:
+def test_the_savepoint_of_a_paused_upgrade_or_a_suspended_job_is_not_cleaned_up(job: SequenceJob) -> None:
     """A newer one of the lineage is intact, but it is a plain savepoint, from which no job is resumed."""
     from airflow_provider_ckpt.exceptions import CkptUpgradeRolledBack
     from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator

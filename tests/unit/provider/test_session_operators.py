@@ -226,7 +226,7 @@ def test_invalid_session_argument_is_refused_before_anything_ends(
     assert job_manager.received == []
 
 
-def test_a_process_with_a_reused_pid_is_not_mistaken_for_the_session() -> None:
+def test_a_process_with_a_reused_pid_does_not_count_as_the_session() -> None:
     here = SessionProcess("s", socket.gethostname(), os.getpid(), 1, "/nowhere")
     assert not here.is_alive
     here.signal(signal.SIGKILL)
