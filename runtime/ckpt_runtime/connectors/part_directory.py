@@ -39,20 +39,36 @@ class PartDirectory:
         with naming("write", file):
             return open(file.path, "wb") if file.is_local else file.filesystem.open(file.path, "wb")
 
+    def open_for_reading(self, name: str) -> Any:
+        """An existing binary file."""
+        file = self.location.child(name)
+        with naming("read", file):
+            return file.filesystem.open(file.path, "rb")
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name."""
+        return exists(self.location.child(name))
+
     def make_pending(self, part: PartName) -> None:
         """In progress -> pending, durable when this returns."""
-        self._rename(part.in_progress, part.pending)
+        self._rename(part.in_progress, self.location.child(part.pending))
 
-    def commit(self, part: PartName) -> bool:
-        """Pending -> visible. True when it is visible now, also when it was before; False when both are missing."""
-        pending, visible = self.location.child(part.pending), self.location.child(part.visible)
+    def commit(self, part: PartName, partition: str = "") -> bool | None:
+        """Pending -> visible, in a directory below this one if it is a partition's.
+
+        Returns True if it is visible now, False if it was before, and None if it is missing.
+        """
+        inside = partition.split("/") if partition else []
+        visible = self.location.child(*inside, part.visible)
         try:
-            if exists(pending):
-                self._rename(part.pending, part.visible)
+            if exists(self.location.child(part.pending)):
+                if partition:
+                    make_directory(visible.parent, private=False)
+                self._rename(part.pending, visible)
                 return True
         except NotFoundError:
             pass  # another job that was started from the same savepoint has just committed it
-        return exists(visible)
+        return False if exists(visible) else None
 
     def delete(self, name: str) -> None:
         """Deletes one file; no error when it is gone."""
@@ -63,18 +79,19 @@ class PartDirectory:
         parts = (parse_hidden(name) for name in list_names(self.location))
         return [part for part in parts if part is not None]
 
-    def _rename(self, source: str, target: str) -> None:
-        old, new = self.location.child(source), self.location.child(target)
+    def _rename(self, source: str, new: Location) -> None:
+        old = self.location.child(source)
         with naming("rename", old):
             if not old.is_local:
                 old.filesystem.mv(old.path, new.path)
                 return
             os.replace(old.path, new.path)
-            directory = os.open(self.location.path, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            for changed in {os.path.dirname(old.path), os.path.dirname(new.path)}:
+                directory = os.open(changed, os.O_RDONLY)
+                try:
+                    os.fsync(directory)
+                finally:
+                    os.close(directory)
 
 
 def sync_and_close(file: Any) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from ckpt_runtime.graph.formats import options_of_source
 from ckpt_runtime.graph.specs import (
+    FILE_FORMATS,
+    STAGED_FORMATS,
     CommitterSpec,
     DrillSinkSpec,
     EnumeratorSpec,
@@ -12,11 +15,15 @@ from ckpt_runtime.graph.specs import (
     SourceSpec,
 )
 from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.sinks import Sink, is_sink
+from ckpt_runtime.sources import Source, is_source
 
 
 def create_connector(spec: OperatorSpec) -> Operator:
     """A new source, reader, sink or committer, not opened yet. Raises ValueError for any other spec, or format."""
     match spec:
+        case EnumeratorSpec() | RangeReaderSpec() if isinstance(spec.format, str) or is_source(spec.format):
+            return _create_split_operator(spec)
         case EnumeratorSpec():
             from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator
 
@@ -34,9 +41,10 @@ def create_connector(spec: OperatorSpec) -> Operator:
 
             return NumbersSource(spec)
         case CommitterSpec():
-            from ckpt_runtime.connectors.datasource_writer import CommitterOperator
+            from ckpt_runtime.connectors.sink_operators import CommitterOperator
 
-            return CommitterOperator(spec)
+            assert spec.schema is not None
+            return CommitterOperator(sink_of(spec), spec.schema)
         case SinkSpec():
             return _create_sink(spec)
         case DrillSinkSpec():
@@ -46,16 +54,36 @@ def create_connector(spec: OperatorSpec) -> Operator:
     raise ValueError(f"no connector carries out {type(spec).__name__}, format {getattr(spec, 'format', None)!r}")
 
 
+def _create_split_operator(spec: EnumeratorSpec | RangeReaderSpec) -> Operator:
+    from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator, SplitReaderOperator
+
+    source = _source_of(spec.format, options_of_source(spec.options))
+    assert spec.schema is not None
+    if isinstance(spec, EnumeratorSpec):
+        return SplitEnumeratorOperator(spec, source, spec.schema)
+    return SplitReaderOperator(spec, source, spec.schema)
+
+
+def _source_of(format_: str | type, options: dict[str, str]) -> Source:
+    match format_:
+        case "rate" | "rate-micro-batch":
+            from ckpt_runtime.connectors.rate_source import RateSource
+
+            return RateSource(format_, options)
+        case "socket":
+            from ckpt_runtime.connectors.socket_source import SocketSource
+
+            return SocketSource(options)
+        case "parquet" | "orc" | "text":
+            from ckpt_runtime.connectors.file_source import FileSource
+
+            return FileSource(format_, options)
+    assert isinstance(format_, type)
+    return format_(options)  # type: ignore[no-any-return]
+
+
 def _create_sink(spec: SinkSpec) -> Operator:
     match spec:
-        case SinkSpec(format=type()):
-            from ckpt_runtime.connectors.datasource_writer import StreamWriterOperator
-
-            return StreamWriterOperator(spec)
-        case SinkSpec(format="parquet"):
-            from ckpt_runtime.connectors.parquet_sink import ParquetSink
-
-            return ParquetSink(spec)
         case SinkSpec(format="noop"):
             from ckpt_runtime.connectors.noop_sink import NoopSink
 
@@ -64,4 +92,26 @@ def _create_sink(spec: SinkSpec) -> Operator:
             from ckpt_runtime.connectors.verify import VerifySink
 
             return VerifySink(spec)
-    raise ValueError(f"no sink operator for format {spec.format!r}")
+    from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator, PreparingSinkOperator
+
+    sink = sink_of(spec)
+    return PreparingSinkOperator(sink) if spec.single_committer else CommittingSinkOperator(sink)
+
+
+def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:
+    """A new sink of the public protocol. Raises ValueError for a format that has none."""
+    if is_sink(spec.format):
+        return spec.format(spec.options)  # type: ignore[operator, no-any-return]
+    if isinstance(spec.format, type):
+        from ckpt_runtime.connectors.datasource_writer import DataSourceSink
+
+        return DataSourceSink(spec.format, spec.options)
+    if spec.format in STAGED_FORMATS:
+        from ckpt_runtime.connectors.staged_sinks import staged_sink
+
+        return staged_sink(spec)
+    if spec.format in FILE_FORMATS:
+        from ckpt_runtime.connectors.file_sink import FileSink
+
+        return FileSink(spec.format, spec.options)
+    raise ValueError(f"no sink for format {spec.format!r}")

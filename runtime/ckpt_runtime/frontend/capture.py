@@ -10,13 +10,15 @@ no Spark.
 from __future__ import annotations
 
 import os
+import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, SupportsIndex
 
 import msgspec
 
@@ -24,7 +26,7 @@ from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.typed_plan import CONFIGURED, Analysis, AnalysisNeeded, AnalysisRequest
 from ckpt_runtime.graph.errors import PlanError
 
-_REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
+REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
 """PySpark's switches for a Spark elsewhere; ``SparkSession.builder.getOrCreate()`` returns our session then."""
 _CHANGE_RESULTS = (
     "spark.sql.legacy.",
@@ -54,7 +56,12 @@ class CapturedQuery:
 
 @dataclass(slots=True)
 class Capture:
-    """What a program built. ``schema_of`` returns a source's columns: names and Spark's names of types."""
+    """What a program built. ``schema_of`` returns a source's columns: names and Spark's names of types.
+
+    ``configure`` sets an option of the job, and ``option`` returns one.
+
+    ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position.
+    """
 
     analyses: Mapping[str, str]
     schema_of: Callable[[CapturedSource], list[tuple[str, str]]]
@@ -65,6 +72,9 @@ class Capture:
     used: dict[str, str] = field(default_factory=dict)
     configuration: dict[str, str] = field(default_factory=dict)
     views: dict[str, bytes] = field(default_factory=dict)
+    option: Callable[[str], str | None] = lambda key: None  # noqa: ARG005
+    functions: list[Any] = field(default_factory=list)
+    session: Any = None
 
     def analysis_of(self, request: AnalysisRequest) -> Analysis:
         """Returns Spark's answer. Raises AnalysisNeeded without one, and PlanError for one that is an error."""
@@ -166,11 +176,15 @@ class Capture:
 class _Call:
     """A method of the gRPC service."""
 
-    def __init__(self, name: str, answer: Callable[[Any], Any] | None) -> None:
+    def __init__(self, name: str, answer: Callable[[Any], Any] | None, live: Callable[[], Any]) -> None:
         self._name = name
         self._answer = answer
+        self._live = live
 
-    def __call__(self, request: Any, **_: Any) -> Any:
+    def __call__(self, request: Any, **options: Any) -> Any:
+        live = self._live()
+        if live is not None:
+            return live(request, **options)
         if self._answer is None:
             raise PlanError("pipeline", f"{self._name} needs a running Spark, and a pipeline is planned without one")
         return self._answer(request)
@@ -181,11 +195,28 @@ def _channel(service: Mapping[str, Callable[[Any], Any]]) -> Any:
     import grpc
 
     class Channel(grpc.Channel):
-        def _method(self, path: str, *_: Any, **__: Any) -> _Call:
-            name = path.rsplit("/", 1)[-1]
-            return _Call(name, service.get(name))
+        live: Any = None
+        """The connection that ``live_session`` sets, which takes all calls from then on."""
 
-        unary_unary = unary_stream = stream_unary = stream_stream = _method
+        def _method(self, kind: str, path: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> _Call:
+            name = path.rsplit("/", 1)[-1]
+
+            def live() -> Any:
+                return None if self.live is None else self.live.method(kind, path, arguments, named)
+
+            return _Call(name, service.get(name), live)
+
+        def unary_unary(self, path: str, *arguments: Any, **named: Any) -> Any:
+            return self._method("unary_unary", path, arguments, named)
+
+        def unary_stream(self, path: str, *arguments: Any, **named: Any) -> Any:
+            return self._method("unary_stream", path, arguments, named)
+
+        def stream_unary(self, path: str, *arguments: Any, **named: Any) -> Any:
+            return self._method("stream_unary", path, arguments, named)
+
+        def stream_stream(self, path: str, *arguments: Any, **named: Any) -> Any:
+            return self._method("stream_stream", path, arguments, named)
 
         def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
             """Does nothing: there is no connection."""
@@ -199,7 +230,7 @@ def _channel(service: Mapping[str, Callable[[Any], Any]]) -> Any:
     return Channel()
 
 
-class _Service:
+class Service:
     """Spark Connect's service over a capture."""
 
     def __init__(self, capture: Capture) -> None:
@@ -222,7 +253,7 @@ class _Service:
         pairs = getattr(getattr(operation, kind), "pairs", ())
         if kind == "set":
             for pair in pairs:
-                self._set(pair.key, pair.value)
+                self.set(pair.key, pair.value)
         elif kind in ("get_with_default", "get_option", "get"):
             keys = [(pair.key, pair.value) for pair in pairs] or [(key, None) for key in getattr(operation, kind).keys]
             for key, default in keys:
@@ -233,7 +264,8 @@ class _Service:
                 response.pairs.add(key=key, value="true")
         return response
 
-    def _set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str) -> None:
+        """Sets an option of the job, or one of Spark's. Raises PlanError for one of Spark's that changes results."""
         if not key.startswith("spark."):
             self._capture.configure(key, value)
         elif key.startswith(_CHANGE_RESULTS):
@@ -246,11 +278,11 @@ class _Service:
         kind = request.WhichOneof("analyze")
         if kind == "schema":
             analysis = self._capture.analysis_of(self._capture.request_of(request.schema.plan.root))
-            fields = [
-                {"name": column.name, "type": column.type, "nullable": column.nullable, "metadata": {}}
-                for column in analysis.columns
-            ]
-            response.schema.schema.CopyFrom(_proto_type({"type": "struct", "fields": fields}))
+            response.schema.schema.CopyFrom(_proto_type(_struct_type(analysis).jsonValue()))
+        elif kind == "tree_string":
+            analysis = self._capture.analysis_of(self._capture.request_of(request.tree_string.plan.root))
+            level = request.tree_string.level if request.tree_string.HasField("level") else None
+            response.tree_string.tree_string = _struct_type(analysis).treeString(level or 2**31 - 1)
         elif kind == "ddl_parse":
             analysis = self._capture.analysis_of(AnalysisRequest(ddl=request.ddl_parse.ddl_string))
             response.ddl_parse.parsed.CopyFrom(_proto_type(analysis.parsed))
@@ -312,6 +344,17 @@ _DEFAULTS = {
 }
 
 
+def _struct_type(analysis: Analysis) -> Any:
+    """Returns the columns as PySpark's ``StructType``."""
+    from pyspark.sql.types import StructType
+
+    fields = [
+        {"name": column.name, "type": column.type, "nullable": column.nullable, "metadata": {}}
+        for column in analysis.columns
+    ]
+    return StructType.fromJson({"type": "struct", "fields": fields})
+
+
 def _proto_type(type_: SparkType) -> Any:
     """Returns a type as PySpark's client gets it."""
     from pyspark.sql.connect.types import pyspark_types_to_proto_types
@@ -321,13 +364,44 @@ def _proto_type(type_: SparkType) -> Any:
 
 
 @contextmanager
+def _kept_functions(functions: list[Any]) -> Iterator[None]:
+    """Meanwhile writers keep the function of ``foreach`` and ``foreachBatch``, and send its position, not a pickle."""
+    from pyspark.sql.connect.streaming import readwriter
+
+    writers: Any = readwriter.DataStreamWriter
+
+    def keeping(field: str) -> Callable[[Any, Any], Any]:
+        def keep(self: Any, function: Any) -> Any:
+            getattr(self._write_proto, field).python_function.command = str(len(functions)).encode()
+            functions.append(function)
+            return self
+
+        return keep
+
+    before = writers.foreachBatch, writers.foreach
+    writers.foreachBatch, writers.foreach = keeping("foreach_batch"), keeping("foreach_writer")
+    try:
+        yield
+    finally:
+        writers.foreachBatch, writers.foreach = before
+
+
+@contextmanager
 def captured_session(capture: Capture, register: Callable[[type], None]) -> Iterator[Any]:
     """Gives the ``SparkSession`` whose programs are captured. ``pyspark.sql.functions`` builds plans meanwhile.
 
     ``register`` takes the classes that the program gives to ``spark.dataSource.register``.
     """
-    before = {name: os.environ.get(name) for name in (*_REMOTE_MODE, "MASTER")}
-    os.environ.update(_REMOTE_MODE)
+    before = {name: os.environ.get(name) for name in (*REMOTE_MODE, "MASTER")}
+    sleep, thread = time.sleep, threading.get_ident()
+
+    def wait(seconds: float | SupportsIndex, /) -> None:
+        """A program that waits for its queries has described them, and its job runs them for as long as it does."""
+        if not capture.queries or threading.get_ident() != thread:
+            sleep(seconds)
+
+    time.sleep = wait
+    os.environ.update(REMOTE_MODE)
     os.environ.pop("MASTER", None)  # spark-submit sets it, and PySpark takes either a master or a remote Spark
     try:
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
@@ -335,7 +409,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         from pyspark.sql.connect.plan import LogicalPlan
         from pyspark.sql.connect.session import SparkSession
 
-        service = _Service(capture)
+        service = Service(capture)
 
         class Builder(ChannelBuilder):
             def toChannel(self) -> Any:  # noqa: N802 PySpark's name
@@ -363,12 +437,15 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         connection: Any = Builder()
         session = Session(connection)
         SparkSession._set_default_and_active_session(session)
+        capture.session = session
         try:
-            yield session
+            with _kept_functions(capture.functions):
+                yield session
         finally:
             SparkSession._active_session.session = None
             SparkSession._default_session = None
     finally:
+        time.sleep = sleep
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
