@@ -28,7 +28,7 @@ from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Condition, Json, Progress, Status, Verdict, Wait
 from airflow_provider_ckpt.exceptions import CkptJobNotFound, CkptNotFound, CkptOperationFailed, CkptRequestRejected
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.jobs.names import is_id, resolve
+from airflow_provider_ckpt.jobs import is_id, resolve
 from airflow_provider_ckpt.links import JOB_LINKS, pages_path
 from airflow_provider_ckpt.triggers.wait import CkptTrigger, event_payload, has_changed
 from ckpt_runtime.client.clients import CkptClient

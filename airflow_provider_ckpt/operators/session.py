@@ -11,7 +11,7 @@ from airflow.sdk.configuration import conf
 from airflow_provider_ckpt import arguments, processes
 from airflow_provider_ckpt.arguments import Templated, shown_command
 from airflow_provider_ckpt.conditions.base import Json, Once, Status, Verdict
-from airflow_provider_ckpt.conditions.session import SessionGoneCondition, SessionReadyCondition, session_facts
+from airflow_provider_ckpt.conditions.health import SessionGoneCondition, SessionReadyCondition, session_facts
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed
 from airflow_provider_ckpt.hooks.ckpt import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator

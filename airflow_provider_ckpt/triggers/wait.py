@@ -18,7 +18,12 @@ from msgspec import ValidationError, convert
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.base import Condition, Json, Log, Verdict, Wait
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition
-from airflow_provider_ckpt.conditions.health import DrillCondition, HealthCondition
+from airflow_provider_ckpt.conditions.health import (
+    DrillCondition,
+    HealthCondition,
+    SessionGoneCondition,
+    SessionReadyCondition,
+)
 from airflow_provider_ckpt.conditions.job import (
     ConfigurationCondition,
     DisposalCondition,
@@ -27,10 +32,9 @@ from airflow_provider_ckpt.conditions.job import (
     ReadyForSnapshotCondition,
     RescaleCondition,
 )
-from airflow_provider_ckpt.conditions.session import SessionGoneCondition, SessionReadyCondition
 from airflow_provider_ckpt.event_hub import joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook, Endpoint
-from airflow_provider_ckpt.jobs.names import NameFreeCondition
+from airflow_provider_ckpt.jobs import NameFreeCondition
 from airflow_provider_ckpt.upgrades.executor import UpgradeCondition
 from ckpt_runtime.client.errors import CkptClientError
 

@@ -14,7 +14,12 @@ from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_ckpt.conditions.base import Condition
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
-from airflow_provider_ckpt.conditions.health import DrillCondition, HealthCondition
+from airflow_provider_ckpt.conditions.health import (
+    DrillCondition,
+    HealthCondition,
+    SessionGoneCondition,
+    SessionReadyCondition,
+)
 from airflow_provider_ckpt.conditions.job import (
     ConfigurationCondition,
     DisposalCondition,
@@ -24,8 +29,7 @@ from airflow_provider_ckpt.conditions.job import (
     ReadyForSnapshotCondition,
     RescaleCondition,
 )
-from airflow_provider_ckpt.conditions.session import SessionGoneCondition, SessionReadyCondition
-from airflow_provider_ckpt.jobs.names import NameFreeCondition
+from airflow_provider_ckpt.jobs import NameFreeCondition
 from airflow_provider_ckpt.processes import SessionProcess
 from airflow_provider_ckpt.triggers.wait import _CONDITIONS, CkptTrigger
 from airflow_provider_ckpt.upgrades.executor import UpgradeCondition
