@@ -165,9 +165,11 @@ class SplitReaderOperator(SplitHost):
         assert self._reader is not None
         rows = self._reader.read(self._most_rows)
         if rows is None:
-            if self._in_range and not self.has_work_left:
-                self._in_range = False
-                self.output.emit_end_of_range()
+            if not self._reader.holds_event_time:
+                if self._in_range and not self.has_work_left:
+                    self._in_range = False
+                    self.output.emit_end_of_range()
+                self._reader.begin_range()
             return self._reader.idle_ms
         self._in_range = True
         opened = self._open[rows.split_id]
