@@ -384,4 +384,6 @@ def options_of_source(options: Mapping[str, str]) -> dict[str, str]:
 
 def is_split_source(source: str | type) -> bool:
     """Whether an enumerator finds the splits of a source, and readers read them."""
-    return isinstance(source, type) or SOURCE_FORMATS[source].splits
+    if isinstance(source, type):
+        return True
+    return source in SOURCE_FORMATS and SOURCE_FORMATS[source].splits
