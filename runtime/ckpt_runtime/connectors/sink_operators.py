@@ -16,14 +16,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID
+from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.connectors.datasource_values import checked_items, versioned
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
-_MESSAGES = "messages"
 _CHECK_EVERY_MS = 500
 _LOG = logging.getLogger(__name__)
 
@@ -208,7 +207,7 @@ class CommitterOperator(Operator):
         super().open(context, output)
         self._place = sink_context(context)
         self._taken = {context.restored_checkpoint_id or 0}
-        for item in checked_items(context.uid, context.operator_state.restored(_MESSAGES)):
+        for item in checked_items(context.uid, context.operator_state.restored(MESSAGES)):
             messages = [(int(subtask), message) for subtask, message in item["messages"]]
             self._messages[self._transaction(int(item["checkpoint"]), item.get("writer"))] = messages
         self._commit_up_to(max((known.checkpoint_id for known in self._messages), default=0))
@@ -230,7 +229,7 @@ class CommitterOperator(Operator):
             }
             for known in self._ordered()
         ]
-        self.context.operator_state.put(_MESSAGES, versioned(items))
+        self.context.operator_state.put(MESSAGES, versioned(items))
         self._taken.add(checkpoint_id)
 
     def notify_complete(self, checkpoint_id: int) -> None:

@@ -154,6 +154,26 @@ def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
             )
 
 
+def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
+    _check_files(options, schema)
+    try:
+        import deltalake
+    except ImportError:
+        raise PlanError("format", "'delta' needs a library: pip install 'ckpt-runtime[delta]'") from None
+    for field in schema:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        try:
+            stored = pa.schema(deltalake.Schema.from_arrow(pa.schema([(field.name, kind)])))
+        except Exception as error:  # the library raises several kinds
+            raise PlanError(
+                "format", f"column {field.name!r} is {field.type}, which Delta has no type for: {error}"
+            ) from None
+        if stored.field(0).type != kind:
+            raise PlanError(
+                "format", f"column {field.name!r} is {field.type}, and Delta stores {stored.field(0).type}; cast it"
+            )
+
+
 def partition_columns(options: Mapping[str, Any], schema: pa.Schema) -> tuple[str, ...]:
     """The columns that ``partitionBy`` names, as the schema spells them. Raises PlanError for one that is not there."""
     found = []
@@ -184,6 +204,8 @@ def file_extension(format_: str, options: Mapping[str, Any]) -> str:
     endings = {"gzip": ".gz", "bzip2": ".bz2", "zstd": ".zst"}
     if format_ == "foreach":
         return "arrow"
+    if format_ == "delta":
+        return "parquet"
     return format_ if format_ == "parquet" else format_ + endings.get(options["compression"], "")
 
 
@@ -242,6 +264,17 @@ SINK_FORMATS: dict[str, SinkFormat] = {
                 Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
             ),
             _check_files,
+        ),
+        SinkFormat(
+            "delta",
+            (
+                Option("path", required=True),
+                Option("compression", default="snappy", choices=("snappy", "zstd", "gzip", "none")),
+                Option("maxRowsPerFile", int, 0, minimum=0),
+                Option("partitionBy"),
+                Option("mergeSchema", bool, False),
+            ),
+            _check_delta,
         ),
         SinkFormat("noop", (), _accept),
         SinkFormat(
