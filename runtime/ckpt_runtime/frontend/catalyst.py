@@ -19,10 +19,16 @@ from ckpt_runtime.expressions.types import SparkType
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
 _TRANSPARENT = frozenset({"Alias", "KnownNullable", "KnownNotNull"})
-_SETTINGS = ("ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError")
+_SETTINGS = (
+    *("ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
+)
+_FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion"})
+"""Functions whose arguments are constant, or do not matter: Spark computes them when the plan is made."""
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
+    "JsonToStructs": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108 defined below
+    "StructsToJson": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
     "ParseToDate": {"failOnError": lambda jvm: bool(jvm.ansiEnabled())},
 }
 """Settings that the text of a tree lacks, by function."""
@@ -85,15 +91,15 @@ class ExpressionReader:
         if name == "LambdaFunction":
             body, *parameters = children
             return Lambda(body, tuple(p for p in parameters if isinstance(p, Variable)))
+        if name == "UpdateFields":
+            return self.read(jvm.evalExpr())  # the struct that Spark makes of the fields
         type_: SparkType = json.loads(jvm.dataType().json())
         if name == "AttributeReference":
             return self._column(node, type_)
-        if name == "NamedLambdaVariable":
-            return Variable(node["exprId"]["id"], type_)
-        if name == "CommonExpressionRef":
-            return Variable(_common_id(jvm), type_)
-        if name == "Literal":
-            return _literal(jvm.value(), type_)
+        if name in ("NamedLambdaVariable", "CommonExpressionRef"):
+            return Variable(_common_id(jvm) if name == "CommonExpressionRef" else node["exprId"]["id"], type_)
+        if name == "Literal" or name in _FOLDED:
+            return _literal(jvm.value() if name == "Literal" else jvm.eval(None), type_)
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
         return Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
 
@@ -129,6 +135,12 @@ def jvm_name(jvm: Any) -> str:
     return str(jvm.getClass().getSimpleName()).rstrip("$")
 
 
+def _options(jvm: Any) -> dict[str, str]:
+    """Returns the options of a function of JSON or CSV."""
+    pairs = jvm.options().toSeq()
+    return {str(pairs.apply(at)._1()): str(pairs.apply(at)._2()) for at in range(pairs.size())}
+
+
 def _name(node: Mapping[str, Any]) -> str:
     return str(node["class"]).rsplit(".", 1)[-1].rstrip("$")
 
@@ -141,12 +153,17 @@ def _settings(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _literal(value: Any, type_: SparkType) -> Literal:
+    from py4j.java_gateway import get_field
+
     if value is None or isinstance(value, bool):
         return Literal(value, type_)
     if isinstance(value, bytes | bytearray):
         return Literal(bytes(value).hex(), type_)
     if isinstance(type_, dict):
         raise UnsupportedExpressionError(f"a constant of type {type_['type']}")
+    if type_ == "interval":
+        parts = (get_field(value, name) for name in ("months", "days", "microseconds"))
+        return Literal(",".join(map(str, parts)), type_)
     if isinstance(value, int | str):
         return Literal(str(value), type_)
     return Literal(repr(value) if isinstance(value, float) else str(value.toString()), type_)

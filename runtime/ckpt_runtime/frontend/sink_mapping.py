@@ -11,7 +11,8 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.frontend.batch_writers import BATCH_FORMATS, Console, SparkWrite
 from ckpt_runtime.frontend.capture import Capture
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import check_location, check_sink, check_types_of_pyspark, partition_option
+from ckpt_runtime.graph.formats import check_sink, check_types_of_pyspark, partition_option
+from ckpt_runtime.graph.source_formats import check_location
 from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
 
 _CHECKPOINT_LOCATION = "checkpointlocation"

@@ -15,11 +15,13 @@ import pyarrow as pa
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
+from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
 from ckpt_runtime.sinks import is_sink
+from ckpt_runtime.sources import is_source
 
 AVAILABLE_NOW_OPTION = "availableNow"
-"""Reader option of every ``DataSource`` class, handled by the engine: read the data available now, then end."""
+"""Reader option of every source that is read in splits, handled by the engine: read what is there now, then end."""
 
 ORDERED_READS_OPTION = "orderedReads"
 """Reader option of every ``DataSource`` class, handled by the engine: reading a partition again gives the same rows in
@@ -51,17 +53,7 @@ _RATE = Option("rowsPerSecond", float, 0.0, minimum=0)
 
 _DATA_SOURCE = "pyspark.sql.datasource"
 
-SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
 SinkCheck = Callable[[dict[str, Any], pa.Schema], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFormat:
-    """A built-in source: its options and ``schema(options, declared schema)``."""
-
-    name: str
-    options: tuple[Option, ...]
-    schema: SourceSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +122,6 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
         kinds = ", ".join(f"{field.name} {field.type}" for field in schema)
         raise PlanError("schema", f"format 'numbers' emits {kinds}; leave the schema out")
     return schema
-
-
-def check_location(path: str) -> None:
-    """Checks a location that subtasks resolve in other directories and on other machines than the author's."""
-    if not path.startswith("/") and ":/" not in path:
-        raise PlanError("option 'path'", f"{path!r} is relative; give an absolute path or a URL")
 
 
 def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
@@ -248,6 +234,7 @@ SOURCE_FORMATS: dict[str, SourceFormat] = {
             ),
             _numbers_schema,
         ),
+        *SPLIT_SOURCES,
     )
 }
 
@@ -302,8 +289,11 @@ def is_data_source(value: Any) -> bool:
 
 
 def source_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """The parsed options of a built-in source."""
-    return parse_options(name, SOURCE_FORMATS[name].options, options)
+    """The parsed options of a built-in source, those of the engine left out."""
+    known = SOURCE_FORMATS[name]
+    if available_now(options) and not known.ends:
+        raise PlanError(f"option {AVAILABLE_NOW_OPTION!r}", f"format {name!r} has no data at its start that would end")
+    return parse_options(name, known.options, options_of_source(options) if known.splits else options)
 
 
 def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
@@ -316,6 +306,12 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
 
     Raises PlanError for an unknown format, a bad option, or a ``DataSource`` without a schema or a stream reader.
     """
+    if is_source(source):
+        available_now(options)
+        try:
+            return source(options_of_source(options)).schema(declared)  # type: ignore[operator]
+        except ValueError as error:
+            raise PlanError("format", f"{source.__name__}: {error}") from error  # type: ignore[union-attr]
     if isinstance(source, type):
         return described_data_source(source, options, declared, told=False)[1]
     if source not in SOURCE_FORMATS:
@@ -410,6 +406,15 @@ def new_data_source(source: type, options: Mapping[str, str]) -> Any:
     """An instance of a user's ``DataSource`` class with case-insensitive options, as Spark builds it."""
     from pyspark.sql.datasource import CaseInsensitiveDict
 
+    return source(CaseInsensitiveDict(options_of_source(options)))
+
+
+def options_of_source(options: Mapping[str, str]) -> dict[str, str]:
+    """The options without those that the engine itself handles."""
     taken = (AVAILABLE_NOW_OPTION.lower(), ORDERED_READS_OPTION.lower())
-    own = {key: value for key, value in options.items() if key.lower() not in taken}
-    return source(CaseInsensitiveDict(own))
+    return {key: value for key, value in options.items() if key.lower() not in taken}
+
+
+def is_split_source(source: str | type) -> bool:
+    """Whether an enumerator finds the splits of a source, and readers read them."""
+    return isinstance(source, type) or SOURCE_FORMATS[source].splits

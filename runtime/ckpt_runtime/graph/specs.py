@@ -202,7 +202,7 @@ class CommitterSpec(_ConnectorSpec):
 
 @dataclass(frozen=True, slots=True)
 class EnumeratorSpec(_ConnectorSpec):
-    """The single planner of offset ranges in front of a PySpark stream reader; its :class:`RangeReaderSpec` follows.
+    """The single finder of splits in front of the readers of a source; its :class:`RangeReaderSpec` follows.
 
     ``acknowledges``: it tells the reader how far checkpoints have come. Never in a restore drill.
     ``told``: the data source reported the schema; the pipeline declares none.
@@ -214,11 +214,12 @@ class EnumeratorSpec(_ConnectorSpec):
 
 @dataclass(frozen=True, slots=True)
 class RangeReaderSpec(_ConnectorSpec):
-    """Reads the partitions of offset ranges that an :class:`EnumeratorSpec` planned and sent to this subtask.
+    """Reads the splits that an :class:`EnumeratorSpec` found and sent to this subtask.
 
-    ``told``: the data source reported the schema; the pipeline declares none.
+    ``acknowledges`` and ``told`` as there.
     """
 
+    acknowledges: bool = True
     told: bool = False
 
 
