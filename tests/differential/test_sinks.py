@@ -20,7 +20,7 @@ from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse
 
 from ckpt_runtime.frontend import spark_connect
 from ckpt_runtime.frontend.live_session import RealChannel
-from ckpt_runtime.frontend.spark_connect import SPARK_CONNECT
+from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
@@ -239,8 +239,8 @@ def test_batch_writer_of_spark_and_console_write_the_rows_of_a_query(
 
 
 def test_server_of_spark_takes_no_client_without_its_token_and_shows_the_token_to_none(spark: SparkSession) -> None:
-    url = SPARK_CONNECT.url(encrypted=True)
-    assert SPARK_CONNECT.url(encrypted=False) == url
+    url = spark_url(encrypted=True)
+    assert spark_url(encrypted=False) == url
     request = ConfigRequest(session_id=str(uuid.uuid4()))
     request.operation.get_all.SetInParent()
     path, codecs = (
