@@ -3,8 +3,8 @@
 Spark writes the rows of a checkpoint into a hidden directory of the attempt, beside the files that are visible. When it
 has returned, the directory gets a name that says that it is complete. Then each file moves to the place that its
 readers look at; the names are Spark's own, which are unique. At last the staged rows go, and then the directory. A
-repetition continues where the one before it was interrupted: if the staged rows are gone, all files have moved; if there
-is a complete directory, the rest of it moves; otherwise Spark writes again.
+repetition continues where the one before it was interrupted: if the staged rows are gone, all files have moved; if
+there is a complete directory, the rest of it moves; otherwise Spark writes again.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.kafka_columns import check_kafka_sink
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
@@ -263,6 +264,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             ),
             _check_delta,
         ),
+        SinkFormat("kafka", (Option("topic"),), _accept),
         SinkFormat("noop", (), _accept),
         SinkFormat(
             "verify",
@@ -333,6 +335,10 @@ def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) 
         return
     if sink not in SINK_FORMATS:
         raise PlanError("format", _unknown(sink, SINK_FORMATS))
+    if sink == "kafka":
+        # Its options have a prefix behind which the client's own settings come.
+        check_kafka_sink(options, schema)
+        return
     SINK_FORMATS[sink].check(sink_options(sink, options), schema)
 
 
