@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse
@@ -244,7 +245,7 @@ def test_batch_writer_of_spark_and_console_write_the_rows_of_a_query(
 
 
 @pytest.mark.row("ends.1", "ends.5")
-def test_files_of_spark_have_every_row_once_when_workers_are_killed_at_random_moments(
+def test_directories_have_every_row_once_when_workers_are_killed_at_random_moments(
     cluster: MiniCluster, tmp_path: Path
 ) -> None:
     output, checkpoints, source = tmp_path / "out", tmp_path / "checkpoints", numbers(tmp_path, 3_000)
@@ -280,6 +281,8 @@ def test_files_of_spark_have_every_row_once_when_workers_are_killed_at_random_mo
             with file.open(newline="") as stream:
                 found += [(int(row["n"]), row["text"], part) for row in csv.DictReader(stream)]
     assert sorted(found) == [(n, f'a "{n}\n,', n % 2) for n in range(3_000)]
+    table = ds.dataset(output / "parquet", format="parquet", partitioning="hive").to_table(columns=["n", "part"])
+    assert sorted((row["n"], row["part"]) for row in table.to_pylist()) == [(n, n % 2) for n in range(3_000)]
     left = [path.name for path in output.rglob("*") if path.name.startswith(("_ckpt", "."))]
     assert [name for name in left if not name.endswith(".crc")] == []
     assert is_empty(checkpoints / "staged")
