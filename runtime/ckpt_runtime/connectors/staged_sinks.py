@@ -38,6 +38,8 @@ class _StagedSink(FileSink):
     def __init__(self, directory: str, function: UserFunction) -> None:
         parsed = {"path": directory, "maxRowsPerFile": 0, "onMissing": "fail", "partitionBy": None}
         super().__init__("foreach", {"path": directory}, parsed)
+        # As in a checkpoint, which these rows belong to.
+        self.directory = PartDirectory(directory, private=True)
         self.function = function
 
 

@@ -105,7 +105,11 @@ def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Sc
 
 
 def _function(given: Any, capture: Capture) -> Any:
-    return capture.functions[int(given.python_function.command)]
+    """Raises PlanError for a function that came as a pickle, from a client that runs elsewhere."""
+    position = given.python_function.command
+    if not position.isdigit() or int(position) >= len(capture.functions):
+        raise PlanError("writeStream", "a function is found by running its program: give the program to `ckpt run`")
+    return capture.functions[int(position)]
 
 
 def _check_foreach(function: Any) -> None:

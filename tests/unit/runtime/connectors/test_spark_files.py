@@ -5,6 +5,7 @@ Arrow stands for Spark's batch writer here; tests/differential/test_sinks.py has
 
 from __future__ import annotations
 
+import stat
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,6 +121,7 @@ def test_commit_that_a_crash_interrupts_is_completed_by_the_next_attempt(
     with pytest.raises(Crash):
         world.commit(0)
     monkeypatch.undo()
+    assert stat.S_IMODE(world.staging.stat().st_mode) == 0o700
     outcome = world.commit(1)
     assert outcome is (CommitOutcome.ALREADY_COMMITTED if step == "staged rows deleted" else CommitOutcome.COMMITTED)
     assert world.commit(2) is CommitOutcome.ALREADY_COMMITTED
