@@ -178,7 +178,8 @@ def _rounded(call: Call) -> Callable[..., Value]:
             if value != value or abs(value) == math.inf:
                 return value
             text = repr(float(np.format_float_positional(np.float32(value)))) if source == "float" else repr(value)
-            return float(decimal.Decimal(text).quantize(decimal.Decimal(1).scaleb(-scale), rounding, EXACT))
+            near = decimal.Decimal(text).quantize(decimal.Decimal(1).scaleb(-scale), rounding, EXACT)
+            return float(near) + 0.0  # Java's decimals have no -0
         if isinstance(value, int) and scale >= 0:
             return value
         number = decimal.Decimal(value)  # type: ignore[arg-type]
