@@ -174,7 +174,7 @@ def compare(spark: SparkSession, table: pa.Table, texts: Sequence[str], *, ansi:
         found for at, text in enumerate(texts) if (found := _prepared(frame, f"{text} AS c{at}", ansi, outcome))
     ]
     batch = pa.concat_tables([numbered.slice(0, 1), numbered]).combine_chunks().to_batches()[0].slice(1)
-    results = {}
+    results: dict[str, list[Any] | None] = {}
     for each in prepared:
         try:
             results[each.text] = _evaluated(each, batch)
@@ -183,6 +183,8 @@ def compare(spark: SparkSession, table: pa.Table, texts: Sequence[str], *, ansi:
         except UnsupportedExpressionError:
             outcome.refused += 1
             results[each.text] = None
+        except OverflowError:
+            results[each.text] = None  # years that Python has no dates of
         except Exception as error:
             outcome.differences.append(f"{each.text}: the engine breaks: {type(error).__name__}: {error}")
             results[each.text] = None

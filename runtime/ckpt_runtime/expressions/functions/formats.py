@@ -221,7 +221,7 @@ def _base32(call: Call) -> Callable[..., Value]:
 
     def decode(text: str) -> bytes:
         """Passes over other characters, takes small letters as large ones, and drops bits that make no byte."""
-        digits = re.sub(r"[^A-Z2-7]", "", text.split("=", maxsplit=1)[0].upper() if text.isascii() else text)
+        digits = re.sub(r"[^A-Za-z2-7]", "", text.split("=", maxsplit=1)[0]).upper()
         whole = digits + "A" * (-len(digits) % 8)
         return base64.b32decode(whole)[: len(digits) * 5 // 8]
 

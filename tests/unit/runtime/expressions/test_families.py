@@ -230,3 +230,12 @@ def test_argument_that_fails_does_not_matter_where_an_earlier_one_is_null() -> N
     assert computed(tree, pa.array([None, 1], pa.int32()), pa.array(["x", "2"])) == [None, 3]
     with pytest.raises(EvaluationError, match="CAST_INVALID_INPUT"):
         computed(tree, pa.array([1, 1], pa.int32()), pa.array(["x", "2"]))
+
+
+def test_shift_by_all_bits_but_one_moves_the_sign_as_in_java() -> None:
+    for kind, type_, bits in [("integer", pa.int32(), 32), ("long", pa.int64(), 64)]:
+        values, by = pa.array([-1, 5, -(1 << (bits - 1))], type_), pa.array([-1, bits - 1, 2 * bits - 1], pa.int32())
+        tree = [Column(0, kind), Column(1, "integer")]
+        assert computed(Call("ShiftLeft", tuple(tree), kind), values, by) == [-(1 << (bits - 1))] * 2 + [0]
+        assert computed(Call("ShiftRight", tuple(tree), kind), values, by) == [-1, 0, -1]
+        assert computed(Call("ShiftRightUnsigned", tuple(tree), kind), values, by) == [1, 0, 1]
