@@ -15,6 +15,9 @@ from typing import Any
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable, rewritten
 from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.frontend.aggregate_calls import aggregate_call
+from ckpt_runtime.frontend.gaps import with_gap
+from ckpt_runtime.frontend.typed_plan import TypedColumn
 
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
@@ -84,7 +87,9 @@ class ExpressionReader:
     def _of_node(self, name: str, node: Mapping[str, Any], jvm: Any, children: list[Expression]) -> Expression:
         """Returns the tree of a node whose children are read."""
         if name == "AggregateExpression":
-            return self._aggregate(jvm, children[0])
+            if not self._aggregates:
+                raise UnsupportedExpressionError("an aggregate function", "it stands outside an aggregation")
+            return aggregate_call(jvm, children[0], children[1] if len(children) > 1 else None)
         if name == "CommonExpressionDef":
             self._definitions.append((_common_id(jvm), children[0]))
             return children[0]
@@ -101,15 +106,8 @@ class ExpressionReader:
         if name == "Literal" or name in _FOLDED:
             return _literal(jvm.value() if name == "Literal" else jvm.eval(None), type_)
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
-        return Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
-
-    def _aggregate(self, jvm: Any, function: Expression) -> Call:
-        if not self._aggregates:
-            raise UnsupportedExpressionError("an aggregate function", "it stands outside an aggregation")
-        if jvm.isDistinct() or jvm.filter().isDefined():
-            raise UnsupportedExpressionError("an aggregate with DISTINCT or FILTER")
-        assert isinstance(function, Call)
-        return Call(function.function, function.arguments, function.type, function.mode, {"aggregate": True})
+        call = Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
+        return with_gap(call) if name == "TimestampAddInterval" else call
 
     def _column(self, node: Mapping[str, Any], type_: SparkType) -> Column:
         position = self._columns.get(node["exprId"]["id"])
@@ -167,3 +165,17 @@ def _literal(value: Any, type_: SparkType) -> Literal:
     if isinstance(value, int | str):
         return Literal(str(value), type_)
     return Literal(repr(value) if isinstance(value, float) else str(value.toString()), type_)
+
+
+def items(sequence: Any) -> list[Any]:
+    """The elements of a Scala sequence."""
+    return [sequence.apply(at) for at in range(sequence.size())]
+
+
+def output(attributes: Any) -> tuple[tuple[TypedColumn, ...], tuple[int, ...]]:
+    """The typed columns of a plan's output, and Spark's ids of them."""
+    columns, ids = [], []
+    for attribute in items(attributes):
+        columns.append(TypedColumn(attribute.name(), json.loads(attribute.dataType().json()), attribute.nullable()))
+        ids.append(int(attribute.exprId().id()))
+    return tuple(columns), tuple(ids)

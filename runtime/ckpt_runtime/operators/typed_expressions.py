@@ -6,7 +6,7 @@ import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
-from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec
+from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext
 
 
@@ -40,6 +40,22 @@ class EvaluateOperator(Operator):
         frame = _frame(batch, self.context)
         arrays = [evaluate(compute, frame, kind) for compute, kind in self._columns]
         self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+
+class ExpandOperator(Operator):
+    """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
+
+    requires_final_checkpoint = False
+
+    def __init__(self, spec: ExpandSpec) -> None:
+        self._schema = spec.schema
+        self._rows = [[compile_expression(tree) for tree in row] for row in spec.rows]
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        frame = _frame(batch, self.context)
+        for row in self._rows:
+            arrays = [evaluate(compute, frame, kind) for compute, kind in zip(row, self._schema.types, strict=True)]
+            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
 
 def _frame(batch: pa.RecordBatch, context: OperatorContext) -> Frame:
