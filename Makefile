@@ -85,6 +85,7 @@ rows: setup ## prints every row of the designs as proven or open, with its tests
 .PHONY: parity
 parity: setup ## computes the examples of Spark's functions in Spark and in the engine; prints which are equal or refused
 	@$(RUN)/python -m tests.support.parity
+	@PARITY_EXAMPLES=200 $(RUN)/python -m pytest -q -p no:schemathesis --timeout 7200 tests/differential/test_generated_expressions.py
 
 .PHONY: fuzz
 fuzz: setup ## long fuzz tests of the REST API; FUZZ_EXAMPLES=20000 says how long

@@ -50,7 +50,7 @@ class Example:
 
 def compare_examples(spark: SparkSession) -> list[Example]:
     """Computes the examples of all functions of one row. Aggregates, generators and tables are left out."""
-    examples = [example for example in _examples(spark) if example.group not in OTHER_GROUPS]
+    examples = [Example(*found) for found in catalogue(spark) if found[1] not in OTHER_GROUPS]
     computed = []
     for example in examples:
         expressions = _expressions(spark, example.query)
@@ -64,7 +64,8 @@ def compare_examples(spark: SparkSession) -> list[Example]:
     return computed
 
 
-def _examples(spark: SparkSession) -> Iterator[Example]:
+def catalogue(spark: SparkSession) -> Iterator[tuple[str, str, str]]:
+    """Yields function, group and query of each example of Spark's catalogue of functions."""
     registry = spark._jsparkSession.sessionState().functionRegistry()
     names = registry.listFunction()
     for at in range(names.size()):
@@ -72,7 +73,7 @@ def _examples(spark: SparkSession) -> Iterator[Example]:
         if found.isDefined():
             info = found.get()
             for query in _EXAMPLE.findall(info.getExamples()):
-                yield Example(info.getName(), info.getGroup(), query)
+                yield info.getName(), info.getGroup(), query
 
 
 def _expressions(spark: SparkSession, query: str) -> list[Any] | None:

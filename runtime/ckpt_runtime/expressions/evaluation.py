@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.literals import literal_scalar
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
 from ckpt_runtime.expressions.types import value_type
@@ -102,6 +102,9 @@ def strict(*names: str) -> Callable[[Callable[[Call], Callable[..., Value]]], No
             if len(arguments) == 1:
                 only = arguments[0]
                 return lambda frame: kernel(only(frame))
+            if call.function not in _TAKES_NULLS and any(map(may_fail, call.arguments[1:])):
+                kinds = [value_type(argument.type) for argument in call.arguments]
+                return lambda frame: kernel(*_from_left_to_right(arguments, kinds, frame))
             if len(arguments) == 2:
                 left, right = arguments
                 return lambda frame: kernel(left(frame), right(frame))
@@ -110,6 +113,40 @@ def strict(*names: str) -> Callable[[Callable[[Call], Callable[..., Value]]], No
         function(*names)(build)
 
     return register
+
+
+_TAKES_NULLS = frozenset(
+    {
+        *("EqualNullSafe", "Greatest", "Least", "StringLocate", "Mask", "ConcatWs", "CreateMap", "FormatString"),
+        *("ArrayAppend", "ArrayPrepend", "ArrayInsert", "ArrayRepeat", "NullIfResult"),
+    }
+)
+"""Functions all of whose arguments Spark evaluates, even where another one is null."""
+
+
+def _from_left_to_right(arguments: Sequence[Evaluator], kinds: Sequence[pa.DataType], frame: Frame) -> Sequence[Value]:
+    """Returns the values of arguments. As in Spark, one that fails does not matter where an earlier one is null."""
+    try:
+        return [argument(frame) for argument in arguments]
+    except EvaluationError:
+        values: list[Value] = []
+        open_ = pa.repeat(pa.scalar(True), frame.length)
+        for argument, kind in zip(arguments, kinds, strict=True):
+            values.append(scattered(argument, frame, open_, kind))
+            open_ = pc.and_(open_, pc.is_valid(values[-1]))
+        return values
+
+
+def scattered(evaluator: Evaluator, frame: Frame, mask: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Evaluates only the rows of a mask without nulls; the others are null."""
+    part = frame.part(mask)
+    if part.length == 0:
+        return pa.nulls(frame.length, type_)
+    values = broadcast(evaluator(part), part.length).cast(type_)
+    if part.length == frame.length:
+        return values
+    positions = pc.subtract(pc.cumulative_sum(mask.cast(pa.int64())), 1)
+    return values.take(pc.if_else(mask, positions, pa.scalar(None, pa.int64())))
 
 
 def kernel_of(name: str, options: Any = None) -> Callable[..., Value]:

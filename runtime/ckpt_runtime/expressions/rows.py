@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ckpt_runtime.expressions.errors import EvaluationError
+
 Value: TypeAlias = "pa.Array | pa.Scalar"
 
 
@@ -23,7 +25,14 @@ def per_row(compute: Callable[..., Any], result: pa.DataType, *, nulls: bool = F
     """
 
     def call(*row: Any) -> Any:
-        return compute(*row) if nulls or None not in row else None
+        if not nulls and None in row:
+            return None
+        try:
+            return compute(*row)
+        except OverflowError:
+            raise EvaluationError(
+                "DATETIME_OVERFLOW", "a date or time is outside of the years 1 to 9999, which the engine has"
+            ) from None
 
     def run(*values: Value) -> Value:
         varying = [at for at, value in enumerate(values) if not isinstance(value, pa.Scalar)]

@@ -317,14 +317,16 @@ def _shift(call: Call) -> Callable[..., Value]:
     unsigned = pa.uint32() if bits == 32 else pa.uint64()
     name = "shift_left" if call.function == "ShiftLeft" else "shift_right"
     shift = kernel_of(name)
-    logical = call.function == "ShiftRightUnsigned"
+    logical = call.function != "ShiftRight"
 
     def run(value: Value, distance: Value) -> Value:
         # As Java: only the low five or six bits of the distance count.
         masked = pc.bit_wise_and(distance, pa.scalar(bits - 1, distance.type))
-        if not logical:
-            return shift(value, masked.cast(kind))
-        return shift(value.cast(unsigned, safe=False), masked.cast(unsigned)).cast(kind, safe=False)
+        if logical:
+            return shift(value.cast(unsigned, safe=False), masked.cast(unsigned)).cast(kind, safe=False)
+        # Arrow shifts signed numbers by fewer bits than they have without their sign: hence in two steps.
+        half = pc.shift_right(masked, pa.scalar(1, masked.type))
+        return shift(shift(value, half.cast(kind)), pc.subtract(masked, half).cast(kind))
 
     return run
 

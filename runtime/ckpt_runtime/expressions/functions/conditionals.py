@@ -16,9 +16,10 @@ from ckpt_runtime.expressions.evaluation import (
     function,
     kernel_of,
     may_fail,
+    scattered,
     strict,
 )
-from ckpt_runtime.expressions.functions.predicates import comparison, scattered
+from ckpt_runtime.expressions.functions.predicates import comparison
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.types import arrow_type
 

@@ -15,6 +15,7 @@ from ckpt_runtime.expressions import patterns, texts
 from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
 from ckpt_runtime.expressions.functions.casts import caster, in_zone
+from ckpt_runtime.expressions.functions.intervals import plus_months
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal
 from ckpt_runtime.expressions.rows import per_row
 from ckpt_runtime.expressions.types import arrow_type
@@ -90,7 +91,7 @@ def _precise(call: Call) -> Callable[..., Value]:
 
 @strict("DateAdd", "DateSub")
 def _add_days(call: Call) -> Callable[..., Value]:
-    add = kernel_of("add_checked" if call.function == "DateAdd" else "subtract_checked")
+    add = kernel_of("add" if call.function == "DateAdd" else "subtract")  # Java wraps around
 
     def run(date: Value, days: Value) -> Value:
         return add(date.cast(_INT), days.cast(_INT)).cast(_DATE)
@@ -103,14 +104,9 @@ def _days_between(call: Call) -> Callable[..., Value]:
     return lambda end, start: pc.subtract(end.cast(_INT), start.cast(_INT))
 
 
-def _plus_months(date: datetime.date, months: int) -> datetime.date:
-    years, month = divmod(date.year * 12 + date.month - 1 + months, 12)
-    return date.replace(year=years, month=month + 1, day=min(date.day, calendar.monthrange(years, month + 1)[1]))
-
-
 @strict("AddMonths")
 def _add_months(call: Call) -> Callable[..., Value]:
-    return per_row(_plus_months, _DATE)
+    return per_row(plus_months, _DATE)
 
 
 @strict("LastDay")

@@ -142,6 +142,8 @@ def _whole(call: Call) -> Callable[..., Value]:
     def java_long(number: float) -> int:
         if number != number:
             return 0
+        if call.mode == "ansi" and abs(number) > 2.0**63:
+            raise overflow("bigint")
         return max(
             -(1 << 63), min((1 << 63) - 1, int(number) if abs(number) < 1e30 else (1 if number > 0 else -1) << 70)
         )
@@ -178,7 +180,8 @@ def _rounded(call: Call) -> Callable[..., Value]:
             if value != value or abs(value) == math.inf:
                 return value
             text = repr(float(np.format_float_positional(np.float32(value)))) if source == "float" else repr(value)
-            return float(decimal.Decimal(text).quantize(decimal.Decimal(1).scaleb(-scale), rounding, EXACT))
+            near = decimal.Decimal(text).quantize(decimal.Decimal(1).scaleb(-scale), rounding, EXACT)
+            return float(near) + 0.0  # Java's decimals have no -0
         if isinstance(value, int) and scale >= 0:
             return value
         number = decimal.Decimal(value)  # type: ignore[arg-type]
@@ -245,12 +248,12 @@ def _conv(call: Call) -> Callable[..., Value]:
             if call.mode == "ansi":
                 raise EvaluationError("ARITHMETIC_OVERFLOW", "conv() overflows 64 bits")
             value = (1 << 64) - 1
-            negative = False
-        if negative:
-            value = (-value) % (1 << 64) if to > 0 else -value
-        elif to < 0 and value >= 1 << 63:
-            value -= 1 << 64
-        return ("-" if value < 0 else "") + _in_base(abs(value), abs(to))
+        signed = value - (1 << 64) if value >= 1 << 63 else value
+        if negative and to > 0:
+            signed = -1 if signed < 0 else -signed
+        if to < 0 and signed < 0:
+            signed, negative = -signed, True
+        return ("-" if negative and to < 0 else "") + _in_base(signed % (1 << 64), abs(to))
 
     return per_row(convert, pa.string())
 

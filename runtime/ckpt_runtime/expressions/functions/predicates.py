@@ -17,6 +17,7 @@ from ckpt_runtime.expressions.evaluation import (
     function,
     kernel_of,
     may_fail,
+    scattered,
     strict,
 )
 from ckpt_runtime.expressions.nodes import Call
@@ -52,7 +53,8 @@ def comparison(name: str, type_: SparkType) -> Callable[[Value, Value], Value]:
     if name == "less":
         return lambda left, right: _or(compare(left, right), _and(_not(_is_nan(left)), _is_nan(right)))
     if name == "less_equal":
-        return lambda left, right: _or(compare(left, right), _is_nan(right))
+        less = comparison("less", type_)
+        return lambda left, right: _not(less(right, left))
     mirrored = comparison("less" if name == "greater" else "less_equal", type_)
     return lambda left, right: mirrored(right, left)
 
@@ -134,18 +136,6 @@ def _logic(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         return combine(first, second)
 
     return run
-
-
-def scattered(evaluator: Evaluator, frame: Frame, mask: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Evaluates only the rows of a mask without nulls; the others are null."""
-    part = frame.part(mask)
-    if part.length == 0:
-        return pa.nulls(frame.length, type_)
-    values = broadcast(evaluator(part), part.length).cast(type_)
-    if part.length == frame.length:
-        return values
-    positions = pc.subtract(pc.cumulative_sum(mask.cast(pa.int64())), 1)
-    return values.take(pc.if_else(mask, positions, pa.scalar(None, pa.int64())))
 
 
 @function("In")

@@ -177,7 +177,9 @@ def _find(call: Call) -> Callable[..., Value]:
             return 0
         if part is None or text is None:
             return None
-        return 0 if start < 1 else text.find(part, start - 1) + 1
+        if start < 1 or not part:
+            return 0 if start < 1 else 1
+        return text.find(part, start - 1) + 1
 
     return per_row(locate, _INT, nulls=True)
 

@@ -208,3 +208,34 @@ def test_try_gives_null_for_the_rows_that_fail_only() -> None:
     failing = Call("Add", (Column(0, "byte"), Literal("1", "byte")), "byte")
     values = pa.array([1, 127, None, 126, 127], pa.int8())
     assert computed(Call("TryEval", (failing,), "byte"), values) == [2, None, None, 127, None]
+
+
+def test_null_is_neither_less_than_nan_nor_equal_to_it() -> None:
+    sides = (
+        pa.array([None, float("nan"), float("nan"), 1.0]),
+        pa.array([float("nan"), None, float("nan"), float("nan")]),
+    )
+    for function, wanted in [
+        ("LessThanOrEqual", [None, None, True, True]),
+        ("GreaterThanOrEqual", [None, None, True, False]),
+        ("LessThan", [None, None, False, True]),
+    ]:
+        tree = Call(function, (Column(0, "double"), Column(1, "double")), "boolean")
+        assert computed(tree, *sides) == wanted
+
+
+def test_argument_that_fails_does_not_matter_where_an_earlier_one_is_null() -> None:
+    number = Call("Cast", (Column(1, "string"),), "integer")
+    tree = Call("Add", (Column(0, "integer"), number), "integer")
+    assert computed(tree, pa.array([None, 1], pa.int32()), pa.array(["x", "2"])) == [None, 3]
+    with pytest.raises(EvaluationError, match="CAST_INVALID_INPUT"):
+        computed(tree, pa.array([1, 1], pa.int32()), pa.array(["x", "2"]))
+
+
+def test_shift_by_all_bits_but_one_moves_the_sign_as_in_java() -> None:
+    for kind, type_, bits in [("integer", pa.int32(), 32), ("long", pa.int64(), 64)]:
+        values, by = pa.array([-1, 5, -(1 << (bits - 1))], type_), pa.array([-1, bits - 1, 2 * bits - 1], pa.int32())
+        tree = [Column(0, kind), Column(1, "integer")]
+        assert computed(Call("ShiftLeft", tuple(tree), kind), values, by) == [-(1 << (bits - 1))] * 2 + [0]
+        assert computed(Call("ShiftRight", tuple(tree), kind), values, by) == [-1, 0, -1]
+        assert computed(Call("ShiftRightUnsigned", tuple(tree), kind), values, by) == [1, 0, 1]
