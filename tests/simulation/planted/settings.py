@@ -16,8 +16,8 @@ from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.scheduler import core_events as core
-from ckpt_runtime.scheduler.live_changes import LiveChanges
-from ckpt_runtime.scheduler.settings_update import SettingsUpdate
+from ckpt_runtime.scheduler.durable_change import SettingsUpdate
+from ckpt_runtime.scheduler.job_core import JobCore
 from tests.simulation.planted.registry import bug, nothing
 from tests.simulation.protocols import driver as simulated_driver
 
@@ -76,7 +76,7 @@ def _(original, self, now):
     return original(self, now)
 
 
-@bug("overrides are applied before they are stored", "571.5", LiveChanges, "_on_patch_requested")
+@bug("overrides are applied before they are stored", "571.5", JobCore, "_on_patch_requested")
 def _(original, self, event):
     before = self._update.overrides
     dropped = event.overrides is None
@@ -86,7 +86,7 @@ def _(original, self, event):
     original(self, event)
 
 
-@bug("overrides are answered before they are stored", "571.6", LiveChanges, "_on_patch_requested")
+@bug("overrides are answered before they are stored", "571.6", JobCore, "_on_patch_requested")
 def _(original, self, event):
     self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
     original(self, event)
@@ -102,7 +102,7 @@ def _():
     return [(simulated_driver, "CheckpointOverrides", Forgetful)]
 
 
-bug("overrides are stored and not applied", "571.2", LiveChanges, "_patch_coordinator")(nothing)
+bug("overrides are stored and not applied", "571.2", JobCore, "_patch_coordinator")(nothing)
 
 bug("one override drops the others", "571.1", CheckpointOverrides, "merged_with")(lambda self, later: later)
 

@@ -694,7 +694,7 @@ class TestPatch:
                 await job.patch_checkpoint_config(PATCH)
             job.cancel()
             await world.until(lambda: store.jobs.list_ids() == [])
-            update = job._shell.core._changes._update
+            update = job._shell.core._update
             assert update.is_busy
             record.errors.clear()
             await world.until(lambda: update._patch is None)

@@ -85,7 +85,7 @@ async def test_what_was_not_stored_after_all_is_not_in_force(tmp_path: Path) -> 
         await world.running(job)
         with pytest.raises(NotReady, match="unknown whether the change is stored"):
             await change(job, timeout="50 s", restarts=True)
-        await world.until(lambda: job._shell.core._changes._change.plan is None)
+        await world.until(lambda: job._shell.core._change.plan is None)
         assert job.config_info().version == 1
         assert job.checkpoint_config().settings.timeout_ms == 600_000
         assert job.metrics()["numRestarts"] == "0"
