@@ -1,7 +1,7 @@
 """Counts the package's files that one operation executes: hand-overs that make the next change expensive.
 
-Run as ``python scripts/files_touched.py [patch | savepoint | checkpoint ...]``. A whole session runs a small job: the driver
-and the REST server in this process, slot agents and workers in theirs. Every process notes when which function began
+Run as ``python scripts/files_touched.py [patch | savepoint | checkpoint ...]``. A whole session runs a small job:
+driver and REST server in this process, slot agents and workers in theirs. Every process notes when which function began
 (:func:`sys.setprofile`). A file counts when one of its functions ran during the operation and in no moment when the
 session did without it: what heartbeats and rows execute anyway is not counted.
 

@@ -22,10 +22,9 @@ from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, R
 from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
 from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.graph.job_graph import JobVertex
-from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.event_log import EventLog
+from ckpt_runtime.jobmaster.event_log import EventLog, operation_ended
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.flame_graphs import FlameGraphs, StackSamples
 from ckpt_runtime.jobmaster.gateway_errors import (
@@ -40,6 +39,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ANY_JOB,
     CheckpointKind,
     ClusterOverview,
+    ConfigurationRequest,
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
@@ -54,13 +54,12 @@ from ckpt_runtime.jobmaster.gateway_values import (
     SavepointList,
     StoredPipeline,
 )
-from ckpt_runtime.jobmaster.job_announcer import operation_ended
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_submitter import JobSubmitter
 from ckpt_runtime.jobmaster.known_jobs import KnownJobs
 from ckpt_runtime.jobmaster.lineages import Lineages
 from ckpt_runtime.jobmaster.operations import OperationStore
-from ckpt_runtime.jobmaster.planning import Planner
+from ckpt_runtime.jobmaster.planning import Planner, PlanPreview
 from ckpt_runtime.jobmaster.program_store import ProgramHolds, ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
     check_target,
@@ -68,7 +67,6 @@ from ckpt_runtime.jobmaster.request_checks import (
     like,
     with_recovery_options,
 )
-from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.jobmaster.savepoint_catalogue import SavepointCatalogue
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog

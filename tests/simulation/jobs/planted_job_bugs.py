@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.shared_state_registry import SharedStateRegistry
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
-from ckpt_runtime.jobmaster.job_slots import JobSlots
+from ckpt_runtime.jobmaster.job_host import JobSlots
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.jobmaster.lease_rules import OwnLease, Watch
+from ckpt_runtime.jobmaster.leadership import OwnLease, Watch
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
 from tests.simulation.planted.registry import bug

@@ -13,10 +13,10 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
 from ckpt_runtime.jobmaster.gateway_errors import NotReady
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
+from ckpt_runtime.jobmaster.job_settings import submitted_settings
 from ckpt_runtime.storage.errors import AmbiguousWriteError
 from tests.unit.runtime.jobmaster.drivers import crash, driver, make_hasty, submission_found_by, taken_over
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World

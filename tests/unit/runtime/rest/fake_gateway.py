@@ -38,14 +38,20 @@ from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway_errors as errors
 from ckpt_runtime.jobmaster import gateway_values as g
-from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options
-from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest, VersionConflict, shown_configuration
 from ckpt_runtime.jobmaster.configuration_updates import config_change, judge, wanted_configuration
+from ckpt_runtime.jobmaster.ended_job import shown_configuration
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import subtask_pressure, vertex_pressure
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
-from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState, SavepointList
-from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
+from ckpt_runtime.jobmaster.gateway_errors import VersionConflict
+from ckpt_runtime.jobmaster.gateway_values import (
+    ConfigurationRequest,
+    EffectiveCheckpointConfig,
+    ExecutionState,
+    SavepointList,
+)
+from ckpt_runtime.jobmaster.job_settings import overridden_options
+from ckpt_runtime.jobmaster.planning import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.submissions import JobStillRunning
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
