@@ -73,6 +73,7 @@ from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.network.control_messages import DumpThreads, ReadLog, RecentLog, ThreadDump
+from ckpt_runtime.processes.thread_dump import ThreadInfo, dump_threads
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy
@@ -83,7 +84,6 @@ from ckpt_runtime.storage.ha_store import HaStore, HeldUpgrade
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.structured_log import recent_lines
-from ckpt_runtime.thread_dump import ThreadInfo, dump_threads
 from ckpt_runtime.version import FLINK_VERSION, REVISION, VERSION
 
 NO_SAVEPOINT = "no savepoint is taken of it, since it has not what the real sinks have; cancel it"

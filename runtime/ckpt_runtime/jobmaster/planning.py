@@ -22,7 +22,6 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
-from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, SubmissionFailed
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
@@ -36,12 +35,13 @@ from ckpt_runtime.jobmaster.request_checks import (
     with_own_configuration,
 )
 from ckpt_runtime.jobmaster.submission import options_of_jobs
-from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits
+from ckpt_runtime.processes.held_directory import HeldDirectory
+from ckpt_runtime.processes.limited_process import LimitedProcessError, ProcessLimits
+from ckpt_runtime.processes.user_environment import user_environment
 from ckpt_runtime.snapshots.preflight import StateVerdict, judge_states
 from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageTimeoutError
 from ckpt_runtime.structured_log import fields
-from ckpt_runtime.user_environment import user_environment
 
 logger = logging.getLogger(__name__)
 

@@ -55,6 +55,7 @@ from ckpt_runtime.jobmaster.planning import OperatorPreview, PlanPreview, Restor
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.submissions import JobStillRunning
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
+from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import (
     ParallelismBounds,
@@ -67,7 +68,6 @@ from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.preflight import StateVerdict
 from ckpt_runtime.storage.ha_store import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
-from ckpt_runtime.thread_dump import ThreadInfo
 from ckpt_runtime.version import VERSION
 
 START_MS = 1_795_197_699_641
