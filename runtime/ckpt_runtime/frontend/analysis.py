@@ -16,19 +16,17 @@ from typing import Any
 import msgspec
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
-from ckpt_runtime.expressions.nodes import Call, Column, Expression, rewritten
-from ckpt_runtime.frontend.catalyst import ExpressionReader, jvm_name
+from ckpt_runtime.expressions.nodes import Column, Expression
+from ckpt_runtime.frontend.catalyst import ExpressionReader, items, jvm_name, output
+from ckpt_runtime.frontend.stateful_analysis import STATEFUL, read_stateful
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
-    Aggregate,
     Analysis,
     AnalysisRequest,
     Filter,
     PlanNode,
     Project,
     Source,
-    TypedAggregate,
-    TypedColumn,
     Union,
     Watermark,
 )
@@ -82,6 +80,7 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors.exceptions.base import PySparkException
 
+    sessions = type(spark)._get_j_spark_session_class(spark._jvm)
     try:
         if request.ddl:
             return Analysis(
@@ -92,12 +91,14 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
             raise UnsupportedExpressionError(f"the option {min(refused)}", "a program cannot set it for the analyzer")
         for key, value in request.configuration.items():
             session.conf().set(key, value)
+        # Spark's parser takes its options from the session that is active in its thread.
+        sessions.setActiveSession(session)
         planner = _Planner(spark._jvm, session, serial)
         ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
         for name, relation in request.views.items():
-            planner.register(name, relation, _PlanReader(spark._jvm, ansi))
+            planner.register(name, relation, PlanReader(spark._jvm, ansi))
         plan = planner.analyzed(request.relation)
-        return _PlanReader(spark._jvm, ansi).read(plan)
+        return PlanReader(spark._jvm, ansi).read(plan)
     except UnsupportedExpressionError as error:
         return Analysis(unsupported=str(error))
     except Py4JJavaError as error:
@@ -106,6 +107,8 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
         return Analysis(error=f"Spark's analyzer cannot be asked: {error}")
     except PySparkException as error:
         return Analysis(error=str(error.getMessage() or error))
+    finally:
+        sessions.setActiveSession(spark._jsparkSession)
 
 
 _RELATIONS = frozenset(
@@ -167,6 +170,8 @@ class _Planner:
             place = (option.apply("builtin"), option.apply("system"))
             registry.dropFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *place))
         session.conf().set("spark.sql.runSQLOnFiles", "false")
+        # Otherwise Spark replaces ${env:NAME} in SQL texts by a variable of the driver's environment.
+        session.conf().set("spark.sql.variable.substitute", "false")
         holder = connect.service.SessionHolder("engine", f"00000000-0000-0000-0000-{serial:012}", session)
         self._planner = connect.planner.SparkConnectPlanner(holder, jvm.scala.Option.empty())
         self._jvm = jvm
@@ -179,7 +184,7 @@ class _Planner:
         analyzer.checkAnalysis(plan)
         return plan
 
-    def register(self, name: str, relation: bytes, reader: _PlanReader) -> None:
+    def register(self, name: str, relation: bytes, reader: PlanReader) -> None:
         """Registers a view. Its plan is read first, because Spark runs a command as soon as a frame is made of it."""
         plan = self.analyzed(relation)
         reader.read(plan)
@@ -192,7 +197,7 @@ def _companion(package: Any, name: str) -> Any:
     return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
-class _PlanReader:
+class PlanReader:
     """Reads an analyzed plan from its leaves up."""
 
     def __init__(self, jvm: Any, ansi: bool) -> None:
@@ -210,115 +215,50 @@ class _PlanReader:
         """Adds the nodes of a plan and returns the position of its last one."""
         name = jvm_name(plan)
         if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
-            columns, ids = _output(plan.output())
-            return self._add(Source(columns=columns, plan_id=self._plan_id(plan)), ids)
-        inputs = tuple(self._node(child) for child in _items(plan.children()))
+            columns, ids = output(plan.output())
+            return self.add(Source(columns=columns, plan_id=self.plan_id(plan)), ids)
+        inputs = tuple(self._node(child) for child in items(plan.children()))
         if name in _SKIPPED:
             return inputs[0]
-        plan_id = self._plan_id(plan)
-        columns, ids = _output(plan.output())
+        plan_id = self.plan_id(plan)
+        columns, ids = output(plan.output())
         match name:
             case "Project":
-                expressions = self._expressions(_items(plan.projectList()), inputs[0])
-                return self._add(Project(columns=columns, inputs=inputs, plan_id=plan_id, expressions=expressions), ids)
+                expressions = self.expressions(items(plan.projectList()), inputs[0])
+                return self.add(Project(columns=columns, inputs=inputs, plan_id=plan_id, expressions=expressions), ids)
             case "Filter":
-                condition = self._expressions([plan.condition()], inputs[0])[0]
-                return self._add(Filter(columns=columns, inputs=inputs, plan_id=plan_id, condition=condition), ids)
+                condition = self.expressions([plan.condition()], inputs[0])[0]
+                return self.add(Filter(columns=columns, inputs=inputs, plan_id=plan_id, condition=condition), ids)
             case "EventTimeWatermark":
-                column = self._expressions([plan.eventTime()], inputs[0])[0]
+                column = self.expressions([plan.eventTime()], inputs[0])[0]
                 assert isinstance(column, Column)
                 event_times = _companion(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "EventTimeWatermark")
                 delay_ms = event_times.getDelayMs(plan.delay())
-                return self._add(
+                return self.add(
                     Watermark(columns=columns, inputs=inputs, plan_id=plan_id, column=column.index, delay_ms=delay_ms),
                     ids,
                 )
             case "Union":
-                return self._add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
-            case "Aggregate":
-                return self._aggregate(plan, inputs[0], plan_id, columns, ids)
+                return self.add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
+            case _ if name in STATEFUL:
+                return read_stateful(self, name, plan, inputs[0])
         raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
 
-    def _add(self, node: PlanNode, ids: tuple[int, ...]) -> int:
+    def add(self, node: PlanNode, ids: tuple[int, ...]) -> int:
+        """Adds a node whose columns have these ids of Spark's, and returns its position."""
         self._nodes.append(node)
         self._ids.append(ids)
         return len(self._nodes) - 1
 
-    def _plan_id(self, plan: Any) -> int | None:
+    def plan_id(self, plan: Any) -> int | None:
+        """The id of the captured relation that a plan stands for."""
         found = plan.getTagValue(self._tag)
         return int(found.get()) if found.isDefined() else None
 
-    def _expressions(self, expressions: Sequence[Any], input_: int) -> tuple[Expression, ...]:
-        reader = ExpressionReader({id_: at for at, id_ in enumerate(self._ids[input_])}, ansi=self._ansi)
+    def expressions(
+        self, expressions: Sequence[Any], input_: int, *, aggregates: bool = False
+    ) -> tuple[Expression, ...]:
+        """Reads expressions over the columns of the node ``input_``."""
+        positions = {id_: at for at, id_ in enumerate(self._ids[input_])}
+        reader = ExpressionReader(positions, ansi=self._ansi, aggregates=aggregates)
         return tuple(reader.read(expression) for expression in expressions)
-
-    def _aggregate(
-        self, plan: Any, input_: int, plan_id: int | None, columns: tuple[TypedColumn, ...], ids: tuple[int, ...]
-    ) -> int:
-        """Adds three nodes: the keys and arguments, the aggregates, and what is computed from their results."""
-        reader = ExpressionReader(
-            {id_: at for at, id_ in enumerate(self._ids[input_])}, ansi=self._ansi, aggregates=True
-        )
-        keys = [reader.read(expression) for expression in _items(plan.groupingExpressions())]
-        results = [reader.read(expression) for expression in _items(plan.aggregateExpressions())]
-        calls: list[Call] = []
-        for result in results:
-            _collect(result, calls)
-        arguments: list[Expression] = [*keys]
-        aggregates = []
-        for call in calls:
-            positions = []
-            for argument in call.arguments:
-                if argument not in arguments:
-                    arguments.append(argument)
-                positions.append(arguments.index(argument))
-            aggregates.append(TypedAggregate(call.function, tuple(positions), call.type))
-        prepared = tuple(TypedColumn(f"_{at}", argument.type) for at, argument in enumerate(arguments))
-        before = self._add(Project(columns=prepared, inputs=(input_,), expressions=tuple(arguments)), ())
-        outcome = prepared[: len(keys)] + tuple(
-            TypedColumn(f"_agg{at}", aggregate.type) for at, aggregate in enumerate(aggregates)
-        )
-        grouped = self._add(
-            Aggregate(
-                columns=outcome,
-                inputs=(before,),
-                plan_id=plan_id,
-                keys=tuple(range(len(keys))),
-                aggregates=tuple(aggregates),
-            ),
-            (),
-        )
-        known = [*keys, *calls]
-
-        def computed(tree: Expression) -> Expression | None:
-            if tree in known:
-                return Column(known.index(tree), tree.type)
-            if isinstance(tree, Column):
-                raise UnsupportedExpressionError("an aggregation", "a result uses a column that is not one of its keys")
-            return None
-
-        finished = tuple(rewritten(result, computed) for result in results)
-        return self._add(Project(columns=columns, inputs=(grouped,), expressions=finished), ids)
-
-
-def _collect(tree: Expression, calls: list[Call]) -> None:
-    if not isinstance(tree, Call):
-        return
-    if tree.settings.get("aggregate"):
-        if tree not in calls:
-            calls.append(tree)
-        return
-    for argument in tree.arguments:
-        _collect(argument, calls)
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(at) for at in range(sequence.size())]
-
-
-def _output(attributes: Any) -> tuple[tuple[TypedColumn, ...], tuple[int, ...]]:
-    columns, ids = [], []
-    for attribute in _items(attributes):
-        columns.append(TypedColumn(attribute.name(), json.loads(attribute.dataType().json()), attribute.nullable()))
-        ids.append(int(attribute.exprId().id()))
-    return tuple(columns), tuple(ids)

@@ -9,32 +9,28 @@ import pyarrow as pa
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import compile_expression
-from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
+from ckpt_runtime.frontend.sink_mapping import sink_spec
+from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
+    Deduplicate,
+    Expand,
     Filter,
     PlanNode,
     Project,
     Source,
-    TypedColumn,
     Union,
     Watermark,
 )
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import check_sink, partition_option, source_schema
-from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
-from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
 
 Resolve = Callable[[str], str | type]
-
-_AGGREGATES = {"Sum": "sum", "Count": "count", "Min": "min", "Max": "max", "Average": "avg"}
-_OWN_OPTIONS = frozenset({"checkpointlocation"})
-"""Options of Spark's own engine: a session has its checkpoint directory, so that a query needs none."""
 
 
 def spark_columns(source: CapturedSource, resolve: Resolve) -> list[tuple[str, str]]:
@@ -68,10 +64,10 @@ def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> None:
     """
     sources: dict[int, LogicalNode] = {}
     for query in capture.queries:
-        _QueryMapper(capture, plan, resolve, sources).add(query)
+        QueryMapper(capture, plan, resolve, sources).add(query)
 
 
-class _QueryMapper:
+class QueryMapper:
     """Adds one query to a plan."""
 
     def __init__(self, capture: Capture, plan: LogicalPlan, resolve: Resolve, sources: dict[int, LogicalNode]) -> None:
@@ -80,39 +76,42 @@ class _QueryMapper:
         self._resolve = resolve
         self._sources = sources
         self._inputs: list[tuple[LogicalInput, ...]] = []
+        self.output_mode = "append"
 
     def add(self, query: CapturedQuery) -> None:
         nodes = query.analysis.nodes
+        self.output_mode = check_output_mode(query)
         for node in nodes:
             self._inputs.append(self._operators(node, nodes))
-        self._sink(query, self._inputs[-1], _arrow_schema(query.analysis.columns))
+        self._sink(query, self._inputs[-1], arrow_schema(query.analysis.columns))
 
     def _operators(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
         """Adds the operators of a node and returns what their rows come from."""
         inputs = self._inputs[node.inputs[0]] if node.inputs else ()
-        schema = _arrow_schema(node.columns)
+        schema = arrow_schema(node.columns)
         match node:
             case Source():
                 return self._source(node, schema)
             case Project():
                 columns = tuple(zip(schema.names, node.expressions, strict=True))
-                return self._apply(specs.EvaluateSpec(columns, schema), inputs, schema, node.plan_id)
+                return self.apply(specs.EvaluateSpec(columns, schema), inputs, schema, node.plan_id)
             case Filter():
-                return self._apply(specs.ConditionSpec(node.condition), inputs, schema, node.plan_id)
+                return self.apply(specs.ConditionSpec(node.condition), inputs, schema, node.plan_id)
             case Watermark():
                 column = schema.names[node.column]
                 if not pa.types.is_timestamp(schema.field(node.column).type):
                     raise PlanError("withWatermark", f"column {column!r} is not a timestamp; cut its window open first")
-                return self._apply(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
+                return self.apply(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
             case Union():
                 return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
-            case Aggregate():
-                return self._aggregate(node, nodes[node.inputs[0]], inputs)
+            case Aggregate() | Expand() | Deduplicate():
+                return add_stateful(self, node, nodes, inputs)
 
-    def _apply(
+    def apply(
         self, spec: specs.OperatorSpec, inputs: tuple[LogicalInput, ...], schema: pa.Schema, plan_id: int | None
     ) -> tuple[LogicalInput, ...]:
-        _check_expressions(spec)
+        """Adds an operator with the hints of the relation ``plan_id``."""
+        check_expressions(spec)
         node = self._plan.add(LogicalNode(spec, inputs, schema))
         hints = self._capture.hints.get(plan_id, {}) if plan_id is not None else {}
         node.uid = hints.get("uid")
@@ -128,7 +127,7 @@ class _QueryMapper:
             declared = _declared(source)
             read = _schema_of(source, self._resolve)
             spec = specs.SourceSpec(self._resolve(source.format), dict(source.options), declared)
-            known = self._apply(spec, (), read, node.plan_id)[0].node
+            known = self.apply(spec, (), read, node.plan_id)[0].node
             self._sources[node.plan_id] = known
         assert known.schema is not None
         if known.schema.equals(schema):
@@ -137,134 +136,36 @@ class _QueryMapper:
             (name, Column(at, column.type))
             for at, (name, column) in enumerate(zip(schema.names, node.columns, strict=True))
         )
-        return self._apply(specs.EvaluateSpec(expressions, schema), (LogicalInput(known),), schema, None)
+        return self.apply(specs.EvaluateSpec(expressions, schema), (LogicalInput(known),), schema, None)
 
     def _renamed(self, at: int, node: PlanNode, schema: pa.Schema) -> tuple[LogicalInput, ...]:
         """Gives an input of a union the names and types of the union's columns."""
-        if _arrow_schema(node.columns).equals(schema):
+        if arrow_schema(node.columns).equals(schema):
             return self._inputs[at]
         columns = tuple(
             (name, Column(position, column.type))
             for position, (name, column) in enumerate(zip(schema.names, node.columns, strict=True))
         )
-        return self._apply(specs.EvaluateSpec(columns, schema), self._inputs[at], schema, None)
-
-    def _aggregate(
-        self, node: Aggregate, below: PlanNode, inputs: tuple[LogicalInput, ...]
-    ) -> tuple[LogicalInput, ...]:
-        """Keys that are structs, such as windows, are grouped by their fields."""
-        flat: list[tuple[str, Expression]] = []
-        keys: list[str] = []
-        for position in node.keys:
-            for expression in _leaves(Column(position, below.columns[position].type)):
-                keys.append(f"key{len(keys)}")
-                flat.append((keys[-1], expression))
-        if not keys:
-            keys.append("key0")
-            flat.append(("key0", Literal("0", "integer")))
-        arguments = {at for aggregate in node.aggregates for at in aggregate.arguments}
-        flat += [(f"argument{at}", Column(at, below.columns[at].type)) for at in sorted(arguments)]
-        schema = pa.schema([(name, arrow_type(expression.type)) for name, expression in flat])
-        prepared = self._apply(specs.EvaluateSpec(tuple(flat), schema), inputs, schema, None)
-        aggregates = []
-        for at, aggregate in enumerate(node.aggregates):
-            function = _AGGREGATES.get(aggregate.function)
-            if function is None or len(aggregate.arguments) > 1:
-                raise PlanError("agg", f"the aggregate {aggregate.function} is not supported yet")
-            column = (
-                None
-                if _counts_rows(aggregate.function, aggregate.arguments, below)
-                else (f"argument{aggregate.arguments[0]}")
-            )
-            aggregates.append(specs.Aggregate(function, column, f"result{at}"))
-        spec = specs.AggregateSpec(tuple(keys), tuple(aggregates))
-        try:
-            output = aggregate_output_schema(schema, spec)
-        except SchemaDerivationError as error:
-            raise PlanError("agg", str(error)) from None
-        by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, tuple(keys)) for edge in prepared)
-        grouped = self._apply(spec, by_key, output, node.plan_id)
-        rebuilt, used = [], 0
-        for position in node.keys:
-            expression, used = _rebuilt(below.columns[position].type, used)
-            rebuilt.append(expression)
-        rebuilt += [Column(len(keys) + at, aggregate.type) for at, aggregate in enumerate(node.aggregates)]
-        outcome = _arrow_schema(node.columns)
-        columns = tuple(zip(outcome.names, rebuilt, strict=True))
-        return self._apply(specs.EvaluateSpec(columns, outcome), grouped, outcome, None)
+        return self.apply(specs.EvaluateSpec(columns, schema), self._inputs[at], schema, None)
 
     def _sink(self, query: CapturedQuery, inputs: tuple[LogicalInput, ...], schema: pa.Schema) -> None:
         start = query.start
-        _check_start(start, aggregates=any(isinstance(node, Aggregate) for node in query.analysis.nodes))
-        options = {key: value for key, value in start.options.items() if key.lower() not in _OWN_OPTIONS}
-        if start.path:
-            options["path"] = start.path
-        target = self._resolve(start.format or "parquet")
-        if columns := list(start.partitioning_column_names):
-            options["partitionBy"] = partition_option(target, columns)
-        duplicates = {name for name in schema.names if schema.names.count(name) > 1}
-        if duplicates:
-            raise PlanError("writeStream", f"two columns are called {sorted(duplicates)[0]!r}; give them aliases")
-        check_sink(target, options, schema)
-        node = self._plan.add(LogicalNode(specs.SinkSpec(target, options), inputs, None))
+        spec = sink_spec(start, self._capture, self._resolve, schema)
+        node = self._plan.add(LogicalNode(spec, inputs, None))
         if start.query_name:
             # Not the name itself, which programs also give to the operator that the query is about.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
 
 
-def _check_expressions(spec: specs.OperatorSpec) -> None:
+def check_expressions(spec: specs.OperatorSpec) -> None:
     """Raises PlanError for an expression that no worker could evaluate."""
     trees = [spec.condition] if isinstance(spec, specs.ConditionSpec) else []
     if isinstance(spec, specs.EvaluateSpec):
         trees = [tree for _, tree in spec.columns]
+    if isinstance(spec, specs.ExpandSpec):
+        trees = [tree for row in spec.rows for tree in row]
     for tree in trees:
         try:
             compile_expression(tree)
         except UnsupportedExpressionError as error:
             raise PlanError("expression", str(error)) from error
-
-
-def _check_start(start: object, *, aggregates: bool) -> None:
-    mode = str(start.output_mode or "append").lower()  # type: ignore[attr-defined]
-    if start.HasField("foreach_writer") or start.HasField("foreach_batch"):  # type: ignore[attr-defined]
-        raise PlanError("writeStream", "foreach and foreachBatch are not supported yet; write with a format")
-    if mode not in ("append", "update"):
-        raise PlanError("outputMode", f"{mode!r} is not supported yet; use update")
-    if aggregates and mode == "append":
-        raise PlanError("outputMode", "an aggregation in append mode is not supported yet; use update")
-
-
-def _counts_rows(function: str, arguments: tuple[int, ...], below: PlanNode) -> bool:
-    """Whether a count is of rows: its argument is a constant, as Spark writes ``count(*)``."""
-    if function != "Count":
-        return False
-    assert isinstance(below, Project)
-    argument = below.expressions[arguments[0]] if arguments else Literal("1", "integer")
-    return isinstance(argument, Literal) and argument.value is not None
-
-
-def _leaves(expression: Expression) -> list[Expression]:
-    kind = expression.type
-    if not isinstance(kind, dict) or kind["type"] != "struct":
-        return [expression]
-    fields = [
-        Call("GetStructField", (expression,), field["type"], settings={"ordinal": at})
-        for at, field in enumerate(kind["fields"])
-    ]
-    return [leaf for field in fields for leaf in _leaves(field)]
-
-
-def _rebuilt(kind: object, used: int) -> tuple[Expression, int]:
-    """Returns the key that was cut into leaves, and the number of leaves used so far."""
-    if not isinstance(kind, dict) or kind["type"] != "struct":
-        return Column(used, kind), used + 1  # type: ignore[arg-type]
-    arguments: list[Expression] = []
-    for field in kind["fields"]:
-        value, used = _rebuilt(field["type"], used)
-        arguments += [Literal(field["name"], "string"), value]
-    return Call("CreateNamedStruct", tuple(arguments), kind), used
-
-
-def _arrow_schema(columns: tuple[TypedColumn, ...]) -> pa.Schema:
-    """Returns the Arrow schema of typed columns."""
-    return pa.schema([(column.name, arrow_type(column.type)) for column in columns])

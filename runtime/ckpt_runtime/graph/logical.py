@@ -18,10 +18,13 @@ from ckpt_runtime.graph.specs import (
     AggregateSpec,
     CommitterSpec,
     ConditionSpec,
+    DeduplicateSpec,
     DrillSinkSpec,
     EnumeratorSpec,
     EvaluateSpec,
+    ExpandSpec,
     FilterSpec,
+    GroupSpec,
     JoinSpec,
     MapInArrowSpec,
     OperatorSpec,
@@ -44,6 +47,9 @@ KINDS: dict[type, str] = {
     EvaluateSpec: "project",
     WatermarkSpec: "watermark",
     AggregateSpec: "aggregate",
+    ExpandSpec: "expand",
+    GroupSpec: "aggregate",
+    DeduplicateSpec: "deduplicate",
     ProcessSpec: "process",
     JoinSpec: "join",
     SinkSpec: "sink",
@@ -51,7 +57,10 @@ KINDS: dict[type, str] = {
     DrillSinkSpec: "drill_sink",
 }
 STATEFUL_KINDS = frozenset(
-    {"source", "enumerator", "range_reader", "aggregate", "process", "join", "sink", "committer", "drill_sink"}
+    {
+        *("source", "enumerator", "range_reader", "aggregate", "deduplicate", "process", "join"),
+        *("sink", "committer", "drill_sink"),
+    }
 )
 
 
@@ -98,7 +107,7 @@ class LogicalNode:
         """Whether its operator calls functions or classes of the author while the job runs."""
         if isinstance(self.spec, MapInArrowSpec | ProcessSpec):
             return True
-        return isinstance(getattr(self.spec, "format", None), type)
+        return isinstance(getattr(self.spec, "format", None), type) or getattr(self.spec, "function", None) is not None
 
     @property
     def label(self) -> str:

@@ -15,9 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.nodes import Expression
+from ckpt_runtime.graph.aggregates import GroupAggregate
 
 FILE_FORMATS = frozenset({"parquet"})
 """Sinks that write files to the directory that option ``path`` names."""
+STAGED_FORMATS = frozenset({"foreach", "foreachBatch"})
+"""Sinks that stage rows in the directory that option ``path`` names, and call a function of the program with them."""
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -103,6 +106,52 @@ class AggregateSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpandSpec:
+    """Computes several rows from each row, one by each list of typed expressions; ``schema`` is that of the results."""
+
+    rows: tuple[tuple[Expression, ...], ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Aggregates rows by ``keys``. ``schema`` is the input's, ``mode`` is append or update.
+
+    ``event_time`` is the timestamp column, a key, by which a row is late and a group ends; without it no group ends.
+    ``session`` names the columns, not keys, of a session's start and end: sessions of a key that touch become one, and
+    the end is their event time. The result has the session's columns first, then the keys, then the aggregates.
+    """
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    aggregates: tuple[GroupAggregate, ...]
+    mode: str
+    event_time: str | None = None
+    session: tuple[str, str] | None = None
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        grouped = [self.schema.field(name) for name in (*(self.session or ()), *self.keys)]
+        return pa.schema([*grouped, *(pa.field(aggregate.name, aggregate.result) for aggregate in self.aggregates)])
+
+
+@dataclass(frozen=True, slots=True)
+class DeduplicateSpec:
+    """Passes the first row of each key. ``schema`` is that of the rows.
+
+    ``event_time`` is the timestamp by which rows are late. A key is forgotten when the watermark reaches its
+    ``forget_by``, a timestamp among the keys, or with ``within_ms`` the event time of its first row plus so much; in
+    all other cases never.
+    """
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    event_time: str | None = None
+    forget_by: str | None = None
+    within_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessSpec:
     """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; time: None, ProcessingTime, EventTime.
 
@@ -157,16 +206,29 @@ class JoinSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class UserFunction:
+    """What a sink calls with rows. ``session`` is that of the program, which leads to Spark once it is connected.
+
+    ``configuration`` holds the options of Spark that the program set.
+    """
+
+    call: Any
+    session: Any
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SinkSpec:
     """Writes a stream. ``format`` is a registered name, a PySpark ``DataSource`` class or a class of a ``Sink``."""
 
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)
+    function: UserFunction | None = None
 
     @property
     def output_directory(self) -> str | None:
         """Where the sink keeps hidden files until their commit; None for a sink without such files."""
-        if self.format not in FILE_FORMATS:
+        if self.format not in FILE_FORMATS | STAGED_FORMATS:
             return None
         return next((value for key, value in self.options.items() if key.lower() == "path"), None)
 
@@ -175,17 +237,19 @@ class SinkSpec:
         """Whether one committer behind the sink commits what all its subtasks have prepared."""
         if isinstance(self.format, type):
             return bool(getattr(self.format, "single_committer", True))
-        return False
+        return self.format == "foreachBatch"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitterSpec(_ConnectorSpec):
     """The single committer of a sink, behind the :class:`SinkSpec` of its writers (two-phase commit)."""
 
+    function: UserFunction | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class EnumeratorSpec(_ConnectorSpec):
-    """The single planner of offset ranges in front of a PySpark stream reader; its :class:`RangeReaderSpec` follows.
+    """The single finder of splits in front of the readers of a source; its :class:`RangeReaderSpec` follows.
 
     ``acknowledges``: it tells the reader how far checkpoints have come. Never in a restore drill.
     ``told``: the data source reported the schema; the pipeline declares none.
@@ -197,11 +261,12 @@ class EnumeratorSpec(_ConnectorSpec):
 
 @dataclass(frozen=True, slots=True)
 class RangeReaderSpec(_ConnectorSpec):
-    """Reads the partitions of offset ranges that an :class:`EnumeratorSpec` planned and sent to this subtask.
+    """Reads the splits that an :class:`EnumeratorSpec` found and sent to this subtask.
 
-    ``told``: the data source reported the schema; the pipeline declares none.
+    ``acknowledges`` and ``told`` as there.
     """
 
+    acknowledges: bool = True
     told: bool = False
 
 
@@ -219,6 +284,9 @@ OperatorSpec = (
     | EvaluateSpec
     | WatermarkSpec
     | AggregateSpec
+    | ExpandSpec
+    | GroupSpec
+    | DeduplicateSpec
     | ProcessSpec
     | JoinSpec
     | SinkSpec

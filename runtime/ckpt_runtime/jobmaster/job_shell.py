@@ -19,6 +19,9 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOptions
+from ckpt_runtime.configuration.security_options import SecurityOptions
+from ckpt_runtime.failure_report import summary_of
+from ckpt_runtime.frontend.spark_connect import SPARK_CONNECT
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, JobSlots, Pool, Result
@@ -37,6 +40,8 @@ from ckpt_runtime.network.control_messages import (
     DeploymentMessage,
     EndOfDataReport,
     SnapshotProgress,
+    SparkAddress,
+    SparkWanted,
     TaskFailure,
     TaskMessage,
     TaskStateChanged,
@@ -373,9 +378,26 @@ class JobShell:
                     self._host.replace_worker(slot)
                 for execution in self._alive_in(index):
                     self._task_canceled(execution)
+            case SparkWanted():
+                self._give_spark(slot)
             case _:
                 attempt = self.core.machine.attempt
                 self._task_message(ExecutionId(message.vertex_id, message.subtask, attempt), message)
+
+    def _give_spark(self, slot: Slot) -> None:
+        """Sends the worker the address of the session's Spark, once it serves."""
+        worker = slot.worker
+        encrypted = self._submission.configuration.get(SecurityOptions.INTERNAL_ENABLED)
+
+        def answered(result: Result[str]) -> None:
+            if worker is None:
+                return
+            try:
+                worker.peer.send(SparkAddress(result()))
+            except Exception as error:  # Spark reports many kinds of errors, and the worker needs an answer
+                worker.peer.send(SparkAddress("", summary_of(error)))
+
+        self._host.in_pool(Pool.OWN, partial(SPARK_CONNECT.url, encrypted=encrypted), answered)
 
     def _snapshot_progress(self, snapshot: SnapshotProgress) -> None:
         execution = ExecutionId(snapshot.vertex_id, snapshot.subtask, self.core.machine.attempt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 
@@ -16,9 +16,13 @@ def pipeline(spark: SparkSession, path: str, output: str, case: str) -> None:
         rows.show()
     frame = CASES.get(case, lambda unchanged: unchanged)(rows)
     writer = frame.writeStream.format("parquet")
-    if case == "foreachBatch":
-        writer = writer.foreachBatch(lambda batch, batch_id: None)
+    if case == "memory":
+        writer = writer.format("memory")
     writer.start(output)
+
+
+def sessions(rows: DataFrame, gap: Column | str) -> DataFrame:
+    return rows.groupBy(F.session_window("placed_at", gap)).count()
 
 
 CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -26,8 +30,18 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "function": lambda rows: rows.select(F.randn(1).alias("n")),
     "type": lambda rows: rows.select(F.expr("make_ym_interval(1, 2)").alias("months")),
     "column": lambda rows: rows.select("missing"),
-    "operation": lambda rows: rows.dropDuplicates(["country"]),
+    "operation": lambda rows: rows.orderBy("country"),
     "output mode": lambda rows: rows.groupBy("country").count(),
+    "session": lambda rows: (
+        rows.withWatermark("placed_at", "1 minute").groupBy(F.session_window("placed_at", "1 minute")).count()
+    ),
+    "gap": lambda rows: rows.groupBy(
+        "country", F.session_window("placed_at", F.concat("country", F.lit(" days")))
+    ).count(),
+    "aggregate": lambda rows: (
+        rows.withWatermark("placed_at", "1 minute").groupBy("placed_at").agg(F.histogram_numeric(F.lit(2), F.lit(3)))
+    ),
+    "distinct": lambda rows: rows.groupBy("country").agg(F.sum_distinct(F.length("country"))),
     "Python function": lambda rows: rows.select(F.udf(lambda country: country, "string")("country")),
     "pattern": lambda rows: rows.select(F.date_format("placed_at", "GGGG yyyy").alias("era")),
 }
