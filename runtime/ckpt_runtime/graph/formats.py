@@ -260,7 +260,7 @@ def source_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
     known = SOURCE_FORMATS[name]
     if available_now(options) and not known.ends:
         raise PlanError(f"option {AVAILABLE_NOW_OPTION!r}", f"format {name!r} has no data at its start that would end")
-    return parse_options(name, known.options, options_of_source(options) if known.splits else options)
+    return known.parsed(options_of_source(options) if known.splits else options)
 
 
 def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
