@@ -235,7 +235,7 @@ def test_a_state_with_a_wider_schema(spark: SparkSession, cluster: MiniCluster, 
     assert ordered(ours) == ordered(theirs)
 
 
-def test_a_row_that_nobody_reads_does_not_reach_the_next_call(both: Both) -> None:
+def test_a_row_that_is_not_read_does_not_reach_the_next_call(both: Both) -> None:
     theirs, ours = both(Case("Habits", [words(("first", 1), ("first", 2)), words(("first", 3))], SCHEMA))
     assert ours == theirs
     assert [row["said"] for row in theirs] == ["1", "3"]

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.json_rows import JSON_OPTIONS, json_rows
 from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
 from ckpt_runtime.graph.options import Option, parse_options
 
@@ -101,6 +102,12 @@ def _text_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
     return _file_schema(options, declared)
 
 
+def _json_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    schema = _file_schema(options, declared)
+    json_rows(options, schema)
+    return schema
+
+
 def _orc_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     schema = _file_schema(options, declared)
     for column in schema:
@@ -138,6 +145,7 @@ _TIMESTAMP = pa.timestamp("us", "UTC")
 SPLIT_SOURCES = (
     SourceFormat("kafka", KAFKA_SOURCE_OPTIONS, kafka_schema, splits=True, prefix=PREFIX),
     SourceFormat("parquet", _FILE_OPTIONS, _file_schema, splits=True),
+    SourceFormat("json", (*_FILE_OPTIONS, *JSON_OPTIONS), _json_schema, splits=True),
     SourceFormat("orc", _FILE_OPTIONS, _orc_schema, splits=True),
     SourceFormat(
         "text", (*_FILE_OPTIONS, Option("wholetext", bool, False), Option("lineSep")), _text_schema, splits=True

@@ -21,7 +21,9 @@ from ckpt_runtime.connectors.rate_source import Schedule
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import resolve
 from tests.docs.markdown import blocks
+from tests.support.object_store import keys
 from tests.unit.runtime.connectors.split_jobs import Job
 
 TEXT = pa.schema([("value", pa.string())])
@@ -192,6 +194,20 @@ def test_lines_end_as_in_spark_and_bad_bytes_are_replaced(tmp_path: Path) -> Non
     assert halves == ["one\r\ntwo\r", "\n\nfo\ufffdur"]
 
 
+def test_lines_of_json_give_rows_and_bad_ones_give_nulls(tmp_path: Path) -> None:
+    lines = ['{"n": 1, "name": "a"}', "", '[{"n": 2}, {"n": 3}]', "[]", '{"n": "x", "name": "b"}', "{bad", "  "]
+    (tmp_path / "a").write_text("\n".join(lines))
+    rows = Job("json", {"path": str(tmp_path), "availableNow": "true"}, NUMBERS).run()
+    found = [(row["n"], row["name"]) for row in rows]
+    assert found == [(1, "a"), (2, None), (3, None), (None, "b"), (None, None)]
+
+
+@pytest.mark.parametrize("given", [{"mode": "FAILFAST"}, {"columnNameOfCorruptRecord": "name"}, {"multiLine": "true"}])
+def test_options_of_json_that_are_not_supported_are_refused(given: dict[str, str]) -> None:
+    with pytest.raises(PlanError, match=r"not supported yet|does not know it"):
+        source_schema("json", {"path": "/a", **given}, NUMBERS)
+
+
 def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(tmp_path: Path) -> None:
     pq.write_table(pa.table({"N": pa.array([1, 2], pa.int16())}), tmp_path / "a.parquet")
     rows = Job("parquet", {"path": str(tmp_path), "availableNow": "true"}, NUMBERS).run()
@@ -294,3 +310,20 @@ def test_the_source_of_the_documentation_gives_each_row_once_through_restores(tm
         f"{f}-{at}" for f in range(3) for at in range(10)
     )
     assert again.ended
+
+
+@pytest.mark.row("ends.4")
+def test_files_of_an_object_store_are_found_read_and_deleted(bucket: str) -> None:
+    url = f"{bucket}/orders"
+    options = {"path": url, "cleanSource": "delete"}
+    job = Job("text", options, pa.schema([("value", pa.string()), ("country", pa.string())]))
+    for at in range(2):
+        location = resolve(f"{url}/country=DE/part-{at}")
+        location.filesystem.pipe_file(location.path, f"{at}\n".encode())
+        job.discover()
+        job.read(4)
+    assert sorted((row["value"], row["country"]) for row in job.rows) == [("0", "DE"), ("1", "DE")]
+    assert len(keys(url)) == 2
+    job.checkpoint(1)
+    job.complete(1)
+    assert keys(url) == []
