@@ -1,13 +1,14 @@
 """Counts the package's files that one operation executes: hand-overs that make the next change expensive.
 
 Run as ``python scripts/files_touched.py [patch | savepoint | checkpoint ...]``. A whole session runs a small job:
-driver and REST server in this process, slot agents and workers in theirs. Every process notes when which function began
+driver and REST server in this process, slot agents and workers in theirs. This process notes when which function began
 (:func:`sys.setprofile`). A file counts when one of its functions ran during the operation and in no moment when the
 session did without it: what heartbeats and rows execute anyway is not counted.
 
 - ``patch``: a PATCH of the checkpoint configuration, from the request's arrival to its answer
 - ``savepoint``: ``TakeSavepointOperator`` of the Airflow provider; the files of the provider and of the client
-- ``checkpoint``: a periodic checkpoint, from its trigger to the commit, with the files of driver and workers
+- ``checkpoint``: a periodic checkpoint, from its trigger to the end of its clean-up; the files of the driver alone,
+  because what workers run meanwhile depends on the rows that arrive
 
 The first operation of its kind imports and compiles; it is left out, and the second one is counted.
 """
@@ -41,22 +42,20 @@ _QUIET_S = 3.0
 
 
 def trace(directory: str) -> None:
-    """Makes this process note, in a file of its own, which functions of the package it runs, and its forks as well."""
+    """Makes this process note in a file which functions of the package it runs; its forks do not."""
     last: dict[CodeType, int] = {}
-    files: dict[int, int] = {}
+    process = os.getpid()
+    notes = os.open(f"{directory}/{process}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
     def called(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(PACKAGES):
+        if event != "call" or not code.co_filename.startswith(PACKAGES) or os.getpid() != process:
             return
         now = time.time_ns()
         if now - last.get(code, 0) >= _EVERY_NS:
             last[code] = now
-            pid = os.getpid()
-            if pid not in files:
-                files[pid] = os.open(f"{directory}/{pid}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
             name = code.co_filename.removeprefix(f"{ROOT}/")
-            os.write(files[pid], f"{now}\t{name}\t{code.co_qualname}\t{threading.current_thread().name}\n".encode())
+            os.write(notes, f"{now}\t{name}\t{code.co_qualname}\t{threading.current_thread().name}\n".encode())
 
     threading.setprofile(called)
     sys.setprofile(called)
@@ -69,7 +68,7 @@ class Spans:
     quiet: list[tuple[int, int]] = field(default_factory=list)
     operation: tuple[int, int] = (0, 0)
     thread: str = ""
-    """Only what this thread runs counts; empty: all threads of all processes."""
+    """Only what this thread runs counts; empty: all threads."""
 
 
 def touched(directory: Path, spans: Spans) -> dict[str, list[str]]:
@@ -192,19 +191,14 @@ def main() -> int:
 
 
 def _measured(name: str, base: Path) -> dict[str, list[str]]:
-    """Runs the operation in a forked process, so that agents and workers inherit its tracing."""
-    notes, work, site = base / "notes", base / "work", base / "site"
-    for directory in (notes, work, site):
+    """Runs the operation in a forked process, which has imported nothing of the package yet."""
+    notes, work = base / "notes", base / "work"
+    for directory in (notes, work):
         directory.mkdir()
-    (site / "sitecustomize.py").write_text(
-        f"import runpy\nrunpy.run_path({str(Path(__file__))!r})['trace']({str(notes)!r})\n"
-    )
     result = base / "spans.json"
     pid = os.fork()
     if pid == 0:
-        paths = [str(site), str(ROOT / "runtime"), str(ROOT)]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-        sys.path[:0] = paths[1:]
+        sys.path[:0] = [str(ROOT / "runtime"), str(ROOT)]
         trace(str(notes))
         code = 1
         try:

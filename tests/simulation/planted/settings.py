@@ -9,10 +9,9 @@ from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.failures import CheckpointFailureManager, CheckpointFailures
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.periodic_trigger import PeriodicTrigger
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, TriggerRequest
-from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
+from ckpt_runtime.checkpoint.schedule import CheckpointSchedule, PeriodicTrigger
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.scheduler import core_events as core
