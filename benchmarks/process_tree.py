@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from ckpt_runtime.spark.processes import TEMPLATE, WORKER
+from ckpt_runtime.processes.handles import TEMPLATE, WORKER
 
 SAMPLE_S = 0.5
 

@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
-from ckpt_runtime.jobmaster.deployment_planner import SlotPlacement, plan_deployments
+from ckpt_runtime.jobmaster.task_gateway import SlotPlacement, plan_deployments
 from ckpt_runtime.network.connections import framed
 from ckpt_runtime.network.control_messages import DeploySubtasks
 from ckpt_runtime.scheduler.deployment import JobDescriptor, Program, input_channels

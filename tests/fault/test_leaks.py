@@ -14,8 +14,8 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import RunOptions
+from ckpt_runtime.processes.handles import WORKER
 from ckpt_runtime.spark.launch import start_session, stop_session
-from ckpt_runtime.spark.processes import WORKER
 from tests.support.driver_processes import high_availability
 from tests.support.jobs import fast
 from tests.support.patience import patient

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.processes.handles import WORKER
 from ckpt_runtime.spark.launch import SessionStartError, start_session, stop_session
-from ckpt_runtime.spark.processes import WORKER
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
 from tests.support.outputs import hidden, visible
 from tests.support.patience import patient

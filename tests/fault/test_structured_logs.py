@@ -14,8 +14,8 @@ import pytest
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.jobs import RunOptions
+from ckpt_runtime.processes.handles import WORKER
 from ckpt_runtime.spark.launch import start_session, stop_session
-from ckpt_runtime.spark.processes import WORKER
 from tests.support.driver_processes import Sessions
 from tests.support.flights import write_slice
 from tests.support.jobs import PIPELINES, fast

@@ -14,7 +14,7 @@ import pytest
 
 from ckpt_runtime.cli.session_file import read_session
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.spark.processes import descendants
+from ckpt_runtime.processes.handles import descendants
 from tests.support.kubernetes_manifests import command, driver
 from tests.support.patience import patient
 from tests.support.processes import living

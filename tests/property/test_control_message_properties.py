@@ -79,6 +79,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerMessage,
 )
 from ckpt_runtime.network.listeners import Door, MalformedMessageError, Message, encode
+from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.scheduler.deployment import (
     Deployment,
     JobDescriptor,
@@ -86,7 +87,6 @@ from ckpt_runtime.scheduler.deployment import (
     SubtaskDescriptor,
 )
 from ckpt_runtime.scheduler.job_events import FailureInfo
-from ckpt_runtime.thread_dump import ThreadInfo
 
 numbers = st.integers(0, 1 << 40)
 texts = st.text(max_size=8)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.forking import ForkedProcess
+from ckpt_runtime.processes.forking import ForkedProcess
 from ckpt_runtime.storage.ha_store import HaStore
 from tests.support.driver_template import driver_template
 from tests.support.processes import children, living

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckpt_runtime.forking import ForkedProcess, Template
+from ckpt_runtime.processes.forking import ForkedProcess, Template
 from ckpt_runtime.storage.crash_points import VARIABLE
 from tests.support.driver_template_main import DriverStart
 from tests.support.run_directory import RUN

@@ -16,7 +16,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-from ckpt_runtime.forking import ForkServer
+from ckpt_runtime.processes.forking import ForkServer
 
 
 @dataclass(frozen=True)

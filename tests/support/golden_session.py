@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.exceptions_history import FailureLog
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_record import DurableRecord
+from ckpt_runtime.jobmaster.job_view import FailureLog
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.filesystem import resolve

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ckpt_runtime.spark.processes import TEMPLATE, WORKER
+from ckpt_runtime.processes.handles import TEMPLATE, WORKER
 
 
 def children(pid: int) -> list[int]:

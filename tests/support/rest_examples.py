@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway_values as g
-from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
+from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.rest.openapi import EVENT_STREAM
 from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -93,7 +93,7 @@ def dispatcher() -> FakeGateway:
     fake.move(FAILED, JobStatus.FAILED)
     add_operations(fake)
     announcer = JobAnnouncer(RUNNING, fake.events.publish)
-    with patch("ckpt_runtime.jobmaster.job_announcer.wall_clock_ms", lambda: NOW_MS):
+    with patch("ckpt_runtime.jobmaster.event_log.wall_clock_ms", lambda: NOW_MS):
         announcer.told(StatusChanged(JobStatus.RUNNING, NOW_MS))
         announcer.checkpoint(job.tracker.snapshot().history[-1])
     fake.catalogue = catalogue(fake.now)

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ckpt_runtime.held_directory import HeldDirectory
+from ckpt_runtime.processes.held_directory import HeldDirectory
 from tests.support.patience import patient
 
 _PATIENCE_S = patient(20.0)

@@ -17,7 +17,7 @@ from pathlib import Path
 from ckpt_runtime.api.plan_result import PlanFailure, PlanRequest, PlanResult
 from ckpt_runtime.failure_report import MAX_TRACE_CHARS, printable, report_of
 from ckpt_runtime.graph.schema import DocumentError
-from ckpt_runtime.limited_process import (
+from ckpt_runtime.processes.limited_process import (
     LimitedProcessError,
     ProcessLimits,
     ProcessTimeLimitError,

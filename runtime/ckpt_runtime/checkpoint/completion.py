@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.cleaner import UnaskedAnswerError
-from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -19,7 +17,7 @@ from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Re
 from ckpt_runtime.checkpoint.failures import CheckpointFailures
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import AckResult, PendingCheckpoint, PendingCheckpoints, PendingState
-from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnaskedAnswerError
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.shared_state_registry import FileGivenUpError
 from ckpt_runtime.checkpoint.statistics import SubtaskStats

@@ -26,9 +26,7 @@ from typing import Any
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.cleaner import UnaskedAnswerError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.completion import Completion
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
 from ckpt_runtime.checkpoint.effects import Effect
@@ -41,7 +39,7 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.restoring import Restoring
-from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnaskedAnswerError
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker

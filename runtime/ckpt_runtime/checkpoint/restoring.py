@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdSource
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
-from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 

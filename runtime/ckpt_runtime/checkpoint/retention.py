@@ -1,23 +1,172 @@
 """Decides which checkpoints are kept and when checkpoints, shared files and leftovers are deleted. Pure.
 
-Owns the retained checkpoints, the registry of shared files and the order of deletions. Pending checkpoints are not
-its concern.
+Owns the retained checkpoints, the registry of shared files and the order of deletions: first the pointer, which is in
+the high-availability directory, and the files only after it is certainly gone. Pending checkpoints are not its concern.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore, RetainedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.effects import Effect
+from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, Effect, RemoveFromStore
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.shared_state_registry import SharedStateConflictError, SharedStateRegistry
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedCheckpoint:
+    """``owned``: its files are deleted when it is subsumed. A savepoint restored with NO_CLAIM is not owned."""
+
+    checkpoint: CompletedCheckpoint
+    owned: bool = True
+
+
+class CompletedCheckpointStore:
+    """Holds checkpoints by ascending id, and of savepoints the restored one and the one of a stop."""
+
+    def __init__(self, retained: int, recovered: Iterable[RetainedCheckpoint] = ()) -> None:
+        self.retained = retained
+        self._entries = sorted(recovered, key=lambda entry: entry.checkpoint.id)
+
+    @property
+    def latest(self) -> CompletedCheckpoint | None:
+        return self._entries[-1].checkpoint if self._entries else None
+
+    @property
+    def latest_id(self) -> int:
+        """The id of the latest checkpoint; -1 if there is none."""
+        return self._entries[-1].checkpoint.id if self._entries else -1
+
+    @property
+    def latest_is_owned(self) -> bool:
+        """False after a restore from a snapshot that the user owns, until a checkpoint of this job is stored."""
+        return not self._entries or self._entries[-1].owned
+
+    @property
+    def entries(self) -> tuple[RetainedCheckpoint, ...]:
+        return tuple(self._entries)
+
+    def add(self, entry: RetainedCheckpoint) -> list[RetainedCheckpoint]:
+        """Adds the newest checkpoint and returns the subsumed ones, oldest first; never the newest itself.
+
+        Raises ValueError if the id is not greater than the latest.
+        """
+        if entry.checkpoint.id <= self.latest_id:
+            raise ValueError(f"checkpoint {entry.checkpoint.id} is not newer than {self.latest_id}")
+        self._entries.append(entry)
+        subsumed = self._entries[: -self.retained]
+        self._entries = self._entries[-self.retained :]
+        return subsumed
+
+    def lowest_retained(self) -> int | None:
+        """The id of the first retained checkpoint whose files are the job's; a savepoint only if claimed."""
+        kept = (entry for entry in self._entries if entry.owned or not entry.checkpoint.is_savepoint)
+        return next((entry.checkpoint.id for entry in kept), None)
+
+    def clear(self) -> list[RetainedCheckpoint]:
+        """Empties the store at the end of the job and returns what was in it."""
+        entries, self._entries = self._entries, []
+        return entries
+
+
+_Discard = DiscardCheckpoint | DiscardLocation
+
+
+class UnaskedAnswerError(LookupError):
+    """The storage answered a request that is not in progress. Nothing has changed."""
+
+
+class CheckpointCleaner:
+    """The only owner of deletions in the coordinator. Counts the checkpoints being cleaned: these delay triggers.
+
+    ``emit`` takes the effects.
+    """
+
+    def __init__(self, emit: Callable[[Effect], None]) -> None:
+        self._emit = emit
+        self._removing: dict[int, tuple[_Discard | None, int]] = {}
+        self._directories: dict[int, str] = {}
+        self._deleting: Counter[int] = Counter()
+
+    @property
+    def busy(self) -> int:
+        """How many checkpoints are being cleaned."""
+        return len(self._removing) + self._deleting.total()
+
+    @property
+    def pointers_are_gone(self) -> bool:
+        """Whether all pointers to the checkpoints being cleaned are certainly gone."""
+        return not self._removing
+
+    @property
+    def pointed_to(self) -> tuple[str, ...]:
+        """Directories of checkpoints whose pointers may still exist: the next driver would read them."""
+        return tuple(self._directories.values())
+
+    @property
+    def retiring(self) -> tuple[int, ...]:
+        """Checkpoints whose pointers may still exist, so none of their shared files is deleted yet."""
+        return tuple(self._directories)
+
+    def is_cleaning(self, checkpoint_id: int) -> bool:
+        return checkpoint_id in self._removing or checkpoint_id in self._deleting
+
+    def retire(self, checkpoint: CompletedCheckpoint, discard: bool) -> None:
+        """Removes the pointer of a checkpoint and then, with ``discard``, its files."""
+        self._directories[checkpoint.id] = checkpoint.directory
+        self._remove(checkpoint.id, DiscardCheckpoint(checkpoint) if discard else None)
+
+    def sweep(self, checkpoint_id: int, directory: str) -> None:
+        """Deletes a leftover of an earlier driver, and the pointer that it may have written late."""
+        self._remove(checkpoint_id, DiscardLocation(checkpoint_id, directory))
+
+    def _remove(self, checkpoint_id: int, then: _Discard | None) -> None:
+        self._removing[checkpoint_id] = (then, 0)
+        self._emit(_removal(checkpoint_id, then, 0))
+
+    def discard_location(self, checkpoint_id: int, directory: str) -> None:
+        """Deletes the directory of an aborted checkpoint, which never had a pointer."""
+        self._deleting[checkpoint_id] += 1
+        self._emit(DiscardLocation(checkpoint_id, directory))
+
+    def removed(self, checkpoint_id: int) -> None:
+        """The pointer is gone. Raises :class:`UnaskedAnswerError` if no removal was in progress."""
+        discard, _ = self._removal_of(checkpoint_id)
+        del self._removing[checkpoint_id]
+        self._directories.pop(checkpoint_id, None)
+        if discard is not None:
+            self._deleting[checkpoint_id] += 1
+            self._emit(discard)
+
+    def remove_failed(self, checkpoint_id: int) -> None:
+        """Tries the removal again. Raises :class:`UnaskedAnswerError` if none was in progress."""
+        discard, attempt = self._removal_of(checkpoint_id)
+        self._removing[checkpoint_id] = (discard, attempt + 1)
+        self._emit(_removal(checkpoint_id, discard, attempt + 1))
+
+    def _removal_of(self, checkpoint_id: int) -> tuple[_Discard | None, int]:
+        if checkpoint_id not in self._removing:
+            raise UnaskedAnswerError(checkpoint_id)
+        return self._removing[checkpoint_id]
+
+    def cleaned(self, checkpoint_id: int) -> None:
+        """Files were deleted. Raises :class:`UnaskedAnswerError` when nothing was being deleted."""
+        if checkpoint_id not in self._deleting:
+            raise UnaskedAnswerError(checkpoint_id)
+        self._deleting[checkpoint_id] -= 1
+        self._deleting += Counter()  # drops zeros
+
+
+def _removal(checkpoint_id: int, then: _Discard | None, attempt: int) -> RemoveFromStore:
+    discards = then.checkpoint.directory if isinstance(then, DiscardCheckpoint) else None
+    return RemoveFromStore(checkpoint_id, attempt, discards)
 
 
 class Retention:

@@ -21,7 +21,6 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingCheckpoints, PendingState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, Load, RequestVerdict, TriggerRequest
-from ckpt_runtime.checkpoint.rescue import rescued_until
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 
@@ -235,3 +234,22 @@ class Triggering:
         pending = self._pending.get(event.checkpoint_id)
         if pending is not None and pending.can_abort:
             self._failures.abort(pending, reason, now, event.message)
+
+
+def rescued_until(pending: PendingCheckpoint, configuration: CheckpointConfiguration, now_ms: int) -> int | None:
+    """The new deadline in monotonic milliseconds of a checkpoint whose timeout has passed; None if it has to expire.
+
+    Automates what a user does by hand with FLIP-571. Called only when a timeout passes, so none expires earlier.
+
+    A checkpoint is nearly done if at least ``rescue_min_progress`` percent of its subtasks have acknowledged. It gets
+    ``rescue_extension_ms`` more, repeatedly as long as data is persisted in each extension, but never more than
+    ``rescue_max_extension_ms`` beyond its timeout.
+    """
+    if not configuration.rescue_enabled:
+        return None
+    done, whole = len(pending.acknowledged), len(pending.plan.to_wait_for)
+    if done * 100 < configuration.rescue_min_progress * whole or pending.progress == pending.progress_at_extension:
+        return None
+    end = pending.started_at + configuration.timeout_ms + configuration.rescue_max_extension_ms
+    until = min(now_ms + configuration.rescue_extension_ms, end)
+    return until if until > now_ms else None

@@ -24,7 +24,7 @@ def release(
 ) -> None:
     """Let go of a snapshot that a job has claimed which is no more, so that it can be claimed or disposed of."""
     with storage_failures():
-        from ckpt_runtime.process_mark import is_gone
+        from ckpt_runtime.processes.process_mark import is_gone
         from ckpt_runtime.storage import claims
         from ckpt_runtime.storage.filesystem import resolve
         from ckpt_runtime.storage.snapshot_metadata import snapshot_directory
@@ -43,7 +43,7 @@ def release(
 
 def _check_is_dead(owner: Claimant, said: str | None) -> None:
     """Raises CommandError if the owner may be alive and the user has not confirmed that it is dead."""
-    from ckpt_runtime.process_mark import is_here
+    from ckpt_runtime.processes.process_mark import is_here
     from ckpt_runtime.storage.claims import SESSION_PREFIX
     from ckpt_runtime.storage.filesystem import resolve
     from ckpt_runtime.storage.ha_store import HaStore

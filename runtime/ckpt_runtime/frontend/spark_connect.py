@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_runtime.frontend.analysis import spark_session
-from ckpt_runtime.user_environment import HIDDEN, HIDDEN_PREFIXES
+from ckpt_runtime.processes.user_environment import HIDDEN, HIDDEN_PREFIXES
 
 _NEEDED_BY_SPARK = frozenset({"_SPARK_AUTH_SECRET"})
 """Spark itself reads it again later; with it, a program reaches what a program on this Spark reaches anyway."""

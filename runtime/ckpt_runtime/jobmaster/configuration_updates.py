@@ -31,19 +31,18 @@ from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.contract import configuration as contract
 from ckpt_runtime.contract.configuration import ConfigChange
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
-from ckpt_runtime.jobmaster.configuration_requests import (
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
+from ckpt_runtime.jobmaster.gateway_errors import (
     ConfigurationRefused,
-    ConfigurationRequest,
     OptionsNotAllowed,
+    SubmissionFailed,
     VersionConflict,
 )
-from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
+from ckpt_runtime.jobmaster.job_settings import create_restart_strategy, submitted_settings
 from ckpt_runtime.jobmaster.planning import Planner
 from ckpt_runtime.jobmaster.request_checks import check_directories, with_own_configuration
-from ckpt_runtime.jobmaster.restart_strategy_factory import create_restart_strategy
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.replacement import (
     ParallelismBounds,

@@ -1,17 +1,20 @@
 """The driver's end of the control connections: agents and workers dial in, prove the secret, and register.
 
 All incoming messages are decoded here. A peer that breaks the protocol loses its connection, and the listener is
-notified which message was wrong and how; other peers are not affected.
+notified which message was wrong and how; other peers are not affected. Workers are also asked about themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from ckpt_runtime.failure_report import log_failure, summary_of
+from ckpt_runtime.jobmaster.gateway_errors import NotReady
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
     FROM_STRANGER,
@@ -29,7 +32,16 @@ from ckpt_runtime.network.connections import (
     framed,
     message_length,
 )
-from ckpt_runtime.network.control_messages import FROM_WORKER, WorkerCommand, WorkerMessage
+from ckpt_runtime.network.control_messages import (
+    FROM_WORKER,
+    RecentLog,
+    SampledStacks,
+    ThreadDump,
+    WorkerAnswer,
+    WorkerCommand,
+    WorkerMessage,
+    WorkerQuestion,
+)
 from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.network.tls import internal_context
 
@@ -188,3 +200,57 @@ class ControlEndpoint:
 
 async def _receive(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(message_length(await reader.readexactly(LENGTH_BYTES)))
+
+
+A = TypeVar("A", ThreadDump, RecentLog, SampledStacks)
+
+ANSWER_TIMEOUT_S = 10.0
+
+
+class WorkerQuestions:
+    """The questions that have no answer yet."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._open: dict[
+            int, tuple[WorkerPeer, type[ThreadDump | RecentLog | SampledStacks], asyncio.Future[WorkerAnswer]]
+        ] = {}
+
+    async def ask(
+        self,
+        peer: WorkerPeer,
+        question: Callable[[int], WorkerQuestion],
+        answer: type[A],
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> A:
+        """``question`` makes the message from its number. Raises NotReady if the worker is silent or lost."""
+        number = next(self._numbers)
+        future: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
+        self._open[number] = (peer, answer, future)
+        worker = peer.registration.worker
+        try:
+            peer.send(question(number))
+            async with asyncio.timeout(timeout_s):
+                given = await future
+        except TimeoutError:
+            raise NotReady(f"worker {worker} has not answered within {timeout_s:g} s") from None
+        finally:
+            del self._open[number]
+        assert isinstance(given, answer)
+        return given
+
+    def answered(self, peer: AnyPeer, answer: WorkerAnswer) -> None:
+        """Takes an answer; a late one is dropped. Raises MalformedMessageError if the peer was not asked for it."""
+        if answer.question not in self._open:
+            return
+        asked, expected, future = self._open[answer.question]
+        if asked is not peer or not isinstance(answer, expected):
+            raise MalformedMessageError(f"the message {type(answer).__name__} answers no question of this worker")
+        if not future.done():
+            future.set_result(answer)
+
+    def lost(self, peer: AnyPeer) -> None:
+        """Fails the questions to a lost peer with NotReady."""
+        for asked, _, future in self._open.values():
+            if asked is peer and not future.done():
+                future.set_exception(NotReady(f"worker {asked.registration.worker} was lost"))

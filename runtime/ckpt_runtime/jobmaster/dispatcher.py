@@ -22,10 +22,9 @@ from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, R
 from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
 from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.graph.job_graph import JobVertex
-from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.event_log import EventLog
+from ckpt_runtime.jobmaster.event_log import EventLog, operation_ended
 from ckpt_runtime.jobmaster.executions import limited, wall_clock_ms
 from ckpt_runtime.jobmaster.flame_graphs import FlameGraphs, StackSamples
 from ckpt_runtime.jobmaster.gateway_errors import (
@@ -40,6 +39,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ANY_JOB,
     CheckpointKind,
     ClusterOverview,
+    ConfigurationRequest,
     EffectiveCheckpointConfig,
     ExceptionHistory,
     ExecutionResult,
@@ -56,13 +56,12 @@ from ckpt_runtime.jobmaster.gateway_values import (
     StoredPipeline,
     WorkerFigures,
 )
-from ckpt_runtime.jobmaster.job_announcer import operation_ended
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_submitter import JobSubmitter
 from ckpt_runtime.jobmaster.known_jobs import KnownJobs
 from ckpt_runtime.jobmaster.lineages import Lineages
 from ckpt_runtime.jobmaster.operations import OperationStore
-from ckpt_runtime.jobmaster.planning import Planner
+from ckpt_runtime.jobmaster.planning import Planner, PlanPreview
 from ckpt_runtime.jobmaster.program_store import ProgramHolds, ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
     check_target,
@@ -70,7 +69,6 @@ from ckpt_runtime.jobmaster.request_checks import (
     like,
     with_recovery_options,
 )
-from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.jobmaster.savepoint_catalogue import SavepointCatalogue
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
@@ -78,6 +76,7 @@ from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.network.control_messages import DumpThreads, ReadLog, RecentLog, ThreadDump
 from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
+from ckpt_runtime.processes.thread_dump import ThreadInfo, dump_threads
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy
@@ -88,7 +87,6 @@ from ckpt_runtime.storage.ha_store import HaStore, HeldUpgrade
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.structured_log import recent_lines
-from ckpt_runtime.thread_dump import ThreadInfo, dump_threads
 from ckpt_runtime.version import FLINK_VERSION, REVISION, VERSION
 
 NO_SAVEPOINT = "no savepoint is taken of it, since it has not what the real sinks have; cancel it"

@@ -6,7 +6,7 @@ makes for any job; figures of single subtasks and the checkpoint history ended w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -19,13 +19,13 @@ from ckpt_runtime.checkpoint.statistics import (
     RestoredCheckpointStats,
 )
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.effective import own_options
+from ckpt_runtime.configuration.effective import EffectiveOption, own_options
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
-from ckpt_runtime.contract.configuration import JobConfig
+from ckpt_runtime.contract.configuration import ConfigVersion, JobConfig
+from ckpt_runtime.contract.configuration import EffectiveOption as ShownOption
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError, checked, malformed
-from ckpt_runtime.jobmaster.configuration_requests import shown_configuration
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway_values import (
     NOT_YET,
@@ -155,6 +155,38 @@ class EndedJob:
         return ExecutionResult(
             overview.job_id, overview.name, status, overview.start_time_ms, overview.end_time_ms, self._failure
         )
+
+
+def shown_configuration(
+    job_id: str,
+    name: str,
+    own: OwnConfiguration,
+    *,
+    restart_strategy: str,
+    parallelism: int,
+    running_version: int,
+    pipeline_id: str | None,
+    effective: Iterable[EffectiveOption],
+) -> JobConfig:
+    """The job's configuration as clients see it; secrets are masked."""
+    return JobConfig(
+        job_id=job_id,
+        name=name,
+        execution_config={
+            "restart-strategy": restart_strategy,
+            "job-parallelism": parallelism,
+            "object-reuse-mode": False,
+            "user-config": {},
+        },
+        configuration=own.given.displayed(),
+        version=own.version,
+        running_version=running_version,
+        pipeline_id=pipeline_id,
+        changes=tuple(
+            ConfigVersion(note.version, note.timestamp_ms, note.by, tuple(note.options)) for note in own.notes
+        ),
+        effective=tuple(ShownOption(option.key, option.value, option.origin) for option in effective),
+    )
 
 
 def result_document(  # noqa: PLR0913 -- one parameter for each part of the document

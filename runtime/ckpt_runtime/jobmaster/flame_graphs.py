@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
+from ckpt_runtime.jobmaster.control_endpoint import ANSWER_TIMEOUT_S
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, VertexDetails
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
-from ckpt_runtime.jobmaster.worker_questions import ANSWER_TIMEOUT_S
 from ckpt_runtime.network.control_messages import SampledStack, SampledStacks, SampleStacks
 
 SAMPLES = 100

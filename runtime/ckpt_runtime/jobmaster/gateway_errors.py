@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ckpt_runtime.jobmaster.gateway_values import OperationKind
 from ckpt_runtime.scheduler.job_status import JobStatus
+
+if TYPE_CHECKING:
+    from ckpt_runtime.jobmaster.gateway_values import OperationKind
 
 
 class GatewayError(Exception):
@@ -124,3 +127,28 @@ class JobAlreadyExists(Conflict):
 
 class NotReady(GatewayError):
     """This driver cannot serve now (it is starting, is not the leader, or is shutting down); try again later."""
+
+
+class ConfigurationRefused(GatewayError):
+    """A job cannot run with this configuration or cannot change to it; the message has one line per problem."""
+
+
+class OptionsNotAllowed(GatewayError):
+    """The request changes options that are not on the cluster's allow-list. Nothing has changed."""
+
+    def __init__(self, keys: Sequence[str], allow_list: Sequence[str]) -> None:
+        allowed = ", ".join(allow_list) or "none"
+        super().__init__(
+            f"{', '.join(keys)}: not to be changed while a job runs; the options that this cluster allows to change "
+            f"are {allowed} (jobmanager.execution.dynamic-configuration.allow-list)"
+        )
+
+
+class VersionConflict(Conflict):
+    """A change is based on another version than the present one."""
+
+    def __init__(self, job_id: str, version: int | None, present: int) -> None:
+        made_of = "another configuration" if version is None or version == present else f"version {version}"
+        super().__init__(
+            f"The change was made of {made_of}; the configuration of job {job_id} has version {present}. Read it again"
+        )

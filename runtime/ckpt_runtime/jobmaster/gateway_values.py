@@ -152,6 +152,20 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigurationRequest:
+    """``options`` are the whole configuration; with ``partial`` those to change, where None removes one.
+
+    ``version`` is the one that it is based on, None for the present one. ``by`` names the requester.
+    """
+
+    options: Mapping[str, str | None]
+    version: int | None
+    partial: bool = False
+    dry_run: bool = False
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LineagePlace:
     """A job's place in its lineage, the jobs that started from each other's snapshots.
 

@@ -1,25 +1,21 @@
-"""The host of a job's shell, which provides its time, timers, threads and slots.
+"""The host of a job's shell, which provides its time, timers, threads and slots; and the slots that the job holds.
 
-The driver uses :class:`LoopHost`. The simulation of whole jobs uses a host whose time and step order come from a seed.
+The driver uses :class:`~ckpt_runtime.jobmaster.job_master.LoopHost`. The simulation of whole jobs uses a host whose
+time and step order come from a seed.
 """
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import time
-import uuid
 from collections.abc import Callable
-from concurrent.futures import Executor
-from contextvars import copy_context
 from enum import Enum
 from functools import partial
 from typing import Protocol, TypeVar
 
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.jobmaster.slot_pool import SlotPool
-from ckpt_runtime.jobmaster.slots import Slot, SlotOwner
-from ckpt_runtime.storage.driver_pools import DriverPools
+from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler.core_events import JobInput
+from ckpt_runtime.scheduler.job_events import FailureInfo, SlotsAcquired, SlotsFailed
 
 T = TypeVar("T")
 Result = Callable[[], T]
@@ -76,91 +72,96 @@ class JobHost(Protocol):
         """As ``SlotPool.bind``."""
 
 
-_deployments = itertools.count(1)
+class JobSlots:
+    """The slots that a job runs in, and those reserved for its next deployment.
 
+    ``owner`` is notified of losses and messages; ``tell`` takes the answers to orders.
+    """
 
-class LoopHost:
-    """The host on the driver's event loop, with the pools of one job."""
-
-    def __init__(self, slots: SlotPool, pools: DriverPools) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._slots = slots
-        self._pools = {Pool.OWN: pools.own, Pool.DELETIONS: pools.deletions}
-        self._paths = pools.paths
-        self._tasks: set[asyncio.Task[list[Slot]]] = set()
-
-    def now(self) -> Instant:
-        return Instant(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
-
-    def token(self) -> str:
-        return uuid.uuid4().hex[:12]
-
-    def next_deployment(self) -> int:
-        return next(_deployments)
-
-    def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable:
-        return self._loop.call_later(max(0.0, delay_ms / 1000), call)
-
-    def in_pool(self, pool: Pool | str, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
-        executor: Executor = self._pools[pool] if isinstance(pool, Pool) else self._paths(pool)
-        future = self._loop.run_in_executor(executor, copy_context().run, call)
-        future.add_done_callback(partial(_pass_on, answer))
-
-    def acquire_slots(
-        self,
-        owner: SlotOwner,
-        count: int,
-        held: list[Slot],
-        answer: Callable[[Result[list[Slot]]], None],
-        least: int | None = None,
-    ) -> Cancellable:
-        task = self._loop.create_task(self._slots.acquire(owner, count, held, least))
-        self._tasks.add(task)  # the loop itself keeps no strong reference
-        task.add_done_callback(self._tasks.discard)
-        return _SlotRequest(task, self._slots, owner, held, answer)
-
-    def release_slot(self, slot: Slot) -> None:
-        self._slots.release(slot)
-
-    def replace_worker(self, slot: Slot) -> None:
-        self._slots.replace_worker(slot)
-
-    def bind_slots(self, slots: list[Slot]) -> list[int | None]:
-        return self._slots.bind(slots)
-
-
-class _SlotRequest:
-    """One request for slots. Slots that arrive despite its cancellation are released."""
-
-    def __init__(
-        self,
-        task: asyncio.Task[list[Slot]],
-        slots: SlotPool,
-        owner: SlotOwner,
-        held: list[Slot],
-        answer: Callable[[Result[list[Slot]]], None],
-    ) -> None:
-        self._task = task
-        self._slots = slots
+    def __init__(self, host: JobHost, owner: SlotOwner, tell: Callable[[JobInput], None]) -> None:
+        self.held: list[Slot] = []
+        """The slots in deployment order: slot ``i`` hosts subtask ``i`` of every vertex."""
+        self._host = host
         self._owner = owner
-        self._held = held
-        self._answer = answer
-        self._cancelled = False
-        task.add_done_callback(self._done)
+        self._tell = tell
+        self._acquiring: Cancellable | None = None
+        self._reserved: list[Slot] = []
+        self._reserved_for = ""
+        self._reserving: Cancellable | None = None
 
-    def cancel(self) -> None:
-        self._cancelled = True
-        self._task.cancel()
+    def acquire(self, attempt: int, count: int) -> None:
+        """Acquires the slots for a new deployment. Slots that it does not need are released."""
+        self._stop_acquiring()
+        # The reserved ones as well: they were reserved for the restart after a stored rescale.
+        held = [*self.held, *self._reserved]
+        self._acquiring = self._host.acquire_slots(self._owner, count, held, partial(self._acquired, attempt))
 
-    def _done(self, task: asyncio.Future[list[Slot]]) -> None:
-        if not self._cancelled:
-            _pass_on(self._answer, task)
-        elif not task.cancelled() and task.exception() is None:
-            for slot in task.result():
-                if slot.owner is self._owner and slot not in self._held:
-                    self._slots.release(slot)
+    def _acquired(self, attempt: int, result: Result[list[Slot]]) -> None:
+        self._acquiring = None
+        try:
+            slots = result()
+        except SlotsUnavailableError as error:
+            # All or nothing: keeping a part of the slots would block the start of another job.
+            self._release(self.held)
+            self.held = []
+            self._tell(SlotsFailed(attempt, FailureInfo("NoResourceAvailableException", str(error))))
+            return
+        surplus = [slot for slot in (*self.held, *self._reserved) if slot not in slots]
+        self.held, self._reserved = slots, []
+        self._release(surplus)
+        self._tell(SlotsAcquired(attempt))
 
+    def reserve(self, order: core.ReserveSlots) -> None:
+        """Reserves slots beside those that the job runs in."""
+        self._reserved_for = order.request_id
+        answer = partial(self._reserve_answered, order.request_id)
+        self._reserving = self._host.acquire_slots(self._owner, order.count, self.held, answer, order.least)
 
-def _pass_on(answer: Callable[[Result[T]], None], done: asyncio.Future[T]) -> None:
-    if not done.cancelled():
-        answer(done.result)
+    def _reserve_answered(self, request_id: str, result: Result[list[Slot]]) -> None:
+        self._reserving = None
+        try:
+            slots = result()
+        except SlotsUnavailableError as error:
+            self._tell(core.SlotsNotReserved(request_id, str(error)))
+            return
+        # The present `held`: slots may have been lost before the answer arrived.
+        self._reserved = [slot for slot in slots if slot not in self.held]
+        self._tell(core.SlotsReserved(request_id, len(slots)))
+
+    def release_reserve(self) -> None:
+        self._stop_reserving()
+        reserved, self._reserved = self._reserved, []
+        self._release(reserved)
+
+    def lost(self, slot: Slot, reason: str) -> None:
+        self.held = [known for known in self.held if known is not slot]
+        if slot in self._reserved:
+            self._reserved.remove(slot)
+            self._tell(core.SlotsNotReserved(self._reserved_for, reason))
+
+    def close(self) -> None:
+        """Cancels pending requests; held slots stay held."""
+        self._stop_acquiring()
+        self._stop_reserving()
+
+    def release_all(self) -> None:
+        """The job has ended."""
+        self._stop_acquiring()
+        self.release_reserve()
+        held, self.held = self.held, []
+        self._release(held)
+
+    def _stop_acquiring(self) -> None:
+        if self._acquiring is not None:
+            self._acquiring.cancel()
+            self._acquiring = None
+
+    def _stop_reserving(self) -> None:
+        if self._reserving is not None:
+            self._reserving.cancel()
+            self._reserving = None
+
+    def _release(self, slots: list[Slot]) -> None:
+        for slot in slots:
+            if not slot.lost:
+                self._host.release_slot(slot)

@@ -22,20 +22,16 @@ from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOp
 from ckpt_runtime.configuration.security_options import SecurityOptions
 from ckpt_runtime.failure_report import summary_of
 from ckpt_runtime.frontend.spark_connect import spark_url
-from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
-from ckpt_runtime.jobmaster.consequences import Consequences
-from ckpt_runtime.jobmaster.deployment_planner import SlotPlacement, plan_deployments
+from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
-from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
-from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
-from ckpt_runtime.jobmaster.job_slots import JobSlots
+from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, JobSlots, Pool, Result
+from ckpt_runtime.jobmaster.job_settings import shown_settings
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
-from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms
-from ckpt_runtime.jobmaster.stored_changes import carry_out, pause_before_ms, unconfirmed
+from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms, carry_out, pause_before_ms, unconfirmed
 from ckpt_runtime.jobmaster.submission import JobSubmission
-from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.jobmaster.task_gateway import Consequences, SlotPlacement, TaskGateway, plan_deployments
 from ckpt_runtime.network.control_messages import (
     AcknowledgeCheckpoint,
     Canceled,

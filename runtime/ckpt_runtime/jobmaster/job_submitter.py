@@ -17,7 +17,8 @@ from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotReady, SubmissionFailed
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
+from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord, store_job
+from ckpt_runtime.jobmaster.job_settings import with_implicit_strategy
 from ckpt_runtime.jobmaster.known_jobs import KnownJobs
 from ckpt_runtime.jobmaster.lineages import Lineages
 from ckpt_runtime.jobmaster.planning import Planner, entry_of
@@ -35,9 +36,7 @@ from ckpt_runtime.jobmaster.request_checks import (
     planning_configuration,
     with_own_configuration,
 )
-from ckpt_runtime.jobmaster.restart_strategy_factory import with_implicit_strategy
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
-from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.snapshots.snapshot import open_in_place
 from ckpt_runtime.storage.claims import SESSION_PREFIX
@@ -179,7 +178,7 @@ class JobSubmitter:
         return f"{SESSION_PREFIX}{self._session}" if self.store is None else self.store.root.url
 
     async def _store_job(self, store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
-        call = partial(store_job, store, submission, first_checkpoint_id)
+        call = partial(store_job, store, submission.to_stored(first_checkpoint_id), submission.archive)
         try:
             await asyncio.get_running_loop().run_in_executor(self._pools.own, call)
         except StorageTimeoutError as error:

@@ -1,7 +1,10 @@
 """Leader election: waits for the lease, renews it, and closes the fence in time when a renewal fails.
 
-``lease_rules.py`` defines how long a lease holds and how long a challenger has to wait; both use monotonic clocks only.
-Blocking calls run in a thread of their own, so that slow storage calls of jobs do not delay renewals.
+A leader's lease expires for itself before a challenger may take it: it holds for two thirds of the lease time from the
+beginning of its last renewal, and a challenger waits for the whole lease time after the last renewal that it saw. This
+works while neither clock runs 1.5 times as fast as the other; for a suspended clock there is the fence in storage.
+Both use monotonic clocks only; :class:`OwnLease` and :class:`Watch` are pure and get the time passed. Blocking calls
+run in a thread of their own, so that slow storage calls of jobs do not delay renewals.
 """
 
 from __future__ import annotations
@@ -16,13 +19,52 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ckpt_runtime import leader_proof
-from ckpt_runtime.jobmaster.lease_rules import OwnLease, Watch
 from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, Lease
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+
+class OwnLease:
+    """A leader's own view of its lease. Times are in the unit of ``lease_time``."""
+
+    def __init__(self, lease_time: float) -> None:
+        self._good_for = lease_time * 2 / 3
+        self.valid_until = 0.0
+
+    def renewed(self, begun: float) -> None:
+        """Storage accepted a renewal that began at ``begun``; the time of its answer does not matter."""
+        self.valid_until = begun + self._good_for
+
+    def holds(self, now: float) -> bool:
+        return now < self.valid_until
+
+
+class Watch:
+    """A challenger's view of the present leader."""
+
+    def __init__(self, lease_time: float) -> None:
+        self._lease_time = lease_time
+        self._seen: tuple[int, int] | None = None
+        self._since = 0.0
+        self._vacant = False
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the leader seen last; None before the first look."""
+        return None if self._seen is None else self._seen[0]
+
+    def saw(self, epoch: int, sequence: int, *, released: bool, begun: float) -> None:
+        """Records the renewal found by a look that began at ``begun``; ``epoch`` 0 means there was no leader yet."""
+        if self._seen != (epoch, sequence):
+            self._seen, self._since = (epoch, sequence), begun
+        self._vacant = epoch == 0 or released
+
+    def may_claim(self, now: float) -> bool:
+        return self._vacant or (self._seen is not None and now - self._since >= self._lease_time)
+
+
+T = TypeVar("T")
 LEASE_TIMEOUT_S = 10.0
 """How long a leader may be silent before another driver takes over."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckpt_runtime.frontend.scripts import builds_session
-from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
+from ckpt_runtime.processes.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
 
 T = TypeVar("T")
 

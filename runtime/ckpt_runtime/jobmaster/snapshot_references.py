@@ -13,7 +13,7 @@ from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse, SnapshotNotFound
-from ckpt_runtime.process_mark import own_mark
+from ckpt_runtime.processes.process_mark import own_mark
 from ckpt_runtime.snapshots.job_claims import (
     JobClaims,
     OwnedElsewhereError,

@@ -1,15 +1,23 @@
-"""The job master's side of communication with workers: which slot runs which subtasks, and the messages of both."""
+"""The job master's side of communication with workers: what each slot runs, and the messages of both.
+
+With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. The driver's event loop plans a deployment, so it
+takes time in proportion to the number of subtasks; the workers set up the channels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
-from ckpt_runtime.jobmaster.slots import Slot, Worker
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, Partitioning
+from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost
+from ckpt_runtime.jobmaster.slots import LOSS_GRACE_S, Slot, Worker
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     DeploymentMessage,
@@ -21,7 +29,9 @@ from ckpt_runtime.network.control_messages import (
     WorkerHeartbeat,
 )
 from ckpt_runtime.network.listeners import MalformedMessageError
-from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor
+from ckpt_runtime.scheduler.core_events import RestoredState
+from ckpt_runtime.scheduler.deployment import Address, Deployment, JobDescriptor, SubtaskDescriptor
+from ckpt_runtime.scheduler.job_events import FailureInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +162,97 @@ class TaskGateway:
             return False
         self._parts[subtask].worker.peer.send(message)
         return True
+
+
+GRACE_MS = (LOSS_GRACE_S + 1.0) * 1000
+"""Longer than the notice of the loss itself may take; in milliseconds."""
+
+
+class Consequences:
+    """Holds back failures that another one probably caused: of subtasks that lost the channel to another worker.
+
+    Neighbours notice the end of a worker before the driver knows about it. Their failures are held back until then, for
+    a limited time, so that the first failure of an attempt is its cause. ``deliver`` gets each failure once, in order.
+    """
+
+    def __init__(self, host: JobHost, deliver: Callable[[ExecutionId, FailureInfo], None]) -> None:
+        self._host = host
+        self._deliver = deliver
+        self._held: list[tuple[ExecutionId, FailureInfo]] = []
+        self._timer: Cancellable | None = None
+
+    def hold(self, executions: Iterable[ExecutionId], cause: FailureInfo) -> None:
+        self._held += [(execution, cause) for execution in executions]
+        if self._timer is None:
+            self._timer = self._host.call_later(GRACE_MS, self.release)
+
+    def release(self) -> None:
+        """Delivers the held failures: the cause is known, or the time for it is over."""
+        # Taken and cleared before the first is delivered: a delivery may hold others.
+        held = list(self._held)
+        self.forget()
+        for execution, cause in held:
+            self._deliver(execution, cause)
+
+    def forget(self) -> None:
+        """Drops the held failures."""
+        self._held.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlacement:
+    """Where slot ``i`` of a job is: its worker's data address, and the core to bind the worker to (None: unbound)."""
+
+    address: Address
+    pin_cpu: int | None = None
+
+
+def plan_deployments(
+    graph: JobGraph,
+    slots: Sequence[SlotPlacement],
+    *,
+    deployment: int,
+    attempt: int,
+    restored: RestoredState | None,
+    sinks: Mapping[str, SinkLineage] = MappingProxyType({}),
+) -> list[Deployment]:
+    """One deployment per slot, in slot order."""
+    addresses = tuple(slot.address for slot in slots)
+    reached = {vertex.id: _reached_slots(graph, vertex) for vertex in graph.vertices}
+    deployments = []
+    for slot, placement in enumerate(slots):
+        vertices = [vertex for vertex in graph.vertices if slot < vertex.parallelism]
+        uids = {operator.uid for vertex in vertices for operator in vertex.operators}
+        deployments.append(
+            Deployment(
+                deployment=deployment,
+                attempt=attempt,
+                subtasks=tuple(_subtask(vertex, slot, restored) for vertex in vertices),
+                addresses=addresses[: max((reached[vertex.id] for vertex in vertices), default=0)],
+                restored_checkpoint_id=None if restored is None else restored.checkpoint_id,
+                snapshot_directory="" if restored is None else restored.directory,
+                snapshot_owned=restored is None or restored.owned,
+                pin_cpu=placement.pin_cpu,
+                sinks={uid: lineage for uid, lineage in sinks.items() if uid in uids},
+            )
+        )
+    return deployments
+
+
+def _reached_slots(graph: JobGraph, vertex: JobVertex) -> int:
+    """A subtask of the vertex sends to slots with a lower index than this; forwarded rows stay in its own slot."""
+    edges = [edge for edge in graph.outputs(vertex.id) if edge.partitioning is not Partitioning.FORWARD]
+    return max((graph.vertex(edge.target).parallelism for edge in edges), default=0)
+
+
+def _subtask(vertex: JobVertex, index: int, restored: RestoredState | None) -> SubtaskDescriptor:
+    if restored is None:
+        return SubtaskDescriptor(vertex.id, index)
+    key = (vertex.id, index)
+    finished = vertex.id in restored.finished_vertices
+    return SubtaskDescriptor(
+        vertex.id, index, dict(restored.states.get(key, {})), finished, restored.in_flight.get(key, ())
+    )

@@ -15,9 +15,9 @@ from ckpt_runtime.graph.schema import DocumentError, NonNegative
 from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.network.listeners import Door, Message
 from ckpt_runtime.process_figures import ProcessFigures
+from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
-from ckpt_runtime.thread_dump import ThreadInfo
 
 Duration = Annotated[float, Meta(ge=0, le=1e18)]
 """Milliseconds; neither infinite nor NaN, which cannot be converted to an integer."""

@@ -23,7 +23,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     SubtaskDetails,
     VertexDetails,
 )
-from ckpt_runtime.jobmaster.restore_preview import PlanPreview, RestorePreview
+from ckpt_runtime.jobmaster.planning import PlanPreview, RestorePreview
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.scheduler.job_status import JobStatus

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from ckpt_runtime.jobmaster import gateway_errors
-from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, OptionsNotAllowed
+from ckpt_runtime.jobmaster.gateway_errors import ConfigurationRefused, OptionsNotAllowed
 
 
 def now_ms() -> int:

@@ -2,8 +2,9 @@
 
 The only entry point is :meth:`JobCore.handle`. The two machines never see each other: they communicate through an
 inner queue, and each event is processed completely before the next one. Only I/O leaves the core. The job's graph,
-configuration, checkpoint settings and restart strategy are state of the core, which events replace. Sources:
-Flink's adaptive scheduler and CheckpointCoordinator; FLIP-147, FLIP-530, FLIP-571.
+configuration, checkpoint settings and restart strategy are state of the core, which events replace: a stored change
+(``durable_change``) takes effect here and nowhere else. Sources: Flink's adaptive scheduler and CheckpointCoordinator;
+FLIP-147, FLIP-530, FLIP-571.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -32,13 +34,19 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobInput, JobOutput, RestoredState
-from ckpt_runtime.scheduler.durable_change import ANOTHER_LEADS
+from ckpt_runtime.scheduler.durable_change import (
+    ANOTHER_LEADS,
+    Next,
+    PlanChange,
+    PlanRequest,
+    SettingsUpdate,
+    checkpoint_request,
+)
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.live_changes import LiveChanges, Ways
-from ckpt_runtime.scheduler.restored_state import restored_state
+from ckpt_runtime.scheduler.replacement import subtasks_of
 
 _CLEARING = (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
 _TELLS_OF_THE_END = (job_out.StatusChanged, job_out.StopCompleted, job_out.StopFailed, job_out.JobEnded)
@@ -66,16 +74,11 @@ class JobCore:
         self._lineage = lineage or plan.savepoint
         self._restored: RestoredState | None = None
         self._at_end_of_data: list[checkpoint_on.EndOfDataReached] = []
-        # The changes hold a reference to this set, so it is modified in place and never replaced.
         self._savepoint_requests: set[str] = set()
-        self._changes = LiveChanges(
-            plan,
-            CheckpointOverrides() if overrides is None else overrides,
-            machine,
-            coordinator,
-            self._savepoint_requests,
-            Ways(self._emit, self._follow, self._tell, self._to_coordinator, self._record_failure),
-        )
+        self._plan = self._next_plan = plan
+        self._update = SettingsUpdate(CheckpointOverrides() if overrides is None else overrides)
+        self._change = PlanChange()
+        self._redeploy_is_due = False
         self._stop_request: str | None = None
         self._cancel_request: str | None = None
         self._untold: list[JobOutput] = []
@@ -87,8 +90,17 @@ class JobCore:
         self._now = Instant(0, 0)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             **dict.fromkeys(get_args(job_on.JobEvent), self._to_machine),
-            # After the machine's and before the core's own handlers: a later entry takes precedence.
-            **self._changes.handlers,
+            core.PatchRequested: self._on_patch_requested,
+            core.OverridesStored: self._on_overrides_stored,
+            core.OverridesRefused: self._on_overrides_answer,
+            core.ChangeNotStored: self._on_unconfirmed_change,
+            core.ChangeUnknown: self._on_unconfirmed_change,
+            core.RescaleRequested: self._on_change_requested,
+            core.ConfigurationRequested: self._on_change_requested,
+            core.SlotsReserved: self._on_slots_reserved,
+            core.SlotsNotReserved: self._on_slots_not_reserved,
+            core.PlanStored: self._on_plan_stored,
+            # The core's own handlers come after the machine's: a later entry takes precedence.
             job_on.TaskFinished: self._on_task_finished,
             job_on.TaskFailed: self._on_task_failed,
             job_on.SlotsFailed: self._on_slots_failed,
@@ -125,12 +137,12 @@ class JobCore:
     @property
     def plan(self) -> JobPlan:
         """The plan of the current deployment, including live changes that are in force."""
-        return self._changes.plan
+        return self._plan
 
     @property
     def accepted_plan(self) -> JobPlan:
         """The plan accepted last, which the next deployment runs."""
-        return self._changes.accepted_plan
+        return self._next_plan
 
     @property
     def graph(self) -> JobGraph:
@@ -140,7 +152,7 @@ class JobCore:
     @property
     def wanted_graph(self) -> JobGraph:
         """The graph that a change in progress requests, else the accepted one."""
-        return self._changes.wanted_graph
+        return (self._change.plan or self._next_plan).graph
 
     @property
     def configuration(self) -> Configuration:
@@ -155,7 +167,7 @@ class JobCore:
     @property
     def overrides(self) -> CheckpointOverrides:
         """The overrides of FLIP-571."""
-        return self._changes.overrides
+        return self._update.overrides
 
     @property
     def is_fenced(self) -> bool:
@@ -204,7 +216,8 @@ class JobCore:
 
     def _to_machine(self, event: Any) -> None:
         self._route(self.machine.handle(event, self._now))
-        self._changes.check_state()
+        if self._change.needs_running_job and self.machine.state is not JobState.RUNNING:
+            self._give_up_change(f"it is {self.machine.state.value}")
 
     def _to_coordinator(self, event: Any) -> None:
         self._route(self.coordinator.handle(event, self._now))
@@ -230,10 +243,16 @@ class JobCore:
 
     def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
         """No task of an earlier deployment is left, so the accepted plan takes effect."""
-        another = self._changes.come_into_force()
+        another = self._come_into_force()
         if another is not None:
             self._queue.append(partial(self._to_coordinator, checkpoint_on.GraphReplaced(another)))
         self._emit(effect)
+
+    def _come_into_force(self) -> JobGraph | None:
+        """The accepted plan takes effect. Returns its graph if it is another one."""
+        before, self._plan = self._plan, self._next_plan
+        self._redeploy_is_due = False
+        return None if self._plan.graph is before.graph else self._plan.graph
 
     def _on_attempt_recorded(self, event: core.AttemptRecorded) -> None:
         restoring = self.machine.state is JobState.RESTORING and event.attempt == self.machine.attempt
@@ -259,8 +278,22 @@ class JobCore:
             return
         self._tell(job_on.StateRestored(attempt))
 
-    def _assign(self, checkpoint: CompletedCheckpoint) -> RestoredState:
-        return restored_state(checkpoint, self.plan, self.graph, owned=self.coordinator.latest_is_owned)
+    def _assign(self, checkpoint: CompletedCheckpoint, graph: JobGraph | None = None) -> RestoredState:
+        """Assigns the states of a snapshot to the subtasks of the current or a future ``graph`` of the plan.
+
+        A job's own checkpoint may lack operators of the savepoint it began with; this was decided at submission. Raises
+        StateAssignmentError if the states do not fit.
+        """
+        allowed = self.plan.allow_non_restored_state or self.plan.savepoint is not checkpoint
+        assignment = assign_states(checkpoint, graph or self.graph, allowed)
+        return RestoredState(
+            checkpoint.id,
+            checkpoint.directory,
+            assignment.subtasks,
+            assignment.finished_vertices,
+            assignment.in_flight,
+            owned=self.coordinator.latest_is_owned,
+        )
 
     def _restore_failed(self, effect: checkpoint_out.RestoreFailed) -> None:
         cause = FailureInfo("StateRestoreException", effect.message)
@@ -372,8 +405,8 @@ class JobCore:
         if effect.request_id == self._stop_request:
             self._tell(job_on.SavepointCompleted(effect.request_id, effect.external_path))
             return
-        if self._changes.awaits_checkpoint(effect.request_id):
-            self._changes.checkpoint_taken()
+        if self._change.awaits_checkpoint(effect.request_id):
+            self._checkpoint_taken()
             return
         if effect.request_id in self._savepoint_requests:
             # Savepoints may complete out of order.
@@ -390,8 +423,8 @@ class JobCore:
                 self._start_periodic_trigger(job_out.StartPeriodicTrigger())
         if effect.request_id == self._stop_request:
             self._tell(job_on.SavepointFailed(effect.request_id, effect.message, effect.reached_tasks))
-        elif self._changes.awaits_checkpoint(effect.request_id):
-            self._changes.checkpoint_failed(effect.message)
+        elif self._change.awaits_checkpoint(effect.request_id):
+            self._give_up_change(f"its checkpoint failed: {effect.message}")
         else:
             self._emit(effect)
 
@@ -401,14 +434,136 @@ class JobCore:
             self._savepoint_requests.remove(request_id)
             if request_id != self._cancel_request:
                 # Queued after a job failure that comes with the savepoint's: the restart strategy decides first.
-                self._queue.append(self._changes.redeploy_if_due)
+                self._queue.append(self._redeploy_if_due)
 
     def _start_periodic_trigger(self, effect: job_out.StartPeriodicTrigger) -> None:
         """Resumes ticks and a waiting redeployment after a failed stop, unless a SavepointBeforeCancel is pending."""
         if self._cancel_request is not None:
             return
         self._tell(checkpoint_on.PeriodicTriggerStarted())
-        self._changes.redeploy_if_due()
+        self._redeploy_if_due()
+
+    # --- settings of checkpoints (FLIP-571)
+
+    def _on_patch_requested(self, event: core.PatchRequested) -> None:
+        if self._fenced:
+            self._emit(core.ChangeAnswered(event.request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS))
+        elif self._change.configures is not None:
+            self._follow([core.ChangeAnswered(event.request_id, ChangeOutcome.BUSY)])
+        else:
+            self._follow(self._update.requested(event, self._next_plan.settings))
+
+    def _on_overrides_answer(self, event: core.OverridesRefused | core.ChangeNotStored | core.ChangeUnknown) -> None:
+        self._follow(self._update.answered(event))
+
+    def _on_unconfirmed_change(self, event: core.ChangeNotStored | core.ChangeUnknown) -> None:
+        if not self._change.concerns(event.request_id):
+            self._on_overrides_answer(event)
+            return
+        following, outputs = self._change.unconfirmed(event)
+        self._follow(outputs)
+        if following is Next.GIVE_UP:
+            self._give_up_change(event.message)
+
+    def _on_overrides_stored(self, event: core.OverridesStored) -> None:
+        """The stored overrides take effect, even if their sender was told that the outcome is unknown."""
+        if self._update.concerns(event.request_id):
+            outputs = self._update.stored(event)
+            self._patch_coordinator()
+            self._follow(outputs)
+
+    def _patch_coordinator(self) -> None:
+        effective = self._update.overrides.applied_to(self._next_plan.settings)
+        self._to_coordinator(checkpoint_on.ConfigurationPatched(effective))
+
+    # --- another parallelism, another configuration (FLIP-530)
+
+    def _on_change_requested(self, event: PlanRequest) -> None:
+        self._follow(self._refusal(event) or self._change.requested(event, self._next_plan, self.machine.state))
+
+    def _refusal(self, event: PlanRequest) -> list[JobOutput]:
+        """Returns the answer if refused. Overrides and configuration change one at a time and must be compatible."""
+        request_id = event.request_id
+        if self._fenced:
+            return [core.ChangeAnswered(request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS)]
+        if self._redeploy_is_due and self.machine.state is JobState.RUNNING and self._needs_slots(event):
+            return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]  # slots are reserved until the redeployment
+        if isinstance(event, core.RescaleRequested):
+            return []
+        if self._update.is_busy:
+            return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]
+        try:
+            self._update.overrides.applied_to(event.plan.settings)
+        except CheckpointConfigurationError as error:
+            text = f"the new settings do not go with the overrides in force: {error}"
+            return [core.ChangeAnswered(request_id, ChangeOutcome.REFUSED, text)]
+        return []
+
+    def _needs_slots(self, event: PlanRequest) -> bool:
+        present = self._next_plan.graph.vertices
+        return isinstance(event, core.RescaleRequested) or event.plan.graph.vertices != present
+
+    def _on_slots_reserved(self, event: core.SlotsReserved) -> None:
+        self._follow(self._change.slots_reserved(event, self._next_plan))
+        # If the slots turned out to be those that the job has already, no checkpoint is awaited.
+        request_id = checkpoint_request(event.request_id)
+        if self._change.awaits_checkpoint(request_id):
+            self._tell(checkpoint_on.TriggerRequested(request_id, CheckpointProperties()))
+
+    def _on_slots_not_reserved(self, event: core.SlotsNotReserved) -> None:
+        if self._change.needs_running_job and self._change.concerns(event.request_id):
+            self._give_up_change(event.message)
+
+    def _checkpoint_taken(self) -> None:
+        """Stores the change next, after checking that the state can be restored at the new parallelism."""
+        checkpoint, plan = self.coordinator.latest_checkpoint, self._change.plan
+        assert checkpoint is not None
+        assert plan is not None
+        try:
+            self._assign(checkpoint, plan.graph)
+        except StateAssignmentError as error:
+            self._give_up_change(str(error))
+        else:
+            self._follow(self._change.checkpoint_taken())
+
+    def _on_plan_stored(self, event: core.PlanStored) -> None:
+        plan, request = self._change.plan, self._change.configures
+        if plan is None or not self._change.concerns(event.request_id):
+            return
+        # The change ends before it takes effect, because what follows may already begin another change.
+        self._follow(self._change.stored())
+        restarts = request.restarts if request else plan.graph.vertices != self._next_plan.graph.vertices
+        self._next_plan = plan
+        if request is not None:
+            self._patch_coordinator()
+            if request.strategy is not None:
+                self._tell(job_on.RestartStrategyReplaced(request.strategy))
+        if restarts:
+            self._redeploy_is_due = True
+            self._redeploy()
+        elif not self._redeploy_is_due:
+            self._plan = replace(plan, graph=self._plan.graph)  # the change does not affect running tasks
+
+    def _give_up_change(self, reason: str) -> None:
+        """Answers the requester and records the reason in the exception history, for requesters that have gone."""
+        message = f"{self._change.refusal}: {reason}"
+        outputs = self._change.given_up(message)
+        if outputs and not self.machine.state.is_terminal:
+            self._record_failure(FailureInfo("RescaleException", message))
+        self._follow(outputs)
+
+    def _redeploy_if_due(self) -> None:
+        """Starts the redeployment, if one has been waiting."""
+        if self._redeploy_is_due:
+            self._redeploy()
+
+    def _redeploy(self) -> None:
+        """Queued after the effects of new settings: if they fail the job, its restart strategy must decide.
+
+        A savepoint that a user waits for is completed first.
+        """
+        subtasks = subtasks_of(self._next_plan.graph)
+        self._tell(job_on.RedeployRequested(subtasks, at_once=not self._savepoint_requests))
 
     # --- the end
 
@@ -461,7 +616,7 @@ class JobCore:
         self._fenced = True
         if self.coordinator.state is not CoordinatorState.CLOSED:
             self._to_coordinator(checkpoint_on.Shutdown(JobStatus.SUSPENDED.value, fenced=True))
-        abandoned = self._changes.release()
+        abandoned = [*self._update.abandoned(), *self._change.abandoned()]
         if had_ended:
             self._outputs += abandoned
             self._take_back_the_end()

@@ -27,7 +27,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.held_directory import HeldDirectory
+from ckpt_runtime.processes.held_directory import HeldDirectory
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.snapshots.snapshot_files import StoredFiles, UnsharedFiles
 from ckpt_runtime.state.backend import BackendParameters

@@ -16,7 +16,7 @@ from ckpt_runtime.api.plan_result import PlanRequest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.schema import decoded
-from ckpt_runtime.limited_process import ProcessLimits, run_limited
+from ckpt_runtime.processes.limited_process import ProcessLimits, run_limited
 
 _PROCESS = "ckpt_runtime.snapshots.preflight_process"
 UNTIL_IT_RUNS = "unknown until it runs"

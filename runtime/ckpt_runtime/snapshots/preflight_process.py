@@ -20,13 +20,13 @@ from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import decoded
 from ckpt_runtime.graph.specs import AggregateSpec, DeduplicateSpec, GroupSpec, JoinSpec, ProcessSpec
-from ckpt_runtime.limited_process import serve
 from ckpt_runtime.operators.aggregate import AggregateOperator
 from ckpt_runtime.operators.deduplicate import DeduplicateOperator
 from ckpt_runtime.operators.group_state import GroupStateOperator
 from ckpt_runtime.operators.groups import GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore, Output
+from ckpt_runtime.processes.limited_process import serve
 from ckpt_runtime.snapshots.preflight import UNTIL_IT_RUNS, PreflightAnswer, Question, StateVerdict
 from ckpt_runtime.state.errors import StateError
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable

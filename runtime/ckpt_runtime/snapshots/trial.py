@@ -10,7 +10,7 @@ import json
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, OtherVersionError
 from ckpt_runtime.graph.schema import DocumentError
-from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
+from ckpt_runtime.processes.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.metadata import decode
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ckpt_runtime.jobmaster.slot_loss_notifier import hint_of
+from ckpt_runtime.jobmaster.slots import hint_of
 from ckpt_runtime.spark.protection import CONTROL_SECRET
 from ckpt_runtime.spark.slot_agent import AgentParameters, run_agent
 from ckpt_runtime.structured_log import PLAIN, LogSettings

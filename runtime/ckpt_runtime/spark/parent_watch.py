@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 from ckpt_runtime.network.agent_messages import ProcessIdentity
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
 from ckpt_runtime.spark.worker_processes import own_identity
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class ParentWatch:
         The descriptor of the former agent stays open, as this happens only once or twice in a worker's life.
         """
         try:
-            held = processes.hold(agent.pid, agent.started)
+            held = handles.hold(agent.pid, agent.started)
         except OSError as error:
             logger.info("the adopting agent is gone: %s", error)
             self._end()

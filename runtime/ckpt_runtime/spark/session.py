@@ -32,10 +32,10 @@ from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.validation import validate
-from ckpt_runtime.held_directory import LOCK, HeldDirectory, remove_tree
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.network.tls import TlsFilesError, credentials, rest_context
+from ckpt_runtime.processes.held_directory import LOCK, HeldDirectory, remove_tree
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.audit import audit_log

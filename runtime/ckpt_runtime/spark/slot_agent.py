@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.network.agent_messages import (
     TO_AGENT,
     AdoptWorker,
@@ -29,7 +28,8 @@ from ckpt_runtime.network.agent_messages import (
     WorkerExited,
 )
 from ckpt_runtime.network.connections import ControlConnection
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
+from ckpt_runtime.processes.held_directory import HeldDirectory
 from ckpt_runtime.spark.worker_processes import Spawner, WorkerProcess, WorkerStart, WorkerStarter, own_identity
 from ckpt_runtime.spark.worker_template import Forker
 from ckpt_runtime.structured_log import PLAIN, LogSettings, kept_lines, start_logging
@@ -106,7 +106,7 @@ class SlotAgent:
             worker = self._workers.get(worker_id)
             if worker is not None:
                 with suppress(OSError):
-                    progress[worker_id] = processes.processor_ticks(worker.pid)
+                    progress[worker_id] = handles.processor_ticks(worker.pid)
         return progress
 
     def _spawn(self, worker_id: str) -> None:
@@ -127,7 +127,7 @@ class SlotAgent:
 
     def _adopt(self, command: AdoptWorker) -> None:
         try:
-            worker = processes.AdoptedProcess(command.process.pid, command.process.started)
+            worker = handles.AdoptedProcess(command.process.pid, command.process.started)
         except OSError as error:
             logger.info("slot %s: worker %s cannot be adopted: %s", self._slot, command.worker, error)
             self._report_exit(command.worker, None)
@@ -193,7 +193,7 @@ def _remove(directory: HeldDirectory | str) -> None:
 
 
 def _starter() -> WorkerStarter:
-    return Forker() if processes.machine() else Spawner()
+    return Forker() if handles.machine() else Spawner()
 
 
 def run_agent(parameters: AgentParameters) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from ckpt_runtime.forking import control, end_with
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
+from ckpt_runtime.processes.forking import control, end_with
 
 _PR_SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -28,7 +28,7 @@ def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], di
     """Fork the worker, report its pid by ``begun`` and supervise it. ``begun`` is not called if the fork fails."""
     code = 1
     try:
-        processes.set_name(processes.SUPERVISOR)
+        handles.set_name(handles.SUPERVISOR)
         # Before the fork, so that processes that the worker starts immediately are adopted as well.
         control(_PR_SET_CHILD_SUBREAPER, 1)
         supervisor = os.getpid()
@@ -52,7 +52,7 @@ def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], di
 def end_descent() -> None:
     """Kill all descendants until none is left; orphaned ones become children of this process meanwhile."""
     while True:
-        for pid in processes.descendants(os.getpid()):
+        for pid in handles.descendants(os.getpid()):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:

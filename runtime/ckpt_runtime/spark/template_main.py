@@ -17,8 +17,8 @@ from typing import NoReturn
 
 import msgspec
 
-from ckpt_runtime.forking import ForkRequest, ForkServer
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
+from ckpt_runtime.processes.forking import ForkRequest, ForkServer
 from ckpt_runtime.spark.supervisor import keep
 from ckpt_runtime.spark.worker_main import make_ready, prepare, work
 from ckpt_runtime.spark.worker_processes import WorkerStart
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """Runs until the agent is gone."""
-    processes.set_name(processes.TEMPLATE)
+    handles.set_name(handles.TEMPLATE)
     make_ready()
     prepare()
     serve(socket.socket(fileno=int(sys.argv[1])))
@@ -38,7 +38,7 @@ def serve(connection: socket.socket) -> NoReturn:
     """Serve requests until the agent is gone, in a process that has imported everything."""
     code = 1
     try:
-        processes.set_name(processes.TEMPLATE)
+        handles.set_name(handles.TEMPLATE)
         request = ForkServer(connection, binds=False).run()
         if request is not None:
             _become_supervisor(request)
@@ -65,7 +65,7 @@ def _become_worker(start: WorkerStart, pipe: int, told: socket.socket) -> NoRetu
     """Set up what the agent would have given to a new process, then run as a worker."""
     try:
         told.close()
-        processes.set_name(processes.WORKER)
+        handles.set_name(handles.WORKER)
         os.environ["TMPDIR"] = start.directory
         tempfile.tempdir = None
         work(start, pipe)

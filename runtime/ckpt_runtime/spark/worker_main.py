@@ -19,8 +19,8 @@ from typing import NoReturn
 import msgspec
 
 from ckpt_runtime.client.session_command import UMASK_VARIABLE
-from ckpt_runtime.held_directory import hold
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
+from ckpt_runtime.processes.held_directory import hold
 from ckpt_runtime.spark.parent_watch import ParentWatch
 from ckpt_runtime.spark.worker_processes import WorkerStart
 from ckpt_runtime.structured_log import LogSettings, keep_lines_in, log_of_process, start_logging
@@ -67,7 +67,7 @@ def work(start: WorkerStart, pipe: int) -> NoReturn:
 
 def main() -> None:
     """The main function of a worker with an interpreter of its own."""
-    processes.set_name(processes.WORKER)
+    handles.set_name(handles.WORKER)
     make_ready()
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerStart)
     parent_watch = _watched_parent(start, sys.stdin.fileno())

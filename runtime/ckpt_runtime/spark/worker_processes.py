@@ -13,14 +13,14 @@ from msgspec import Struct
 
 from ckpt_runtime.client.process_id import started
 from ckpt_runtime.network.agent_messages import ProcessIdentity
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
+from ckpt_runtime.processes.user_environment import user_environment
 from ckpt_runtime.spark.import_path import import_path
-from ckpt_runtime.user_environment import user_environment
 
 
 def own_identity() -> ProcessIdentity:
     """The identity with which other processes can hold this one. ``started`` is 0 if that is not possible."""
-    here = processes.machine()
+    here = handles.machine()
     return ProcessIdentity(here, os.getpid(), started(os.getpid()) if here else 0)
 
 

@@ -1,7 +1,7 @@
 """Workers from a template: a process that has imported everything and loaded the kernels, and then forks workers.
 
 The first worker of an agent takes as long to start as a cold one, each further one some hundredths of a second, and
-they share the template's memory. Linux only, see :mod:`ckpt_runtime.forking`.
+they share the template's memory. Linux only, see :mod:`ckpt_runtime.processes.forking`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
-from ckpt_runtime.forking import ForkedProcess, Template
+from ckpt_runtime.processes.forking import ForkedProcess, Template
 from ckpt_runtime.spark.worker_processes import WorkerStart, log_descriptor, worker_environment
 
 _CODE_WAIT_S = 1.0

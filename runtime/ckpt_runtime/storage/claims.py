@@ -17,7 +17,7 @@ from dataclasses import replace as replace_fields
 from msgspec import to_builtins
 
 from ckpt_runtime.graph.schema import DocumentError, checked
-from ckpt_runtime.process_mark import RELEASED
+from ckpt_runtime.processes.process_mark import RELEASED
 from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, is_checkpoint_name, is_job_id
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.documents import MAX_DOCUMENT_BYTES, decode_document, encode_document

@@ -25,11 +25,11 @@ from ckpt_runtime.network.control_messages import (
     WorkerQuestion,
 )
 from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.processes.thread_dump import dump_threads, frames_of
 from ckpt_runtime.structured_log import recent_lines
 from ckpt_runtime.task.deployed_job import DeployedJob
 from ckpt_runtime.task.metrics import Activity
 from ckpt_runtime.task.subtask import Subtask
-from ckpt_runtime.thread_dump import dump_threads, frames_of
 
 logger = logging.getLogger(__name__)
 

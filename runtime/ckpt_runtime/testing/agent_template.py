@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Struct
 
-from ckpt_runtime.forking import ForkedProcess, ForkRequest, ForkServer, Template, end_as
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
+from ckpt_runtime.processes.forking import ForkedProcess, ForkRequest, ForkServer, Template, end_as
+from ckpt_runtime.processes.user_environment import user_environment
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent, begin_log
 from ckpt_runtime.spark.worker_processes import worker_environment
 from ckpt_runtime.spark.worker_template import Forker
-from ckpt_runtime.user_environment import user_environment
 
 AGENT = "ckpt-agent"
 _TEMPLATE = "ckpt-agents"
@@ -135,7 +135,7 @@ def serve_agents(connection: socket.socket) -> None:
     """
     from ckpt_runtime.spark.worker_main import prepare
 
-    processes.set_name(_TEMPLATE)
+    handles.set_name(_TEMPLATE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prepare()
     server = ForkServer(connection)
@@ -156,7 +156,7 @@ def _become_agent(request: ForkRequest) -> None:
     start = msgspec.json.decode(request.document, type=AgentStart)
     start.parameters.log.for_children()
     template = Template.forked(_become_template)
-    processes.set_name(AGENT)
+    handles.set_name(AGENT)
     os.environ.clear()
     os.environ.update(start.environment)
     begin_log(start.parameters)

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from ckpt_runtime.jobmaster.slots import SlotEnded
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
 from ckpt_runtime.spark.slot_agent import AgentParameters
 from ckpt_runtime.structured_log import PLAIN, LogSettings
 from ckpt_runtime.testing.agent_template import forked_agent
@@ -59,7 +59,7 @@ class LocalSlotProvider:
 
     def __init__(self, start_agent: StartAgent | None = None, log: LogSettings = PLAIN) -> None:
         self._log = log
-        self._start_agent = start_agent or (forked_agent if processes.machine() else spawned_agent)
+        self._start_agent = start_agent or (forked_agent if handles.machine() else spawned_agent)
         self._agents: dict[str, Agent] = {}
 
     def watch_capacity(self, changed: Callable[[], None]) -> None:

@@ -20,13 +20,13 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.logging_options import LoggingOptions
-from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus, RunRequest
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
 from ckpt_runtime.jobmaster.slots import SlotTimes
 from ckpt_runtime.network.tls import rest_context
+from ckpt_runtime.processes.held_directory import HeldDirectory
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.audit import audit_log

@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.shared_state_registry import SharedStateRegistry
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
-from ckpt_runtime.jobmaster.job_slots import JobSlots
+from ckpt_runtime.jobmaster.job_host import JobSlots
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
@@ -26,7 +26,6 @@ from ckpt_runtime.network.output_queue import OutputQueue
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
-from ckpt_runtime.scheduler.live_changes import LiveChanges
 from ckpt_runtime.snapshots import clean_up
 from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.state.shared_files import SharedFiles
@@ -479,7 +478,7 @@ def _():
 # --- live rescale
 
 
-@bug("a job is rescaled before its fresh checkpoint is complete", "203.14", LiveChanges, "_on_slots_reserved")
+@bug("a job is rescaled before its fresh checkpoint is complete", "203.14", JobCore, "_on_slots_reserved")
 def _(original, self, event):
     """Nothing is to be stored before that."""
     original(self, event)
@@ -499,13 +498,13 @@ def _(original, self, attempt, result):
 bug("slots that were reserved for a rescale that failed stay the job's", "203.14", JobSlots, "release_reserve")(nothing)
 
 
-@bug("a rescale that failed is deployed with the next restart", "203.14", LiveChanges, "_give_up_change", seed=52)
+@bug("a rescale that failed is deployed with the next restart", "203.14", JobCore, "_give_up_change", seed=52)
 def _(original, self, reason):
     self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
     original(self, reason)
 
 
-@bug("one vertex of a rescale keeps its parallelism", "203.14, half of it is deployed", LiveChanges, "_on_plan_stored")
+@bug("one vertex of a rescale keeps its parallelism", "203.14, half of it is deployed", JobCore, "_on_plan_stored")
 def _(original, self, event):
     wanted = self.wanted_graph
     original(self, event)
@@ -523,9 +522,7 @@ bug("what is decided is carried out in reverse", "the wiring", JobCore, "handle"
 
 bug("workers do not hear that a checkpoint is complete", "FLIP-147, the wiring", TaskGateway, "complete")(nothing)
 
-bug("a change of settings is confirmed and not in force", "571.3, the wiring", LiveChanges, "_patch_coordinator")(
-    nothing
-)
+bug("a change of settings is confirmed and not in force", "571.3, the wiring", JobCore, "_patch_coordinator")(nothing)
 
 
 @bug("an early end of data is forgotten", "FLIP-147, the wiring", JobCore, "_all_tasks_running", seed=116)

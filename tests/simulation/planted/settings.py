@@ -9,15 +9,14 @@ from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.failures import CheckpointFailureManager, CheckpointFailures
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.checkpoint.periodic_trigger import PeriodicTrigger
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, TriggerRequest
-from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
+from ckpt_runtime.checkpoint.schedule import CheckpointSchedule, PeriodicTrigger
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.scheduler import core_events as core
-from ckpt_runtime.scheduler.live_changes import LiveChanges
-from ckpt_runtime.scheduler.settings_update import SettingsUpdate
+from ckpt_runtime.scheduler.durable_change import SettingsUpdate
+from ckpt_runtime.scheduler.job_core import JobCore
 from tests.simulation.planted.registry import bug, nothing
 from tests.simulation.protocols import driver as simulated_driver
 
@@ -76,7 +75,7 @@ def _(original, self, now):
     return original(self, now)
 
 
-@bug("overrides are applied before they are stored", "571.5", LiveChanges, "_on_patch_requested")
+@bug("overrides are applied before they are stored", "571.5", JobCore, "_on_patch_requested")
 def _(original, self, event):
     before = self._update.overrides
     dropped = event.overrides is None
@@ -86,7 +85,7 @@ def _(original, self, event):
     original(self, event)
 
 
-@bug("overrides are answered before they are stored", "571.6", LiveChanges, "_on_patch_requested")
+@bug("overrides are answered before they are stored", "571.6", JobCore, "_on_patch_requested")
 def _(original, self, event):
     self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
     original(self, event)
@@ -102,7 +101,7 @@ def _():
     return [(simulated_driver, "CheckpointOverrides", Forgetful)]
 
 
-bug("overrides are stored and not applied", "571.2", LiveChanges, "_patch_coordinator")(nothing)
+bug("overrides are stored and not applied", "571.2", JobCore, "_patch_coordinator")(nothing)
 
 bug("one override drops the others", "571.1", CheckpointOverrides, "merged_with")(lambda self, later: later)
 

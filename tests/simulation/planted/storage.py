@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import effects as out
-from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner
-from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
-from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.retention import CheckpointCleaner, CompletedCheckpointStore, Retention
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.scheduler.job_core import JobCore

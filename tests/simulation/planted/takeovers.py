@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.jobmaster.lease_rules import OwnLease, Watch
+from ckpt_runtime.jobmaster.leadership import OwnLease, Watch
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
-from ckpt_runtime.scheduler.live_changes import LiveChanges
 from tests.simulation.planted.registry import bug
 from tests.simulation.protocols import driver as simulated_driver
 from tests.simulation.protocols.driver_storage import Outcome, StorageShell
@@ -86,7 +85,7 @@ def _():
 # --- changes of the configuration
 
 
-@bug("a configuration is answered before it is stored", "530.5", LiveChanges, "_on_change_requested")
+@bug("a configuration is answered before it is stored", "530.5", JobCore, "_on_change_requested")
 def _(original, self, event):
     if isinstance(event, core.ConfigurationRequested):
         self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))

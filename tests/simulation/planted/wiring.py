@@ -11,16 +11,13 @@ from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import job_record
 from ckpt_runtime.scheduler import core_events as core
-from ckpt_runtime.scheduler import job_core, plan_change
+from ckpt_runtime.scheduler import durable_change, job_core
 from ckpt_runtime.scheduler import job_events as job_on
-from ckpt_runtime.scheduler.durable_change import DurableChange, Next
+from ckpt_runtime.scheduler.durable_change import DurableChange, Next, PlanChange, SettingsUpdate
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
-from ckpt_runtime.scheduler.live_changes import LiveChanges
-from ckpt_runtime.scheduler.plan_change import PlanChange
 from ckpt_runtime.scheduler.restart_strategies import RestartHistory, Restarts
-from ckpt_runtime.scheduler.settings_update import SettingsUpdate
 from tests.simulation.planted.registry import also, bug, nothing
 from tests.simulation.protocols import configurations, plan_endpoint
 
@@ -86,23 +83,23 @@ def _(original, self, subtasks, restart_strategy, first_attempt=0, *more):
 # --- settings
 
 
-@bug("a patch is settled twice", "571.6", SettingsUpdate, "_settle", seed=358)
-def _(self, outcome, message):
-    patch, self._patch = self._patch, None
-    return [] if patch is None else [core.ChangeAnswered(patch.request_id, outcome, message)]
+@bug("a patch is settled twice", "571.6", SettingsUpdate, "_end", seed=358)
+def _(original, self, outcome, message=""):
+    patch, self._change = self._change, None
+    return [] if patch is None else [core.ChangeAnswered(patch.request.request_id, outcome, message)]
 
 
 @bug("two changes of settings at the same time", "571.6", SettingsUpdate, "requested", seed=53)
 def _(original, self, event, settings):
-    self._patch = None
+    self._change = None
     return original(self, event, settings)
 
 
-@bug("a patch is applied that was not stored", "571.5", LiveChanges, "_on_overrides_answer", seed=114)
+@bug("a patch is applied that was not stored", "571.5", JobCore, "_on_overrides_answer", seed=114)
 def _(original, self, event):
     if isinstance(event, core.ChangeNotStored) and self._update.concerns(event.request_id):
         before = self._update.overrides
-        changed = self._update._patch.change.overrides
+        changed = self._update._change.stores.overrides
         self._update.overrides = before if changed is None else before.merged_with(changed)
         self._patch_coordinator()
         self._update.overrides = before
@@ -117,10 +114,10 @@ def _():
     def extra(self, event):
         self._plan = self._next_plan
 
-    return [also(LiveChanges, "_on_plan_stored", extra)]
+    return [also(JobCore, "_on_plan_stored", extra)]
 
 
-bug("a replaced graph is not deployed", "530", LiveChanges, "_redeploy")(nothing)
+bug("a replaced graph is not deployed", "530", JobCore, "_redeploy")(nothing)
 
 
 @bug("the coordinator does not hear of a replaced graph", "530, one plan is in force", JobCore, "_to_coordinator")
@@ -139,7 +136,7 @@ def _():
     original = JobCore._on_attempt_recorded
 
     def recorded(self, event):
-        another = self._changes.come_into_force()
+        another = self._come_into_force()
         if another is not None:
             self._to_coordinator(checkpoint_on.GraphReplaced(another))
         original(self, event)
@@ -152,10 +149,10 @@ def _():
     def stored(self, event):
         self._to_coordinator(checkpoint_on.ConfigurationPatched(self._next_plan.settings))
 
-    return [also(LiveChanges, "_on_plan_stored", stored)]
+    return [also(JobCore, "_on_plan_stored", stored)]
 
 
-@bug("a replaced configuration waits for the next patch", "571.1", LiveChanges, "_on_plan_stored")
+@bug("a replaced configuration waits for the next patch", "571.1", JobCore, "_on_plan_stored")
 def _(original, self, event):
     patch, self._patch_coordinator = self._patch_coordinator, lambda: None
     original(self, event)
@@ -172,7 +169,7 @@ def _(original, self, event, present, state):
     return original(self, replace(event, base=present), present, state)
 
 
-@bug("a configuration is in force before it is stored", "530.5", LiveChanges, "_on_change_requested")
+@bug("a configuration is in force before it is stored", "530.5", JobCore, "_on_change_requested")
 def _(original, self, event):
     before = self._change.configures
     original(self, event)
@@ -199,7 +196,7 @@ bug("a redeployment that waited for a savepoint is forgotten", "530.5", JobCore,
 
 @bug("DELETE of overrides returns to the submitted configuration", "530.9")
 def _():
-    original = LiveChanges._patch_coordinator
+    original = JobCore._patch_coordinator
 
     def patch(self):
         self.__dict__.setdefault("submitted", self._plan.settings)
@@ -212,8 +209,8 @@ def _():
         original_stored(self, event)
         self._patch_coordinator = before
 
-    original_stored = LiveChanges._on_overrides_stored
-    return [(LiveChanges, "_on_overrides_stored", stored)]
+    original_stored = JobCore._on_overrides_stored
+    return [(JobCore, "_on_overrides_stored", stored)]
 
 
 @bug(
@@ -242,7 +239,7 @@ def _(original, self, event, plan, least_slots, *, at_once):
     return [replace(o, own=replace(o.own, version=1)) if isinstance(o, core.StorePlan) else o for o in outputs]
 
 
-bug("bounds of a parallelism are forgotten when nothing else changes", "203.14", plan_change, "declared_bounds")(
+bug("bounds of a parallelism are forgotten when nothing else changes", "203.14", durable_change, "declared_bounds")(
     lambda graph: {}
 )
 
@@ -265,24 +262,22 @@ bug("a restart strategy cannot be replaced", "530.6", JobMachine, "_on_restart_s
 # --- rescales
 
 
-bug("a job is rescaled to whatever is asked for", "203.14, what does not fit is refused", plan_change, "check_bounds")(
-    nothing
-)
+bug(
+    "a job is rescaled to whatever is asked for", "203.14, what does not fit is refused", durable_change, "check_bounds"
+)(nothing)
 
-bug("a job is rescaled while it is being stopped", "203.14, a stop goes first", plan_change, "check_replaceable")(
+bug("a job is rescaled while it is being stopped", "203.14, a stop goes first", durable_change, "check_replaceable")(
     nothing
 )
 
 
 @bug("two rescales at the same time", "203.14", PlanChange, "requested")
 def _(original, self, event, present, state):
-    self._desired = None
+    self._change = None
     return original(self, event, present, state)
 
 
-@bug(
-    "a rescale does not wait for its checkpoint", "203.14, a fresh checkpoint first", LiveChanges, "_on_slots_reserved"
-)
+@bug("a rescale does not wait for its checkpoint", "203.14, a fresh checkpoint first", JobCore, "_on_slots_reserved")
 def _(original, self, event):
     original(self, event)
     if self._change.needs_running_job and self._change.concerns(event.request_id):
@@ -297,7 +292,7 @@ def _(original, self, event, present, state):
     return outputs
 
 
-bug("a rescale goes on when its slots are lost", "203.14, slots first", LiveChanges, "_on_slots_not_reserved")(nothing)
+bug("a rescale goes on when its slots are lost", "203.14, slots first", JobCore, "_on_slots_not_reserved")(nothing)
 
 bug("a rescale goes on when its job fails", "203.14, a fresh checkpoint first", PlanChange, "needs_running_job")(
     property(lambda self: False)
@@ -320,7 +315,7 @@ def _():
 @bug(
     "a rescale that is given up is in force all the same",
     "203.14, the job goes on as it was",
-    LiveChanges,
+    JobCore,
     "_give_up_change",
 )
 def _(original, self, reason):
@@ -350,8 +345,8 @@ bug("a rescale whose storing is unknown counts as not stored", "203.14, K13", Du
 @bug(
     "a rescale is in force before it is stored",
     "203.14, persist, then apply",
-    LiveChanges,
-    "checkpoint_taken",
+    JobCore,
+    "_checkpoint_taken",
     seed=213,
 )
 def _(original, self):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.events import CoordinatorEvent
+from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.scheduler import core_events as core
 from tests.simulation.protocols.storage import METADATA, JobResult
 from tests.simulation.protocols.tasks import CAUSE

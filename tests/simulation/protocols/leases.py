@@ -1,8 +1,8 @@
 """Who leads, by leases: a driver that renews its own and a standby that watches it, each by a clock of its own.
 
-The rules are production's (``lease_rules.py``). Simulated are the clocks, which go at their own pace and stand still
-while a machine is suspended, and storage, which for a while fails, is slow, loses signs of life, or answers long after
-it has taken them.
+The rules are production's (``jobmaster/leadership.py``). Simulated are the clocks, which go at their own pace and stand
+still while a machine is suspended, and storage, which for a while fails, is slow, loses signs of life, or answers
+long after it has taken them.
 
 What is checked: a standby decides to claim no lease of a driver whose signs of life come in, and at the moment of a
 claim the former leader's own clock has counted it out, unless that clock stood still, or a sign of life came behind the
@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_runtime.jobmaster.lease_rules import OwnLease, Watch
+from ckpt_runtime.jobmaster.leadership import OwnLease, Watch
 from tests.simulation.protocols.event_loop import EventLoop, SimulatedProcess
 from tests.simulation.schedules.violation import Violation
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
+from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.storage.job_store import StoredJob
 from tests.simulation.schedules.violation import Violation

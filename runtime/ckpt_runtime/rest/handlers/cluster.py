@@ -24,6 +24,7 @@ from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotFound
 from ckpt_runtime.jobmaster.gateway_values import RunRequest, StoredPipeline
 from ckpt_runtime.jobmaster.health import job_warnings
 from ckpt_runtime.jobmaster.metric_table import CLUSTER, PROCESS, running, texts, values
+from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.rest import job_answers, metrics
 from ckpt_runtime.rest.bodies import (
     Body,
@@ -57,7 +58,6 @@ from ckpt_runtime.rest.parameters import (
 from ckpt_runtime.rest.request_body import PART_NAME, receive_pipeline, whole_request
 from ckpt_runtime.rest.responses import BadRequest, flink_router, now_ms
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.thread_dump import ThreadInfo
 
 cluster = flink_router(tags=["cluster"])
 dashboard = flink_router(tags=["dashboard"])

@@ -21,7 +21,7 @@ from ckpt_runtime.contract.configuration import (
     ParallelismRange,
     VertexRequirements,
 )
-from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
+from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest
 from ckpt_runtime.rest.bodies import (
     Body,
     ClosedBody,

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from ckpt_runtime.held_directory import HeldDirectory
+from ckpt_runtime.processes.held_directory import HeldDirectory
 
 _PREFIX = "ckpt-state-"
 _KEY = "state.backend.rocksdb.localdir"

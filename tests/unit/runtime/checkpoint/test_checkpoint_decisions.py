@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckpt_runtime.checkpoint.cleaner import CheckpointCleaner, UnaskedAnswerError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completed_checkpoint_store import CompletedCheckpointStore, RetainedCheckpoint
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
 from ckpt_runtime.checkpoint.execution_view import calculate_plan
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -22,6 +20,12 @@ from ckpt_runtime.checkpoint.request_decider import (
     Load,
     RequestVerdict,
     TriggerRequest,
+)
+from ckpt_runtime.checkpoint.retention import (
+    CheckpointCleaner,
+    CompletedCheckpointStore,
+    RetainedCheckpoint,
+    UnaskedAnswerError,
 )
 from ckpt_runtime.checkpoint.shared_state_registry import (
     FileGivenUpError,

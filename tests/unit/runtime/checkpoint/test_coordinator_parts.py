@@ -8,9 +8,7 @@ import pytest
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.cleaner import UnaskedAnswerError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completed_checkpoint_store import RetainedCheckpoint
 from ckpt_runtime.checkpoint.completion import Completion
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
 from ckpt_runtime.checkpoint.execution_view import ExecutionView
@@ -28,7 +26,7 @@ from ckpt_runtime.checkpoint.pending_checkpoint import (
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.restoring import Restoring
-from ckpt_runtime.checkpoint.retention import Retention
+from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnaskedAnswerError
 from ckpt_runtime.checkpoint.schedule import FINAL_CHECKPOINT_RETRY_MS, CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import Triggering

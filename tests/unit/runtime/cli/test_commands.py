@@ -18,8 +18,8 @@ from ckpt_runtime.cli.main import main
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, Precondition, RunRequest, StoredPipeline
-from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.rest.handlers import jobs as handlers
 from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo

@@ -13,7 +13,7 @@ import pytest
 
 from ckpt_runtime.cli.exit_codes import ExitCode
 from ckpt_runtime.cli.main import main
-from ckpt_runtime.process_mark import own_mark
+from ckpt_runtime.processes.process_mark import own_mark
 from ckpt_runtime.storage.claims import Claim, Claimant, acquire, read_claim
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore

@@ -8,11 +8,9 @@ import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import (
+    job_record,
     job_recovery,
-    snapshot_deletions,
     storage_effects,
-    stored_changes,
-    stored_submissions,
 )
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -25,9 +23,9 @@ from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pauses before a retry are short."""
     monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
-    monkeypatch.setattr(snapshot_deletions, "RETRY_BASE_MS", 1)
-    monkeypatch.setattr(stored_changes, "UNKNOWN_PAUSE_MS", 1)
-    monkeypatch.setattr(stored_submissions, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(storage_effects, "DELETION_PAUSE_MS", 1)
+    monkeypatch.setattr(storage_effects, "UNKNOWN_PAUSE_MS", 1)
+    monkeypatch.setattr(job_record, "_PAUSE_S", 0.001)
     monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
 
 

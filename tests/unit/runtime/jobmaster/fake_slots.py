@@ -25,10 +25,9 @@ from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorN
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
+from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord, store_job
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import SlotEnded, SlotTimes
-from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.network.agent_messages import (
     TO_AGENT,
@@ -340,7 +339,7 @@ class World:
         arguments["execution__checkpointing__dir"] = str(self.directory / "checkpoints")
         submission = self.submission(**{"record": DurableRecord(store, JOB), **arguments})
         job = JobMaster(submission, self.slot_pool, self.pool)
-        store_job(store, submission, job.prepare_storage())
+        store_job(store, submission.to_stored(job.prepare_storage()), submission.archive)
         self.jobs.append(job)
         job.start()
         return job

@@ -20,7 +20,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
-from ckpt_runtime.jobmaster.deployment_planner import RestoredState, SlotPlacement, plan_deployments
+from ckpt_runtime.jobmaster.task_gateway import RestoredState, SlotPlacement, plan_deployments
 from ckpt_runtime.network.control_messages import DeploySubtasks
 from ckpt_runtime.network.listeners import encode
 from ckpt_runtime.scheduler.deployment import Deployment, input_channels, output_channels

@@ -21,10 +21,9 @@ from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, JobNotFound, JobTerminated, NotReady
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, HoldRequest, OperationKind, RunRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord
+from ckpt_runtime.jobmaster.job_record import DurableRecord, store_job
 from ckpt_runtime.jobmaster.lineages import LineageHeld
 from ckpt_runtime.jobmaster.program_store import ProgramStore
-from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submissions import JobIdRetired, JobStillRunning
 from ckpt_runtime.scheduler.job_effects import JobEnded
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -67,7 +66,7 @@ class Session:
             submission, request=REQUEST, record=DurableRecord(store, JOB), default_checkpoint_directory=directory
         )
         job = JobMaster(submission, self.world.slot_pool, self.world.pool)
-        store_job(store, submission, job.prepare_storage())
+        store_job(store, submission.to_stored(job.prepare_storage()), submission.archive)
         self.world.jobs.append(job)
         job.start()
         await self.world.running(job)

@@ -19,7 +19,7 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
-from ckpt_runtime.jobmaster.job_host import LoopHost
+from ckpt_runtime.jobmaster.job_master import LoopHost
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
@@ -274,7 +274,7 @@ class TestFailures:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with World.start(tmp_path) as world:
-            monkeypatch.setattr("ckpt_runtime.jobmaster.consequences.GRACE_MS", 10)
+            monkeypatch.setattr("ckpt_runtime.jobmaster.task_gateway.GRACE_MS", 10)
             job = world.start_job(**RESTARTING)
             await world.running(job)
             world.active()[1].state(TaskState.FAILED, LOST_CHANNEL)

@@ -21,15 +21,16 @@ from ckpt_runtime.contract.configuration import Externalization
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster import executions as executions_module
-from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings, submitted_settings
-from ckpt_runtime.jobmaster.exceptions_history import MAX_CONCURRENT, FailureLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, limited
 from ckpt_runtime.jobmaster.gateway_values import NOT_YET, ExceptionEntry, ExecutionState
-from ckpt_runtime.jobmaster.restart_strategy_factory import (
+from ckpt_runtime.jobmaster.job_settings import (
     create_restart_strategy,
+    shown_settings,
     strategy_type,
+    submitted_settings,
     with_implicit_strategy,
 )
+from ckpt_runtime.jobmaster.job_view import MAX_CONCURRENT, FailureLog
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.checkpoint_answers import config
 from ckpt_runtime.scheduler.restart_strategies import ExponentialDelay, FailureRate, FixedDelay, NoRestart

@@ -25,9 +25,8 @@ from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
-from ckpt_runtime.jobmaster import job_recovery, stored_changes, stored_submissions
+from ckpt_runtime.jobmaster import job_record, job_recovery, storage_effects
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.exceptions_history import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.gateway_errors import (
     InvalidRequest,
     JobTerminated,
@@ -39,6 +38,7 @@ from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
+from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
@@ -605,7 +605,7 @@ class TestPatch:
             record = wanted(store)
             submission = replace(world.submission(execution__checkpointing__timeout="1 min"), record=record)
             job = JobMaster(submission, world.slot_pool, world.pool)
-            stored_submissions.store_job(store, submission, job.prepare_storage())
+            job_record.store_job(store, submission.to_stored(job.prepare_storage()), submission.archive)
             world.jobs.append(job)
             job.start()
             await world.running(job)
@@ -629,7 +629,7 @@ class TestPatch:
     async def test_after_a_crash_between_write_and_apply_the_next_driver_applies(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(stored_changes, "UNKNOWN_PAUSE_MS", 1_000_000)
+        monkeypatch.setattr(storage_effects, "UNKNOWN_PAUSE_MS", 1_000_000)
 
         async with self.with_record(tmp_path, lambda store: Record(store, RuntimeError("crash"), happens=True)) as (
             job,
@@ -694,10 +694,10 @@ class TestPatch:
                 await job.patch_checkpoint_config(PATCH)
             job.cancel()
             await world.until(lambda: store.jobs.list_ids() == [])
-            update = job._shell.core._changes._update
+            update = job._shell.core._update
             assert update.is_busy
             record.errors.clear()
-            await world.until(lambda: update._patch is None)
+            await world.until(lambda: not update.is_busy)
 
     @pytest.mark.row("571.6")
     async def test_of_two_concurrent_calls_the_second_is_refused(self, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.jobmaster.slot_loss_notifier import describe_exit, hint_of
+from ckpt_runtime.jobmaster.slots import describe_exit, hint_of
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.jobmaster.slot_allocation import Allocation, Supply, allocate, choose_cores, shortage
+from ckpt_runtime.jobmaster.slot_pool import Allocation, Supply, allocate, choose_cores, shortage
 
 
 @pytest.mark.parametrize(

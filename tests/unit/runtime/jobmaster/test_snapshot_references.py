@@ -128,7 +128,7 @@ def test_a_snapshot_that_a_job_has_claimed_is_refused_with_what_is_known_of_it(
 
 CLAIMS = """
 import sys
-from ckpt_runtime.process_mark import own_mark
+from ckpt_runtime.processes.process_mark import own_mark
 from ckpt_runtime.storage.claims import Claim, Claimant, acquire
 from ckpt_runtime.storage.filesystem import resolve
 

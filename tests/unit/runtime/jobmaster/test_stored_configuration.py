@@ -13,10 +13,10 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.checkpoint_settings import submitted_settings
 from ckpt_runtime.jobmaster.gateway_errors import NotReady
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
+from ckpt_runtime.jobmaster.job_settings import submitted_settings
 from ckpt_runtime.storage.errors import AmbiguousWriteError
 from tests.unit.runtime.jobmaster.drivers import crash, driver, make_hasty, submission_found_by, taken_over
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
@@ -85,7 +85,7 @@ async def test_what_was_not_stored_after_all_is_not_in_force(tmp_path: Path) -> 
         await world.running(job)
         with pytest.raises(NotReady, match="unknown whether the change is stored"):
             await change(job, timeout="50 s", restarts=True)
-        await world.until(lambda: job._shell.core._changes._change.plan is None)
+        await world.until(lambda: job._shell.core._change.plan is None)
         assert job.config_info().version == 1
         assert job.checkpoint_config().settings.timeout_ms == 600_000
         assert job.metrics()["numRestarts"] == "0"

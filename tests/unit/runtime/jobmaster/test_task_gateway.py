@@ -10,9 +10,8 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
-from ckpt_runtime.jobmaster.deployment_planner import SlotPlacement, plan_deployments
 from ckpt_runtime.jobmaster.slots import Slot, Worker
-from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.jobmaster.task_gateway import SlotPlacement, TaskGateway, plan_deployments
 from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent, RegisterWorker
 from ckpt_runtime.network.connections import message_length
 from ckpt_runtime.network.control_messages import (

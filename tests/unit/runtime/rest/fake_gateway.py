@@ -38,18 +38,25 @@ from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway_errors as errors
 from ckpt_runtime.jobmaster import gateway_values as g
-from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options
-from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest, VersionConflict, shown_configuration
 from ckpt_runtime.jobmaster.configuration_updates import config_change, judge, wanted_configuration
+from ckpt_runtime.jobmaster.ended_job import shown_configuration
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import subtask_pressure, vertex_pressure
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
-from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState, SavepointList
-from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview, RestorePreview
+from ckpt_runtime.jobmaster.gateway_errors import VersionConflict
+from ckpt_runtime.jobmaster.gateway_values import (
+    ConfigurationRequest,
+    EffectiveCheckpointConfig,
+    ExecutionState,
+    SavepointList,
+)
+from ckpt_runtime.jobmaster.job_settings import overridden_options
+from ckpt_runtime.jobmaster.planning import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.submissions import JobStillRunning
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.process_figures import ProcessFigures
+from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import (
     ParallelismBounds,
@@ -62,7 +69,6 @@ from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.preflight import StateVerdict
 from ckpt_runtime.storage.ha_store import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
-from ckpt_runtime.thread_dump import ThreadInfo
 from ckpt_runtime.version import VERSION
 
 START_MS = 1_795_197_699_641

@@ -8,8 +8,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, Check
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
-from ckpt_runtime.scheduler.durable_change import MAX_ATTEMPTS, OUTCOME_UNKNOWN
-from ckpt_runtime.scheduler.settings_update import SettingsUpdate
+from ckpt_runtime.scheduler.durable_change import MAX_ATTEMPTS, OUTCOME_UNKNOWN, SettingsUpdate
 
 SETTINGS = CheckpointConfiguration()
 CHANGE = CheckpointOverrides(timeout_ms=77)

@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.process_mark import RELEASED, own_mark
+from ckpt_runtime.processes.process_mark import RELEASED, own_mark
 from ckpt_runtime.snapshots.catalogue import described, list_savepoints
 from ckpt_runtime.snapshots.job_claims import claim_snapshot, dispose_of_snapshot
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot

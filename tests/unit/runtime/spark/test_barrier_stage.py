@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.jobmaster.slot_loss_notifier import hint_of
+from ckpt_runtime.jobmaster.slots import hint_of
 from ckpt_runtime.spark.barrier_stage import stage_failure
 
 CALL = "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n: "

@@ -14,13 +14,13 @@ import pytest
 
 from ckpt_runtime.client.process_id import started
 from ckpt_runtime.network.agent_messages import ProcessIdentity
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
 from ckpt_runtime.spark.parent_watch import ParentWatch
 
 TIMEOUT_S = 60
 FOREVER_S = 1000.0
 
-pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+pytestmark = pytest.mark.skipif(not handles.machine(), reason="no process descriptors here")
 
 
 class Worker:

@@ -21,7 +21,6 @@ import pytest
 
 from ckpt_runtime.client.process_id import started, stat_fields
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.held_directory import HeldDirectory
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.agent_messages import (
     AdoptWorker,
@@ -34,7 +33,9 @@ from ckpt_runtime.network.agent_messages import (
 )
 from ckpt_runtime.network.authentication import AuthenticationError
 from ckpt_runtime.network.listeners import MalformedMessageError
-from ckpt_runtime.spark import processes, slot_agent, worker_processes
+from ckpt_runtime.processes import handles
+from ckpt_runtime.processes.held_directory import HeldDirectory
+from ckpt_runtime.spark import slot_agent, worker_processes
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
 from ckpt_runtime.spark.worker_processes import Spawner, own_identity
 from tests.support.processes import children
@@ -323,7 +324,7 @@ class TestTemporaryFiles:
         finally:
             waited_for.set()
 
-    @pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+    @pytest.mark.skipif(not handles.machine(), reason="no process descriptors here")
     async def test_an_adopting_agent_removes_them_and_nothing_else(self, tmp_path: Path, elsewhere: Path) -> None:
         own, other = elsewhere / "ckpt-worker-x", elsewhere / "other"
         own.mkdir()
@@ -372,7 +373,7 @@ async def test_a_worker_does_not_inherit_the_token_of_the_rest_api(
         assert (await driver.exited()).code == 8
 
 
-@pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+@pytest.mark.skipif(not handles.machine(), reason="no process descriptors here")
 class TestAdoption:
     async def test_an_adopted_process_is_killed_reported_and_ended_like_a_child(self) -> None:
         strangers = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]

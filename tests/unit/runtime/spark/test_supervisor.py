@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
 from tests.support.processes import living
 
-pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+pytestmark = pytest.mark.skipif(not handles.machine(), reason="no process descriptors here")
 TIMEOUT_S = 60
 
 SCRIPT = """
@@ -122,18 +122,18 @@ def test_a_worker_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
     assert kept.ended() == -signal.SIGKILL
     until(lambda: not living([kept.worker]))
     left = living(kept.left)
-    for pid in [*chain.from_iterable(map(processes.descendants, left)), *left]:
+    for pid in [*chain.from_iterable(map(handles.descendants, left)), *left]:
         os.kill(pid, signal.SIGKILL)
 
 
 def test_descendants_are_found_below_one_process_only() -> None:
     child = subprocess.Popen(["sh", "-c", "sleep 600; true"])
     try:
-        until(lambda: len(processes.descendants(child.pid)) == 1)
-        below = processes.descendants(os.getpid())
-        assert below.index(child.pid) < below.index(processes.descendants(child.pid)[0])
+        until(lambda: len(handles.descendants(child.pid)) == 1)
+        below = handles.descendants(os.getpid())
+        assert below.index(child.pid) < below.index(handles.descendants(child.pid)[0])
         assert os.getpid() not in below
     finally:
-        for pid in [*processes.descendants(child.pid), child.pid]:
+        for pid in [*handles.descendants(child.pid), child.pid]:
             os.kill(pid, signal.SIGKILL)
         child.wait()

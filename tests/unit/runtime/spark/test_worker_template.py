@@ -16,11 +16,11 @@ import pytest
 from ckpt_runtime.client.process_id import stat_fields
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.network.agent_messages import KillWorker, ShutdownAgent, SpawnWorker
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
 from tests.support.processes import children, command_name, living
 from tests.support.slot_agents import SlotListener, running_agent, until
 
-pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+pytestmark = pytest.mark.skipif(not handles.machine(), reason="no process descriptors here")
 
 
 @asynccontextmanager
@@ -35,7 +35,7 @@ async def opened(*, shut_down: bool = True) -> AsyncIterator[SlotListener]:
 
 
 def template() -> int:
-    (pid,) = [pid for pid in children(os.getpid()) if command_name(pid) == processes.TEMPLATE]
+    (pid,) = [pid for pid in children(os.getpid()) if command_name(pid) == handles.TEMPLATE]
     return pid
 
 
@@ -58,7 +58,7 @@ async def test_workers_share_a_template_and_live_and_die_by_themselves(
     async with opened() as driver:
         pids = await driver.started("w1", "w2", "w3")
         assert len(set(pids)) == 3
-        assert {command_name(pid) for pid in pids} == {processes.WORKER}
+        assert {command_name(pid) for pid in pids} == {handles.WORKER}
         assert set(pids) <= set(children(template()))
         assert TOKEN_VARIABLE.encode() not in environment(pids[0])
         assert len(os.listdir(directory)) == 3
@@ -80,12 +80,12 @@ async def test_workers_share_a_template_and_live_and_die_by_themselves(
 async def test_a_worker_whose_template_hangs_is_killed_with_it_and_the_next_one_starts(directory: Path) -> None:
     async with opened() as driver:
         driver.send(SpawnWorker("w1"))
-        await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
+        await until(lambda: any(command_name(pid) == handles.TEMPLATE for pid in children(os.getpid())))
         hung = template()
         os.kill(hung, signal.SIGSTOP)
         await until(lambda: stat_fields(hung)[0] == "T")
         await driver.answers("w1")
-        assert driver.progress["w1"] == processes.processor_ticks(hung)
+        assert driver.progress["w1"] == handles.processor_ticks(hung)
         driver.send(KillWorker("w1"))
         assert await driver.code_of("w1") is None
         await driver.started("w2")
@@ -95,7 +95,7 @@ async def test_a_worker_whose_template_hangs_is_killed_with_it_and_the_next_one_
 async def test_an_agent_that_ends_while_its_template_starts_leaves_nothing(directory: Path) -> None:
     async with opened() as driver:
         driver.send(SpawnWorker("w1"))
-        await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
+        await until(lambda: any(command_name(pid) == handles.TEMPLATE for pid in children(os.getpid())))
     assert not list(directory.iterdir())
 
 
@@ -130,7 +130,7 @@ async def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
 async def test_a_template_that_is_gone_in_the_moment_of_asking_is_told_of_like_a_worker_that_ended() -> None:
     async with opened() as driver:
         driver.send(SpawnWorker("w1"))
-        await until(lambda: any(command_name(pid) == processes.TEMPLATE for pid in children(os.getpid())))
+        await until(lambda: any(command_name(pid) == handles.TEMPLATE for pid in children(os.getpid())))
         os.kill(template(), signal.SIGKILL)
         assert await driver.code_of("w1") is None
         await driver.started("w2")

@@ -16,14 +16,14 @@ import pytest
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.agent_messages import ShutdownAgent, SpawnWorker
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
 from ckpt_runtime.testing.agent_template import AGENT
 from ckpt_runtime.testing.local_slots import LocalSlotProvider
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.processes import children, command_name, living, parent
 from tests.support.slot_agents import SlotListener, until
 
-pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+pytestmark = pytest.mark.skipif(not handles.machine(), reason="no process descriptors here")
 TIMEOUT_S = 60
 
 
@@ -75,7 +75,7 @@ def test_agents_of_one_template_are_processes_with_a_template_each(monkeypatch: 
         assert len(workers) == 2
         for agent in agents:
             below = children(agent)
-            assert [command_name(pid) for pid in below].count(processes.TEMPLATE) == 1
+            assert [command_name(pid) for pid in below].count(handles.TEMPLATE) == 1
             assert len(workers & set(below)) == 1
         seen.extend(pid for agent in agents for pid in [agent, *children(agent)])
         for pid in [parent(agents[0]), *seen]:
@@ -162,7 +162,7 @@ def other_session(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "ends"])
 def test_all_end_with_the_process_that_has_asked_for_them(killed: bool, other_session: subprocess.Popen[str]) -> None:
     started = children(other_session.pid)
-    assert {AGENT, processes.TEMPLATE, processes.WORKER} <= {command_name(pid) for pid in started}
+    assert {AGENT, handles.TEMPLATE, handles.WORKER} <= {command_name(pid) for pid in started}
     if killed:
         other_session.kill()
     else:

@@ -15,7 +15,7 @@ import pytest
 
 from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.held_directory import LOCK
+from ckpt_runtime.processes.held_directory import LOCK
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory

@@ -12,8 +12,7 @@ which is killed as a whole. Memory is limited on Linux only.
 A driver has its processes forked by a template (:func:`keep_templates`), which saves each of them the imports. Other
 callers, and systems that cannot fork this way, start a new interpreter for each process.
 
-This module lies outside the rooms: ``api``, ``storage`` and ``jobmaster`` use it, and it uses only the standard
-library.
+It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_runtime.process_template import Forked, ProcessTemplate
+from ckpt_runtime.processes.limited_template import Forked, ProcessTemplate
 
-_PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _STDERR_BYTES = 4_000
 _PIPE_BYTES = 1 << 16
 _LOOK_S = 0.02

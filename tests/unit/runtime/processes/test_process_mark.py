@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from ckpt_runtime.client.process_id import started
-from ckpt_runtime.process_mark import RELEASED, is_gone, is_here, machine, own_mark
+from ckpt_runtime.processes.process_mark import RELEASED, is_gone, is_here, machine, own_mark
 
 pytestmark = pytest.mark.skipif(not machine(), reason="the system does not tell")
 

@@ -17,8 +17,8 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from ckpt_runtime import process_mark
 from ckpt_runtime.client.process_id import started, stat_fields
+from ckpt_runtime.processes import process_mark
 
 WORKER = "ckpt-worker"
 TEMPLATE = "ckpt-template"
@@ -32,7 +32,7 @@ def set_name(name: str) -> None:
 
 
 def machine() -> str:
-    """Like :func:`~ckpt_runtime.process_mark.machine`; empty if the system has no process descriptors."""
+    """Like :func:`~ckpt_runtime.processes.process_mark.machine`; empty if the system has no process descriptors."""
     if not hasattr(os, "pidfd_open"):
         return ""
     try:

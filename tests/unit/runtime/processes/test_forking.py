@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.forking import ForkServer, Template, end_as
+from ckpt_runtime.processes.forking import ForkServer, Template, end_as
 from tests.support.processes import children, living
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no process descriptors here")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.limited_process import (
+from ckpt_runtime.processes.limited_process import (
     LimitedProcessError,
     ProcessLimits,
     ProcessTimeLimitError,
@@ -29,7 +29,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.delattr(os, "pidfd_open")
     (tmp_path / "served.py").write_text(
         "import os, sys, subprocess, time\n"
-        "from ckpt_runtime.limited_process import serve\n"
+        "from ckpt_runtime.processes.limited_process import serve\n"
         "def run(request):\n"
         "    names = {'answer': b'done'}\n"
         "    exec(request, names)\n"

@@ -11,10 +11,10 @@ import pytest
 
 from ckpt_runtime.client.process_id import started
 from ckpt_runtime.network.agent_messages import ProcessIdentity
-from ckpt_runtime.spark import processes
+from ckpt_runtime.processes import handles
 from ckpt_runtime.spark.worker_processes import own_identity
 
-pytestmark = pytest.mark.skipif(not processes.machine(), reason="no process descriptors here")
+pytestmark = pytest.mark.skipif(not handles.machine(), reason="no process descriptors here")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_process_says_how_to_hold_it() -> None:
     own = own_identity()
-    assert (own.machine, own.pid) == (processes.machine(), os.getpid())
+    assert (own.machine, own.pid) == (handles.machine(), os.getpid())
     assert own.started == started(os.getpid())
 
 
@@ -37,7 +37,7 @@ def test_where_there_are_no_process_descriptors_nobody_is_adopted(monkeypatch: p
 
 
 def test_an_adopted_process_is_killed_and_waited_for(sleeper: subprocess.Popen[bytes]) -> None:
-    adopted = processes.AdoptedProcess(sleeper.pid, started(sleeper.pid))
+    adopted = handles.AdoptedProcess(sleeper.pid, started(sleeper.pid))
     adopted.kill()
     adopted.wait()
     assert sleeper.wait() == -9
@@ -47,7 +47,7 @@ def test_an_adopted_process_is_killed_and_waited_for(sleeper: subprocess.Popen[b
 
 def test_another_process_with_the_same_pid_is_not_taken_for_it(sleeper: subprocess.Popen[bytes]) -> None:
     with pytest.raises(ProcessLookupError, match="is another one by now"):
-        processes.AdoptedProcess(sleeper.pid, started(sleeper.pid) - 1)
+        handles.AdoptedProcess(sleeper.pid, started(sleeper.pid) - 1)
 
 
 def test_one_that_is_gone_is_not_found(sleeper: subprocess.Popen[bytes]) -> None:
@@ -55,6 +55,6 @@ def test_one_that_is_gone_is_not_found(sleeper: subprocess.Popen[bytes]) -> None
     sleeper.kill()
     sleeper.wait()
     with pytest.raises(ProcessLookupError):
-        processes.hold(sleeper.pid, began)
+        handles.hold(sleeper.pid, began)
     with pytest.raises(ProcessLookupError):
         started(sleeper.pid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.user_environment import user_environment
+from ckpt_runtime.processes.user_environment import user_environment
 
 
 def test_what_opens_doors_is_hidden_and_the_users_own_is_not() -> None:

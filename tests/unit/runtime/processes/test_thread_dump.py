@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from ckpt_runtime.thread_dump import MAX_FRAMES, dump_threads, frames_of
+from ckpt_runtime.processes.thread_dump import MAX_FRAMES, dump_threads, frames_of
 
 TIMEOUT_S = 60.0
 

@@ -4,7 +4,7 @@ A process that plans would otherwise spend most of its time on imports. The temp
 its caller ends a process, the process's children are killed with it; when the driver is gone, all processes are. A
 template ends after an idle time, and when its driver has ended.
 
-Linux only, like :mod:`ckpt_runtime.forking`, on which it is built.
+Linux only, like :mod:`ckpt_runtime.processes.forking`, on which it is built.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ckpt_runtime.forking import (
+from ckpt_runtime.processes.forking import (
     ForkedProcess,
     ForkRequest,
     ForkServer,

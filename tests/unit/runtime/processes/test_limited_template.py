@@ -13,9 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime import limited_process
-from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, drop_templates, keep_templates, run_limited
-from ckpt_runtime.process_template import ProcessTemplate
+from ckpt_runtime.processes import limited_process
+from ckpt_runtime.processes.limited_process import (
+    LimitedProcessError,
+    ProcessLimits,
+    drop_templates,
+    keep_templates,
+    run_limited,
+)
+from ckpt_runtime.processes.limited_template import ProcessTemplate
 from tests.support.processes import children, living
 
 LIMITS = ProcessLimits(time_s=60, memory_bytes=256 << 20, answer_bytes=10_000)
@@ -28,7 +34,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The module ``served`` runs the code that it is sent; ``answer`` is what it answers."""
     (tmp_path / "served.py").write_text(
         "import os, sys, time\n"
-        "from ckpt_runtime.limited_process import serve\n"
+        "from ckpt_runtime.processes.limited_process import serve\n"
         f"{NEEDED}"
         "def run(request):\n"
         "    names = {'answer': b'done'}\n"

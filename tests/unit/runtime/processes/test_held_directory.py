@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.held_directory import LOCK, HeldDirectory, hold, remove_abandoned
+from ckpt_runtime.processes.held_directory import LOCK, HeldDirectory, hold, remove_abandoned
 
 HOLDER = """
 import sys
-from ckpt_runtime.held_directory import HeldDirectory, hold
+from ckpt_runtime.processes.held_directory import HeldDirectory, hold
 directory = HeldDirectory("ckpt-x-", sys.argv[1]) if len(sys.argv) == 2 else hold(sys.argv[2])
 print(getattr(directory, "path", directory), flush=True)
 sys.stdin.read()
@@ -108,7 +108,7 @@ def test_a_directory_that_was_taken_for_abandoned_is_made_again(
             remove_abandoned("ckpt-x-", tmp_path)
         return hold(path)
 
-    monkeypatch.setattr("ckpt_runtime.held_directory.hold", meanwhile)
+    monkeypatch.setattr("ckpt_runtime.processes.held_directory.hold", meanwhile)
     with HeldDirectory("ckpt-x-", tmp_path) as name:
         assert [str(path) for path in seen] == [str(seen[0]), name]
         assert list(tmp_path.iterdir()) == [Path(name)]
