@@ -55,6 +55,9 @@ VERTEX_PARALLELISM = INTERNAL_PREFIX + "vertex-parallelism"
 VERTEX_BOUNDS = INTERNAL_PREFIX + "vertex-bounds"
 """Declared bounds of parallelisms by vertex id, as a JSON object, of a job that was rescaled since its submission."""
 
+DEFAULT_CHECKPOINTS_DIRECTORY = INTERNAL_PREFIX + "default-checkpoints-directory"
+"""The session's directory for checkpoints of jobs that configure none, for what a plan keeps beside checkpoints."""
+
 RESTORE_DRILL = INTERNAL_PREFIX + "restore-drill"
 """Whether the job is a restore drill: it is planned without sinks that write and sources that acknowledge."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.frontend.batch_writers import SPARK_FILES, Console, SparkWrite
 from ckpt_runtime.frontend.capture import Capture
 from ckpt_runtime.graph.errors import PlanError
@@ -67,7 +68,7 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
     key = CheckpointingOptions.CHECKPOINTS_DIRECTORY.key
     directory = capture.option(key)
     given = {key.lower(): value for key, value in start.options.items()}
-    location = directory or given.get(_CHECKPOINT_LOCATION)
+    location = directory or given.get(_CHECKPOINT_LOCATION) or capture.option(DEFAULT_CHECKPOINTS_DIRECTORY)
     if not location:
         raise PlanError(
             "writeStream",

@@ -123,7 +123,7 @@ class Dispatcher:
         self._known = KnownJobs(configuration, slots, pools, self._events, self._submissions)
         self._operations = OperationStore(partial(operation_ended, self._events.publish))
         self._holds = ProgramHolds(programs, self._known.running_archive)
-        self._planner = Planner(configuration, pools)
+        self._planner = Planner(configuration, pools, lambda: self._submitter.default_checkpoint_directory)
         self._catalogue = SavepointCatalogue(pools.paths)
         self._lineages = Lineages(self._known, pools.own, self._holds.programs)
         self._references = SnapshotReferences(

@@ -109,7 +109,7 @@ class JobSubmitter:
             savepoint=savepoint,
             claim_mode=request.claim_mode,
             allow_non_restored_state=request.allow_non_restored_state,
-            default_checkpoint_directory=self._default_checkpoint_directory(),
+            default_checkpoint_directory=self.default_checkpoint_directory,
             request=request,
             record=JobRecord() if store is None else DurableRecord(store, job_id),
             ended_jobs=self._known.ended_before(savepoint),
@@ -187,7 +187,8 @@ class JobSubmitter:
         except StorageError as error:
             raise NotReady(f"the job could not be stored: {error}") from error
 
-    def _default_checkpoint_directory(self) -> str:
+    @property
+    def default_checkpoint_directory(self) -> str:
         """The default directory, in which a later driver finds checkpoints too if high availability is on."""
         return self._volatile_directory if self.store is None else self.store.snapshots.url
 

@@ -19,6 +19,7 @@ from ckpt_runtime.api.plan_result import PlanRequest, PlanResult
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
@@ -141,10 +142,14 @@ class RunningProgram:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """``cluster`` is the session's configuration, whose options are defaults for those of pipelines."""
+    """``cluster`` is the session's configuration, whose options are defaults for those of pipelines.
+
+    ``checkpoints`` returns the directory for checkpoints of jobs that configure none.
+    """
 
     cluster: Configuration
     pools: DriverPools
+    checkpoints: Callable[[], str]
 
     @property
     def limits(self) -> ProcessLimits:
@@ -191,7 +196,7 @@ class Planner:
         def plan(directory: str) -> PlanResult:
             archive = Path(directory, "archive.zip")
             archive.write_bytes(program.archive)
-            defaults, files = options_of_jobs(program.defaults), str(Path(directory, "files"))
+            defaults, files = self._defaults(program.defaults), str(Path(directory, "files"))
             given = configuration.to_dict()
             order = PlanRequest(files, program.entry, program.arguments, given, defaults, archive=str(archive))
             return self._planned(order)
@@ -225,10 +230,13 @@ class Planner:
         self, directory: str, program: StoredProgram, request: RunRequest, configuration: Configuration
     ) -> PlanRequest:
         """The request to a planning process, which unpacks the archive into ``directory``."""
-        defaults = options_of_jobs(self.cluster)
+        defaults = self._defaults(self.cluster)
         given = configuration.to_dict()
         entry = entry_of(program, request)
         return PlanRequest(directory, entry, request.arguments, given, defaults, archive=str(program.archive))
+
+    def _defaults(self, configuration: Configuration) -> dict[str, str]:
+        return options_of_jobs(configuration) | {DEFAULT_CHECKPOINTS_DIRECTORY: self.checkpoints()}
 
     async def in_directory(self, call: Callable[[str], T]) -> T:
         """Calls in the pool for plans, with a directory that is deleted afterwards."""
