@@ -24,6 +24,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Analysis,
     AnalysisRequest,
     Filter,
+    Generate,
     PlanNode,
     Project,
     Source,
@@ -233,6 +234,10 @@ class _PlanReader:
                     Watermark(columns=columns, inputs=inputs, plan_id=plan_id, column=column.index, delay_ms=delay_ms),
                     ids,
                 )
+            case "Generate":
+                function = self._expressions([plan.generator()], inputs[0])[0]
+                outer = bool(plan.outer())
+                return self._add(Generate(columns=columns, inputs=inputs, function=function, outer=outer), ids)
             case "Union":
                 return self._add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
             case "Aggregate":

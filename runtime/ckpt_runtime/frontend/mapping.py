@@ -12,9 +12,11 @@ from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
+from ckpt_runtime.frontend.generators import generate_spec
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Filter,
+    Generate,
     PlanNode,
     Project,
     Source,
@@ -104,6 +106,9 @@ class _QueryMapper:
                 if not pa.types.is_timestamp(schema.field(node.column).type):
                     raise PlanError("withWatermark", f"column {column!r} is not a timestamp; cut its window open first")
                 return self._apply(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
+            case Generate():
+                spec = generate_spec(node, nodes, len(self._inputs), schema)
+                return self._apply(spec, inputs, schema, node.plan_id)
             case Union():
                 return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
             case Aggregate():

@@ -70,7 +70,17 @@ class Aggregate(_Node, frozen=True, tag="aggregate", kw_only=True):
     aggregates: tuple[TypedAggregate, ...]
 
 
-PlanNode: TypeAlias = Source | Project | Filter | Watermark | Union | Aggregate
+class Generate(_Node, frozen=True, tag="generate", kw_only=True):
+    """The input's columns, then those that a generator such as ``explode`` makes: one row for each of its elements.
+
+    ``outer`` keeps rows without an element, with nulls.
+    """
+
+    function: Expression
+    outer: bool
+
+
+PlanNode: TypeAlias = Source | Project | Filter | Watermark | Union | Aggregate | Generate
 
 
 CONFIGURED = frozenset({"spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"})

@@ -71,6 +71,20 @@ class EvaluateSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerateSpec:
+    """Repeats each row for every element that ``function``, a generator of Spark's, makes of it.
+
+    The result has the input's columns, then the generator's. Input columns that are not ``carried`` are read by nobody
+    and come out as nulls.
+    """
+
+    function: Expression
+    outer: bool
+    carried: frozenset[int]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
 class WatermarkSpec:
     """Event time: ``column`` holds timestamps; the watermark trails the greatest one seen by ``delay_ms``.
 
@@ -205,6 +219,7 @@ OperatorSpec = (
     | ProjectSpec
     | ConditionSpec
     | EvaluateSpec
+    | GenerateSpec
     | WatermarkSpec
     | AggregateSpec
     | ProcessSpec

@@ -10,6 +10,7 @@ from ckpt_runtime.graph.specs import (
     ConditionSpec,
     EvaluateSpec,
     FilterSpec,
+    GenerateSpec,
     JoinSpec,
     MapInArrowSpec,
     OperatorSpec,
@@ -19,6 +20,7 @@ from ckpt_runtime.graph.specs import (
 )
 from ckpt_runtime.operators.aggregate import AggregateOperator
 from ckpt_runtime.operators.expressions import FilterOperator, ProjectOperator
+from ckpt_runtime.operators.generate import GenerateOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
@@ -38,6 +40,8 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
             return ConditionOperator(spec)
         case EvaluateSpec():
             return EvaluateOperator(spec)
+        case GenerateSpec():
+            return GenerateOperator(spec)
         case MapInArrowSpec():
             return MapInArrowOperator(spec)
         case WatermarkSpec():
