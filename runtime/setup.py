@@ -39,6 +39,10 @@ EXTRAS_REQUIRE = {
     "connect": [
         "pyspark[connect]>=4.3,<4.4",
     ],
+    # The source and the sink of that name.
+    "kafka": [
+        "confluent-kafka>=2.10",
+    ],
     # A release of s3fs works with the very same release of fsspec only.
     "s3": [
         "s3fs>=2024.12.0",

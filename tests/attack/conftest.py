@@ -74,6 +74,12 @@ class AttackedSession:
                 found.update(str(connection.laddr) for connection in process.net_connections("unix"))
         return sorted(path for path in found if path.startswith("/"))
 
+    @property
+    def connect_port(self) -> int:
+        """The port of Spark Connect, as the session's log tells it."""
+        log = (self.directory / "session.log").read_text()
+        return int(log.partition("CKPT_CONNECT_URL ")[2].split()[0].rpartition(":")[2])
+
     def command_lines(self) -> list[str]:
         """As the process list shows them."""
         return [command_line(process.pid) for process in self.processes()]
@@ -92,7 +98,7 @@ def attacked() -> Iterator[AttackedSession]:
     info = start_session(
         "local",
         2,
-        conf={"heartbeat.timeout": "50 s"},
+        conf={"heartbeat.timeout": "50 s", "connect.enabled": "true", "connect.port": "0"},
         log_file=directory / "session.log",
         work_directory=directory / "work",
     )

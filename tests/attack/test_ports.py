@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +18,7 @@ from ckpt_runtime.network.connections import ControlConnection
 from ckpt_runtime.spark.protection import CONTROL_SECRET, SETTINGS
 from tests.attack.conftest import AttackedSession, OpenSpark
 from tests.support.open_spark import ENDPOINT
+from tests.support.patience import patient
 from tests.support.spark_protocol import Refused, SparkConnection, to_endpoint
 from tests.support.spark_sessions import wait_until
 
@@ -101,7 +105,8 @@ def test_no_port_gives_anything_away(
     names = sorted(ports.values())
     assert names.count("java") == 3, "the gateway of Python, the RPC, the block manager"
     assert names.count("ckpt-worker") >= 2
-    assert len([name for name in names if name.startswith("python")]) == 2, "REST and control; no daemon's, no other"
+    python = [name for name in names if name.startswith("python")]
+    assert len(python) == 3, "REST, Spark Connect and control; no daemon's, no other"
     given = as_other_user(lambda: _at_all(ports, lambda port: _harm(port, open_spark.check)))
     assert [(name, what) for name, what in given if what] == []
 
@@ -129,3 +134,47 @@ def test_no_socket_file_can_be_connected_to(attacked: AttackedSession, as_other_
     paths = attacked.sockets()
     assert len(paths) >= 3, "Spark talks to Python over files"
     assert [path for path in paths if as_other_user(lambda path=path: connected(path))] == []
+
+
+SCHEMA = """
+import sys
+from pyspark.sql import SparkSession
+print(SparkSession.builder.remote(sys.argv[1]).getOrCreate().range(3).schema.names)
+"""
+CALLS = """
+import grpc, json, sys
+from pyspark.sql.connect.proto import AnalyzePlanRequest, AnalyzePlanResponse
+request = AnalyzePlanRequest(session_id="0" * 8 + "-0000-4000-8000-" + "0" * 12)
+request.spark_version.SetInParent()
+answers = {}
+for port in sys.argv[1:]:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(
+            "/spark.connect.SparkConnectService/AnalyzePlan",
+            AnalyzePlanRequest.SerializeToString,
+            AnalyzePlanResponse.FromString,
+        )
+        for token in ("", "wrong"):
+            try:
+                answer = call(request, timeout=5, metadata=(("authorization", f"Bearer {token}"),))
+                answers[port] = answer.spark_version.version
+            except grpc.RpcError as error:
+                answers.setdefault(port, error.code().name)
+print(json.dumps(answers))
+"""
+
+
+def test_spark_connect_and_spark_s_service_behind_it_answer_nothing_without_their_tokens(
+    attacked: AttackedSession,
+) -> None:
+    def run(code: str, *arguments: str) -> str:
+        command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=patient(120)).stdout
+
+    url = f"sc://localhost:{attacked.connect_port}/;token={attacked.info.token}"
+    assert run(SCHEMA, url) == "['id']\n"
+    ports = {str(port): name for port, name in attacked.ports().items()}
+    answers = json.loads(run(CALLS, *ports))
+    refused = [ports[port] for port, answer in answers.items() if answer == "UNAUTHENTICATED"]
+    assert sorted(name[:4] for name in refused) == ["java", "pyth"], answers
+    assert [answer for answer in answers.values() if answer.startswith("4.")] == []

@@ -38,8 +38,8 @@ PROVIDER = ROOT / "airflow_provider_ckpt"
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 ROWS = 600
 PYTHON = blocks("python")
-# Those that need Spark's analyzer are run by tests/differential/test_pyspark_programs.py.
-PROGRAMS = [block for block in PYTHON if "\ndef pipeline(spark: SparkSession" in block.text]
+# Those that need Spark's analyzer are run by tests/differential/test_pyspark_programs.py and test_sinks.py.
+PROGRAMS = [block for block in PYTHON if "\ndef pipeline(spark" in block.text]
 PIPELINES = [block for block in PYTHON if "\ndef pipeline(" in block.text and block not in PROGRAMS]
 DAGS = [block for block in PYTHON if "with DAG(" in block.text]
 OPERATOR_PAGES = ("operators.md", "unaligned-checkpoints.md")

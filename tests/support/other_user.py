@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 the other user cannot read the files of the interpreter later
 import json
 import os
 import pwd

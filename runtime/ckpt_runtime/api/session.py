@@ -34,6 +34,7 @@ from ckpt_runtime.graph.compiler import CompiledPlan, compile_plan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import SINK_FORMATS, SOURCE_FORMATS, is_data_source
 from ckpt_runtime.graph.logical import LogicalPlan
+from ckpt_runtime.sinks import is_sink
 
 
 class RuntimeConfig:
@@ -98,11 +99,12 @@ class DataSourceRegistration:
     def register(self, dataSource: type) -> None:
         """Registers a class under ``dataSource.name()``, upper or lower case; a later class of that name replaces it.
 
-        :param dataSource: a subclass of PySpark's ``DataSource``.
+        :param dataSource: a subclass of PySpark's ``DataSource``, or of ``ckpt_runtime.sinks.Sink``.
         :raises PlanError: no such class, or the name of a built-in format
         """
-        if not is_data_source(dataSource):
-            raise PlanError("dataSource", f"expected a subclass of PySpark's DataSource, not {dataSource!r}")
+        if not is_data_source(dataSource) and not is_sink(dataSource):
+            wanted = "a subclass of PySpark's DataSource, or of ckpt_runtime.sinks.Sink"
+            raise PlanError("dataSource", f"expected {wanted}, not {dataSource!r}")
         name = dataSource.name().lower()  # type: ignore[attr-defined]
         if name in SOURCE_FORMATS or name in SINK_FORMATS:
             raise PlanError("dataSource", f"{name!r} is the name of a built-in format; override name()")
@@ -116,7 +118,7 @@ class DataSourceRegistration:
         """
         if isinstance(format_, str):
             return self._classes.get(format_.lower()) or _built_in(format_)
-        if is_data_source(format_):
+        if is_data_source(format_) or is_sink(format_):
             return format_
         raise PlanError("format", f"expected a name or a DataSource class, not {format_!r}")
 

@@ -53,11 +53,10 @@ def restored_sink_ids(snapshot: CompletedCheckpoint) -> dict[str, str]:
 def pending_names(snapshots: Iterable[CompletedCheckpoint]) -> set[str]:
     """Names of the files in these snapshots whose commit may still have to be repeated."""
     states = (state for snapshot in snapshots for state in snapshot.states.values())
-    return {
-        str(item["name"])
-        for _, name, item in _items(states)
-        if name == PENDING and isinstance(item, dict) and "name" in item
-    }
+    pending = [item for _, name, item in _items(states) if name == PENDING and isinstance(item, dict)]
+    # Versions before the protocol of sinks stored the fields of a pending file alone.
+    files = [item.get("committable", item) for item in pending]
+    return {str(file["name"]) for file in files if isinstance(file, dict) and "name" in file}
 
 
 def _items(states: Iterable[SubtaskState]) -> Iterable[tuple[str, str, object]]:

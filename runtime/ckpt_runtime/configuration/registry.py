@@ -11,6 +11,7 @@ from ckpt_runtime.configuration.cluster_options import (
     SlotOptions,
     TaskManagerOptions,
 )
+from ckpt_runtime.configuration.connect_options import ConnectOptions
 from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions
 from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.configuration.option import ConfigOption
@@ -33,6 +34,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("Heartbeats", HeartbeatOptions),
     ("Slots", SlotOptions),
     ("REST", RestOptions),
+    ("Spark Connect", ConnectOptions),
     ("Security", SecurityOptions),
     ("Logs", LoggingOptions),
     ("High availability", HighAvailabilityOptions),

@@ -2,7 +2,8 @@
 
 * A source restored at any parallelism emits every row after its stored position once, and none before it.
 * Rows of one key stay in order in a partitioned replay.
-* Each row of the Parquet sink lies in exactly one visible file, through any crash. A commit may be repeated.
+* Sinks are built on the public protocol (``ckpt_runtime.sinks``), and ``sink_operators`` alone runs it.
+* Each row of a sink of files lies in exactly one visible file, through any crash. A commit may be repeated.
 * The id of a sink is in its state and outlives the job. Leftovers of earlier attempts and of ended jobs with the same
   sink are removed; files of jobs that may be alive and of other sinks are not touched.
 * Offsets, partitions and commit messages are stored as JSON; their classes are looked up among those of the plan.

@@ -13,27 +13,23 @@ was interrupted.
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any
 
 import pyarrow as pa
 
 from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, spark_schema, struct_type
-from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
+from ckpt_runtime.connectors.datasource_values import values_of
 from ckpt_runtime.connectors.tagged_values import TaggedValues
-from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, new_data_source
-from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
+from ckpt_runtime.graph.formats import new_data_source
 from ckpt_runtime.operators.helper_thread import HelperThread
-from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.operators.task_context import new_task, running
+from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
-_MESSAGES = "messages"
 _QUEUED_BATCHES = 4
 _CHECK_SECONDS = 0.2
 _ABANDON_SECONDS = 10.0
-_LOOK_EVERY_MS = 500
-"""Interval of the check for a failed ``write`` while neither rows nor a barrier come."""
 
 
 class _Abandoned(Exception):
@@ -43,7 +39,7 @@ class _Abandoned(Exception):
 class _Epoch:
     """One call of ``write``, in its own thread, which gets the rows batch by batch."""
 
-    def __init__(self, writer: Any, schema: pa.Schema, values: TaggedValues, context: OperatorContext) -> None:
+    def __init__(self, writer: Any, schema: pa.Schema, values: TaggedValues, context: SinkContext) -> None:
         self._writer = writer
         self._values = values
         self._struct = struct_type(schema)
@@ -55,7 +51,7 @@ class _Epoch:
         self._error: BaseException | None = None
         # In the subtask's context, so that log records of user code belong to the subtask.
         run = copy_context().run
-        self._thread = HelperThread(target=run, args=(self._run,), name=f"write {context.name}", daemon=True)
+        self._thread = HelperThread(target=run, args=(self._run,), name=f"write {context.uid}", daemon=True)
         self._thread.start()
 
     def feed(self, batch: pa.RecordBatch) -> None:
@@ -137,54 +133,62 @@ class _Epoch:
                 yield from batch_to_rows(batch, self._struct)
 
 
-class StreamWriterOperator(Operator):
-    """Runs the user's writer in each subtask. Keeps no state: the committer keeps its messages."""
+class DataSourceSink(Sink):
+    """A PySpark ``DataSource`` as a sink of the engine's protocol; its committables are texts of tagged values."""
 
-    def __init__(self, spec: SinkSpec) -> None:
-        assert isinstance(spec.format, type)
-        self._source = spec.format
-        self._options = spec.options
-        self._epoch: _Epoch | None = None
-        self._schema: pa.Schema | None = None
+    def __init__(self, source: type, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._source = source
+
+    @classmethod
+    def name(cls) -> str:
+        return "datasource"
+
+    def open_writer(self, schema: pa.Schema, context: SinkContext) -> SinkWriter:
+        return _EpochWriter(self._source, self.options, schema, context)
+
+    def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
+        assert schema is not None
+        return _MessageCommitter(self._source, self.options, schema)
+
+    def encode(self, committable: Any) -> str:
+        return str(committable)
+
+    def decode(self, text: str) -> Any:
+        return text
+
+
+class _EpochWriter(SinkWriter):
+    """Runs the user's ``write`` once per checkpoint. Keeps no state: the committer keeps its messages."""
+
+    def __init__(self, source: type, options: Mapping[str, str], schema: pa.Schema, context: SinkContext) -> None:
+        self._source = source
+        self._options = options
+        self._schema = schema
+        self._context = context
         self._values: TaggedValues | None = None
-        self._checkpoint_id = 0
-        """The last checkpoint whose barrier has come, or the restored one."""
+        self._epoch: _Epoch | None = None
+        self._checkpoint_id = context.last_checkpoint_id
 
-    def open(self, context: OperatorContext, output: Output) -> None:
-        super().open(context, output)
-        self._checkpoint_id = context.restored_checkpoint_id or 0
-
-    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+    def write(self, batch: pa.RecordBatch) -> None:
         if self._epoch is None:
             writer = _new_writer(self._source, self._options, batch.schema)
             if self._values is None:
                 self._values = values_of(self._source, writer)
             self._schema = batch.schema
-            self._epoch = _Epoch(writer, batch.schema, self._values, self.context)
-            self._look_later()
+            self._epoch = _Epoch(writer, batch.schema, self._values, self._context)
         self._epoch.feed(batch)
 
-    def on_processing_time(self, now_ms: int) -> None:
-        """Reports a failed ``write`` even if the next row or barrier is hours away."""
+    def check(self) -> None:
         if self._epoch is not None:
             self._epoch.raise_error()
-            self._look_later()
 
-    def _look_later(self) -> None:
-        self.context.set_timer(self.context.now_ms() + _LOOK_EVERY_MS)
-
-    def process_watermark(self, timestamp_ms: int) -> None:
-        """Drops the watermark: the rows sent downstream are committables, which have no event time."""
-
-    def prepare_snapshot(self, checkpoint_id: int) -> None:
-        """Ends the epoch and sends its message in front of the barrier; an epoch without rows has none."""
+    def prepare_commit(self, checkpoint_id: int) -> Sequence[str]:
+        """Ends the epoch and returns its message; an epoch without rows has none."""
         message = None if self._epoch is None else self._epoch.complete()
         self._checkpoint_id = checkpoint_id
-        if message is None:
-            return
         self._epoch = None
-        row = {"checkpoint_id": checkpoint_id, "subtask": self.context.subtask_index, "message": message}
-        self.output.emit(pa.RecordBatch.from_pylist([row], schema=COMMITTABLE_SCHEMA))
+        return () if message is None else (message,)
 
     def close(self) -> None:
         """Aborts a ``write`` that no barrier has ended (returned, raised or running), since no snapshot covers it.
@@ -195,90 +199,33 @@ class StreamWriterOperator(Operator):
             return
         message = self._epoch.abandon()
         self._epoch = None
-        assert self._schema is not None
         assert self._values is not None
         carried = None if message is None else self._values.decode(message)
         _new_writer(self._source, self._options, self._schema).abort([carried], self._checkpoint_id + 1)
 
 
-class CommitterOperator(Operator):
-    """Commits what the writers prepared; parallelism 1."""
+class _MessageCommitter(SinkCommitter):
+    """Calls the user's ``commit`` and ``abort`` with the messages of a checkpoint."""
 
-    def __init__(self, spec: CommitterSpec) -> None:
-        assert isinstance(spec.format, type)
-        assert spec.schema is not None
-        self._source = spec.format
-        self._options = spec.options
-        self._schema = spec.schema
-        self._messages: dict[int, list[tuple[int, str | None]]] = {}
+    def __init__(self, source: type, options: Mapping[str, str], schema: pa.Schema) -> None:
+        self._source = source
+        self._options = options
+        self._schema = schema
         self._values: TaggedValues | None = None
-        self._taken: set[int] = set()
-        """Snapshots that a restore may use, as far as this operator knows."""
 
-    def open(self, context: OperatorContext, output: Output) -> None:
-        """Commits what the restored snapshot covers, even if it was committed before."""
-        super().open(context, output)
-        self._taken = {context.restored_checkpoint_id or 0}
-        for item in checked_items(context.uid, context.operator_state.restored(_MESSAGES)):
-            messages = [(int(subtask), message) for subtask, message in item["messages"]]
-            self._messages[int(item["checkpoint"])] = messages
-        self._commit_up_to(max(self._messages, default=0))
+    def commit(self, transaction: Transaction, committables: Sequence[Any]) -> CommitOutcome:
+        writer = _new_writer(self._source, self._options, self._schema)
+        writer.commit(self._decoded(committables, writer), transaction.checkpoint_id)
+        return CommitOutcome.COMMITTED
 
-    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        for row in batch.to_pylist():
-            self._messages.setdefault(row["checkpoint_id"], []).append((row["subtask"], row["message"]))
+    def abort(self, transaction: Transaction, committables: Sequence[Any]) -> None:
+        writer = _new_writer(self._source, self._options, self._schema)
+        writer.abort(self._decoded(committables, writer), transaction.checkpoint_id)
 
-    def process_watermark(self, timestamp_ms: int) -> None:
-        """Drops the watermark: a committer has no output."""
-
-    def snapshot(self, checkpoint_id: int) -> None:
-        items = [
-            {"checkpoint": known, "messages": [list(entry) for entry in messages]}
-            for known, messages in sorted(self._messages.items())
-        ]
-        self.context.operator_state.put(_MESSAGES, versioned(items))
-        self._taken.add(checkpoint_id)
-
-    def notify_complete(self, checkpoint_id: int) -> None:
-        self._commit_up_to(checkpoint_id)
-
-    def notify_aborted(self, checkpoint_id: int) -> None:
-        """Keeps the checkpoint's messages for a later checkpoint."""
-        self._taken.discard(checkpoint_id)
-
-    def close(self) -> None:
-        """Aborts messages that no restore can use, in checkpoint order; tries all, then raises the first error."""
-        errors: list[Exception] = []
-        covered = max(self._taken, default=0)
-        for known in sorted(known for known in self._messages if known > covered):
-            try:
-                writer = self._writer()
-                writer.abort(self._decoded(known, writer), known)
-            except Exception as error:
-                errors.append(error)
-        self._messages.clear()
-        if errors:
-            raise errors[0]
-
-    def _commit_up_to(self, checkpoint_id: int) -> None:
-        """Commits in checkpoint order; after a failure this and later checkpoints are committed after the restore."""
-        for known in sorted(known for known in self._messages if known <= checkpoint_id):
-            writer = self._writer()
-            writer.commit(self._decoded(known, writer), known)
-            del self._messages[known]
-
-    def _decoded(self, checkpoint_id: int, writer: Any) -> list[Any]:
+    def _decoded(self, texts: Sequence[str | None], writer: Any) -> list[Any]:
         if self._values is None:
             self._values = values_of(self._source, writer)
-        texts = [text for _, text in sorted(self._messages[checkpoint_id], key=_subtask)]
         return [None if text is None else self._values.decode(text) for text in texts]
-
-    def _writer(self) -> Any:
-        return _new_writer(self._source, self._options, self._schema)
-
-
-def _subtask(entry: tuple[int, str | None]) -> int:
-    return entry[0]
 
 
 def _new_writer(source: type, options: Mapping[str, str], schema: pa.Schema) -> Any:

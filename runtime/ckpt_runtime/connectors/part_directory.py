@@ -41,18 +41,24 @@ class PartDirectory:
 
     def make_pending(self, part: PartName) -> None:
         """In progress -> pending, durable when this returns."""
-        self._rename(part.in_progress, part.pending)
+        self._rename(part.in_progress, self.location.child(part.pending))
 
-    def commit(self, part: PartName) -> bool:
-        """Pending -> visible. True when it is visible now, also when it was before; False when both are missing."""
-        pending, visible = self.location.child(part.pending), self.location.child(part.visible)
+    def commit(self, part: PartName, partition: str = "") -> bool | None:
+        """Pending -> visible, in a directory below this one if it is a partition's.
+
+        Returns True if it is visible now, False if it was before, and None if it is missing.
+        """
+        inside = partition.split("/") if partition else []
+        visible = self.location.child(*inside, part.visible)
         try:
-            if exists(pending):
-                self._rename(part.pending, part.visible)
+            if exists(self.location.child(part.pending)):
+                if partition:
+                    make_directory(visible.parent, private=False)
+                self._rename(part.pending, visible)
                 return True
         except NotFoundError:
             pass  # another job that was started from the same savepoint has just committed it
-        return exists(visible)
+        return False if exists(visible) else None
 
     def delete(self, name: str) -> None:
         """Deletes one file; no error when it is gone."""
@@ -63,18 +69,19 @@ class PartDirectory:
         parts = (parse_hidden(name) for name in list_names(self.location))
         return [part for part in parts if part is not None]
 
-    def _rename(self, source: str, target: str) -> None:
-        old, new = self.location.child(source), self.location.child(target)
+    def _rename(self, source: str, new: Location) -> None:
+        old = self.location.child(source)
         with naming("rename", old):
             if not old.is_local:
                 old.filesystem.mv(old.path, new.path)
                 return
             os.replace(old.path, new.path)
-            directory = os.open(self.location.path, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            for changed in {os.path.dirname(old.path), os.path.dirname(new.path)}:
+                directory = os.open(changed, os.O_RDONLY)
+                try:
+                    os.fsync(directory)
+                finally:
+                    os.close(directory)
 
 
 def sync_and_close(file: Any) -> None:

@@ -9,14 +9,19 @@ id, and so finds the files of earlier jobs. The job's id distinguishes jobs that
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _SLUG_LENGTH = 40
 _PENDING = ".pending"
 _IN_PROGRESS = ".inprogress"
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED = re.compile("[\x01-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
+"""What Spark writes as ``%`` and two digits in the name of a partition's directory."""
 _NAME = re.compile(
     r"\.?part-(?P<owner>[A-Za-z0-9_]+-[A-Za-z0-9_]+-[0-9a-f]{8,16})-s(?P<subtask>\d+)-a(?P<attempt>\d+)"
-    r"-n(?P<sequence>\d+)-(?P<token>[0-9a-f]{8})(?:-c(?P<checkpoint>\d+))?\.parquet(?P<stage>\.pending|\.inprogress)?"
+    r"-n(?P<sequence>\d+)-(?P<token>[0-9a-f]{8})(?:-c(?P<checkpoint>\d+))?\."
+    r"(?P<extension>(?:parquet|csv|json)(?:\.(?:gz|bz2|zst))?)(?P<stage>\.pending|\.inprogress)?"
 )
 
 
@@ -39,6 +44,7 @@ class PartName:
     sequence: int
     token: str
     checkpoint: int | None = None
+    extension: str = "parquet"
 
     @property
     def job_id(self) -> str:
@@ -61,15 +67,15 @@ class PartName:
 
     @property
     def in_progress(self) -> str:
-        return f".{self._stem}.parquet{_IN_PROGRESS}"
+        return f".{self._stem}.{self.extension}{_IN_PROGRESS}"
 
     @property
     def pending(self) -> str:
-        return f".{self._stem}-c{self.checkpoint}.parquet{_PENDING}"
+        return f".{self._stem}-c{self.checkpoint}.{self.extension}{_PENDING}"
 
     @property
     def visible(self) -> str:
-        return f"{self._stem}-c{self.checkpoint}.parquet"
+        return f"{self._stem}-c{self.checkpoint}.{self.extension}"
 
     @property
     def _stem(self) -> str:
@@ -89,5 +95,15 @@ def parse_hidden(name: str) -> PartName | None:
         int(match["sequence"]),
         match["token"],
         checkpoint,
+        match["extension"],
     )
     return part if name in (part.pending, part.in_progress) else None
+
+
+def partition_directory(values: Iterable[tuple[str, str | None]]) -> str:
+    """Returns the directory of a partition by the texts of its columns, with the names that Spark and Hive give it."""
+    return "/".join(f"{_escaped(name)}={_escaped(value) if value else _NULL_PARTITION}" for name, value in values)
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckpt_runtime.graph.specs import (
+    FILE_FORMATS,
     CommitterSpec,
     DrillSinkSpec,
     EnumeratorSpec,
@@ -12,6 +13,7 @@ from ckpt_runtime.graph.specs import (
     SourceSpec,
 )
 from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.sinks import Sink, is_sink
 
 
 def create_connector(spec: OperatorSpec) -> Operator:
@@ -34,9 +36,10 @@ def create_connector(spec: OperatorSpec) -> Operator:
 
             return NumbersSource(spec)
         case CommitterSpec():
-            from ckpt_runtime.connectors.datasource_writer import CommitterOperator
+            from ckpt_runtime.connectors.sink_operators import CommitterOperator
 
-            return CommitterOperator(spec)
+            assert spec.schema is not None
+            return CommitterOperator(sink_of(spec), spec.schema)
         case SinkSpec():
             return _create_sink(spec)
         case DrillSinkSpec():
@@ -48,14 +51,6 @@ def create_connector(spec: OperatorSpec) -> Operator:
 
 def _create_sink(spec: SinkSpec) -> Operator:
     match spec:
-        case SinkSpec(format=type()):
-            from ckpt_runtime.connectors.datasource_writer import StreamWriterOperator
-
-            return StreamWriterOperator(spec)
-        case SinkSpec(format="parquet"):
-            from ckpt_runtime.connectors.parquet_sink import ParquetSink
-
-            return ParquetSink(spec)
         case SinkSpec(format="noop"):
             from ckpt_runtime.connectors.noop_sink import NoopSink
 
@@ -64,4 +59,22 @@ def _create_sink(spec: SinkSpec) -> Operator:
             from ckpt_runtime.connectors.verify import VerifySink
 
             return VerifySink(spec)
-    raise ValueError(f"no sink operator for format {spec.format!r}")
+    from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator, PreparingSinkOperator
+
+    sink = sink_of(spec)
+    return PreparingSinkOperator(sink) if spec.single_committer else CommittingSinkOperator(sink)
+
+
+def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:
+    """A new sink of the public protocol. Raises ValueError for a format that has none."""
+    if is_sink(spec.format):
+        return spec.format(spec.options)  # type: ignore[operator, no-any-return]
+    if isinstance(spec.format, type):
+        from ckpt_runtime.connectors.datasource_writer import DataSourceSink
+
+        return DataSourceSink(spec.format, spec.options)
+    if spec.format in FILE_FORMATS:
+        from ckpt_runtime.connectors.file_sink import FileSink
+
+        return FileSink(spec.format, spec.options)
+    raise ValueError(f"no sink for format {spec.format!r}")

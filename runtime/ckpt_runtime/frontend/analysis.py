@@ -61,14 +61,14 @@ class Analyzer:
         """Returns Spark's answer, errors of the author included. Blocks; calls from several threads take turns."""
         with self._lock:
             self._serial += 1
-            return _analyze(_spark_session(), request, self._serial)
+            return _analyze(spark_session(), request, self._serial)
 
 
 ANALYZER = Analyzer()
 """That of this process: Spark has one session in it."""
 
 
-def _spark_session() -> Any:
+def spark_session() -> Any:
     """Returns the driver's session. Outside of Spark it starts one, which runs nothing."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession

@@ -10,13 +10,15 @@ no Spark.
 from __future__ import annotations
 
 import os
+import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, SupportsIndex
 
 import msgspec
 
@@ -199,7 +201,7 @@ def _channel(service: Mapping[str, Callable[[Any], Any]]) -> Any:
     return Channel()
 
 
-class _Service:
+class Service:
     """Spark Connect's service over a capture."""
 
     def __init__(self, capture: Capture) -> None:
@@ -222,7 +224,7 @@ class _Service:
         pairs = getattr(getattr(operation, kind), "pairs", ())
         if kind == "set":
             for pair in pairs:
-                self._set(pair.key, pair.value)
+                self.set(pair.key, pair.value)
         elif kind in ("get_with_default", "get_option", "get"):
             keys = [(pair.key, pair.value) for pair in pairs] or [(key, None) for key in getattr(operation, kind).keys]
             for key, default in keys:
@@ -233,7 +235,8 @@ class _Service:
                 response.pairs.add(key=key, value="true")
         return response
 
-    def _set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str) -> None:
+        """Sets an option of the job, or one of Spark's. Raises PlanError for one of Spark's that changes results."""
         if not key.startswith("spark."):
             self._capture.configure(key, value)
         elif key.startswith(_CHANGE_RESULTS):
@@ -246,11 +249,11 @@ class _Service:
         kind = request.WhichOneof("analyze")
         if kind == "schema":
             analysis = self._capture.analysis_of(self._capture.request_of(request.schema.plan.root))
-            fields = [
-                {"name": column.name, "type": column.type, "nullable": column.nullable, "metadata": {}}
-                for column in analysis.columns
-            ]
-            response.schema.schema.CopyFrom(_proto_type({"type": "struct", "fields": fields}))
+            response.schema.schema.CopyFrom(_proto_type(_struct_type(analysis).jsonValue()))
+        elif kind == "tree_string":
+            analysis = self._capture.analysis_of(self._capture.request_of(request.tree_string.plan.root))
+            level = request.tree_string.level if request.tree_string.HasField("level") else None
+            response.tree_string.tree_string = _struct_type(analysis).treeString(level or 2**31 - 1)
         elif kind == "ddl_parse":
             analysis = self._capture.analysis_of(AnalysisRequest(ddl=request.ddl_parse.ddl_string))
             response.ddl_parse.parsed.CopyFrom(_proto_type(analysis.parsed))
@@ -312,6 +315,17 @@ _DEFAULTS = {
 }
 
 
+def _struct_type(analysis: Analysis) -> Any:
+    """Returns the columns as PySpark's ``StructType``."""
+    from pyspark.sql.types import StructType
+
+    fields = [
+        {"name": column.name, "type": column.type, "nullable": column.nullable, "metadata": {}}
+        for column in analysis.columns
+    ]
+    return StructType.fromJson({"type": "struct", "fields": fields})
+
+
 def _proto_type(type_: SparkType) -> Any:
     """Returns a type as PySpark's client gets it."""
     from pyspark.sql.connect.types import pyspark_types_to_proto_types
@@ -327,6 +341,14 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
     ``register`` takes the classes that the program gives to ``spark.dataSource.register``.
     """
     before = {name: os.environ.get(name) for name in (*_REMOTE_MODE, "MASTER")}
+    sleep, thread = time.sleep, threading.get_ident()
+
+    def wait(seconds: float | SupportsIndex, /) -> None:
+        """A program that waits for its queries has described them, and its job runs them for as long as it does."""
+        if not capture.queries or threading.get_ident() != thread:
+            sleep(seconds)
+
+    time.sleep = wait
     os.environ.update(_REMOTE_MODE)
     os.environ.pop("MASTER", None)  # spark-submit sets it, and PySpark takes either a master or a remote Spark
     try:
@@ -335,7 +357,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         from pyspark.sql.connect.plan import LogicalPlan
         from pyspark.sql.connect.session import SparkSession
 
-        service = _Service(capture)
+        service = Service(capture)
 
         class Builder(ChannelBuilder):
             def toChannel(self) -> Any:  # noqa: N802 PySpark's name
@@ -369,6 +391,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
             SparkSession._active_session.session = None
             SparkSession._default_session = None
     finally:
+        time.sleep = sleep
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

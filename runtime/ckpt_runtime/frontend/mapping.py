@@ -27,7 +27,7 @@ from ckpt_runtime.frontend.typed_plan import (
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import check_sink, source_schema
+from ckpt_runtime.graph.formats import check_sink, partition_option, source_schema
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
@@ -205,13 +205,16 @@ class _QueryMapper:
         if start.path:
             options["path"] = start.path
         target = self._resolve(start.format or "parquet")
+        if columns := list(start.partitioning_column_names):
+            options["partitionBy"] = partition_option(target, columns)
         duplicates = {name for name in schema.names if schema.names.count(name) > 1}
         if duplicates:
             raise PlanError("writeStream", f"two columns are called {sorted(duplicates)[0]!r}; give them aliases")
         check_sink(target, options, schema)
         node = self._plan.add(LogicalNode(specs.SinkSpec(target, options), inputs, None))
         if start.query_name:
-            node.uid = node.name = start.query_name
+            # Not the name itself, which programs also give to the operator that the query is about.
+            node.uid, node.name = f"{start.query_name}-sink", start.query_name
 
 
 def _check_expressions(spec: specs.OperatorSpec) -> None:
@@ -230,8 +233,6 @@ def _check_start(start: object, *, aggregates: bool) -> None:
     mode = str(start.output_mode or "append").lower()  # type: ignore[attr-defined]
     if start.HasField("foreach_writer") or start.HasField("foreach_batch"):  # type: ignore[attr-defined]
         raise PlanError("writeStream", "foreach and foreachBatch are not supported yet; write with a format")
-    if list(start.partitioning_column_names):  # type: ignore[attr-defined]
-        raise PlanError("partitionBy", "not supported yet; add a query for each part")
     if mode not in ("append", "update"):
         raise PlanError("outputMode", f"{mode!r} is not supported yet; use update")
     if aggregates and mode == "append":

@@ -149,7 +149,7 @@ def _reachable(plan: LogicalPlan) -> tuple[list[LogicalNode], list[str]]:
 
 
 def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
-    """PySpark readers become enumerator and range readers, PySpark writers get a committer behind them."""
+    """PySpark readers become enumerator and range readers, sinks with a single committer get it behind them."""
     replaced: dict[LogicalNode, LogicalNode] = {}
     expanded: list[LogicalNode] = []
     for node in nodes:
@@ -163,7 +163,7 @@ def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
             enumerator, reader = _reader_pair(copy, spec)
             expanded += [enumerator, reader]
             replaced[node] = reader
-        elif isinstance(spec, SinkSpec) and isinstance(spec.format, type):
+        elif isinstance(spec, SinkSpec) and spec.single_committer:
             # The sink emits committables for the committer, not rows.
             copy.schema = COMMITTABLE_SCHEMA
             expanded += [copy, _committer(copy, spec)]
@@ -194,7 +194,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
 
 
 def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
-    # One subtask: PySpark's writers commit all that was prepared for a checkpoint in one call.
+    # One subtask: these sinks commit all that was prepared for a checkpoint in one call.
     return LogicalNode(
         CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema),
         (LogicalInput(node, Partitioning.REBALANCE),),

@@ -15,6 +15,8 @@ import pyarrow as pa
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
+from ckpt_runtime.graph.specs import FILE_FORMATS
+from ckpt_runtime.sinks import is_sink
 
 AVAILABLE_NOW_OPTION = "availableNow"
 """Reader option of every ``DataSource`` class, handled by the engine: read the data available now, then end."""
@@ -136,8 +138,51 @@ def _check_location(path: str) -> None:
         raise PlanError("option 'path'", f"{path!r} is relative; give an absolute path or a URL")
 
 
-def _check_parquet(options: dict[str, Any], schema: pa.Schema) -> None:  # noqa: ARG001
+def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
     _check_location(options["path"])
+    columns = partition_columns(options, schema)
+    if columns and len(columns) == len(schema):
+        raise PlanError("partitionBy", "all columns are named; at least one has to be left for the files")
+    for column in columns:
+        kind = schema.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or kind == pa.bool_()):
+            raise PlanError(
+                "partitionBy",
+                f"column {column!r} is {kind}; directories are named by texts, whole numbers, dates and booleans: cast "
+                "it to one of them",
+            )
+
+
+def partition_columns(options: Mapping[str, Any], schema: pa.Schema) -> tuple[str, ...]:
+    """The columns that ``partitionBy`` names, as the schema spells them. Raises PlanError for one that is not there."""
+    found = []
+    for column in split_columns(options["partitionBy"]):
+        exact = [name for name in schema.names if name == column]
+        known = exact or [name for name in schema.names if name.lower() == column.lower()]
+        if len(known) != 1:
+            raise PlanError("partitionBy", f"no column {column!r}; there are {', '.join(schema.names)}")
+        if known[0] in found:
+            raise PlanError("partitionBy", f"column {column!r} is named twice")
+        found.append(known[0])
+    return tuple(found)
+
+
+def partition_option(sink: str | type, columns: list[str]) -> str:
+    """The option that carries the columns of ``partitionBy``. Raises PlanError for a sink that has no directories."""
+    if sink not in FILE_FORMATS:
+        raise PlanError(
+            "partitionBy", f"format {sink!r} has no directories; it works with {', '.join(sorted(FILE_FORMATS))}"
+        )
+    if odd := [column for column in columns if "," in column]:
+        raise PlanError("partitionBy", f"column {odd[0]!r} has a comma in its name; rename it")
+    return ",".join(columns)
+
+
+def file_extension(format_: str, options: Mapping[str, Any]) -> str:
+    """The ending of a file's name, with that of its compression where the format's readers need it."""
+    endings = {"gzip": ".gz", "bzip2": ".bz2", "zstd": ".zst"}
+    return format_ if format_ == "parquet" else format_ + endings.get(options["compression"], "")
 
 
 def _accept(options: dict[str, Any], schema: pa.Schema) -> None:
@@ -192,8 +237,9 @@ SINK_FORMATS: dict[str, SinkFormat] = {
                 Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
                 Option("maxRowsPerFile", int, 0, minimum=0),
                 Option("onMissing", default="fail", choices=("fail", "ignore")),
+                Option("partitionBy"),
             ),
-            _check_parquet,
+            _check_files,
         ),
         SinkFormat("noop", (), _accept),
         SinkFormat(
@@ -244,6 +290,12 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
 
 def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) -> None:
     """Checks a sink's format and options against the schema of its input. Raises as :func:`source_schema`."""
+    if is_sink(sink):
+        try:
+            sink(options).check(schema)  # type: ignore[operator]
+        except ValueError as error:
+            raise PlanError("format", f"{sink.__name__}: {error}") from error  # type: ignore[union-attr]
+        return
     if isinstance(sink, type):
         _check_stream(sink, "written", "streamWriter")
         _check_types_of_pyspark(sink, schema)

@@ -102,6 +102,17 @@ class JobGraph:
         nodes = (node for vertex in self.vertices for node in vertex.operators)
         return {node.uid: node.output_directory for node in nodes if node.output_directory is not None}
 
+    @property
+    def sinks(self) -> dict[str, str]:
+        """The operators of sinks, by uid, each with the uid of the sink that it belongs to: its own, or a committer's
+        writers'."""
+        found = {node.uid: node.uid for vertex in self.vertices for node in vertex.operators if node.kind == "sink"}
+        for vertex in self.vertices:
+            if vertex.operators[0].kind == "committer":
+                [edge] = self.inputs(vertex.id)
+                found[vertex.operators[0].uid] = self.vertex(edge.source).operators[-1].uid
+        return found
+
     def warnings(self, interval_ms: int | None) -> tuple[str, ...]:
         """Warns of probable mistakes; ``interval_ms`` is None for a job without periodic checkpoints."""
         nodes = (node for vertex in self.vertices for node in vertex.operators)

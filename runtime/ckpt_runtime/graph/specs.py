@@ -16,6 +16,9 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.nodes import Expression
 
+FILE_FORMATS = frozenset({"parquet"})
+"""Sinks that write files to the directory that option ``path`` names."""
+
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -169,7 +172,7 @@ class JoinSpec:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Writes a stream. ``format`` is a registered name or a PySpark ``DataSource`` class."""
+    """Writes a stream. ``format`` is a registered name, a PySpark ``DataSource`` class or a class of a ``Sink``."""
 
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)
@@ -177,12 +180,21 @@ class SinkSpec:
     @property
     def output_directory(self) -> str | None:
         """Where the sink keeps hidden files until their commit; None for a sink without such files."""
-        return self.options["path"] if self.format == "parquet" else None
+        if self.format not in FILE_FORMATS:
+            return None
+        return next((value for key, value in self.options.items() if key.lower() == "path"), None)
+
+    @property
+    def single_committer(self) -> bool:
+        """Whether one committer behind the sink commits what all its subtasks have prepared."""
+        if isinstance(self.format, type):
+            return bool(getattr(self.format, "single_committer", True))
+        return False
 
 
 @dataclass(frozen=True, slots=True)
 class CommitterSpec(_ConnectorSpec):
-    """The single global committer behind a PySpark stream writer (two-phase commit); follows its :class:`SinkSpec`."""
+    """The single committer of a sink, behind the :class:`SinkSpec` of its writers (two-phase commit)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,8 @@ def sink_lineages(
     """Maps operator uids to sink lineages: with the id from the restored snapshot, or a new one if it has none."""
     known = {} if restored is None else restored_sink_ids(restored)
     return {
-        uid: SinkLineage(known.get(uid) or new_sink_id(seed, uid), ended_jobs if uid in known else (), savepoint_id)
-        for uid in graph.output_directories
+        uid: SinkLineage(known.get(sink) or new_sink_id(seed, sink), ended_jobs if sink in known else (), savepoint_id)
+        for uid, sink in graph.sinks.items()
     }
 
 

@@ -37,3 +37,13 @@ def check_runtime() -> None:
             f"a session needs {', '.join(missing)}, which {sys.executable} cannot import; "
             f"run: {sys.executable} -m pip install 'ckpt-runtime[session]'"
         )
+
+
+def check_connect() -> None:
+    """Raises :class:`RuntimeNotInstalledError` if this interpreter lacks a package that Spark Connect needs."""
+    missing = [module for module in ("grpc", "grpc_status", "pandas") if importlib.util.find_spec(module) is None]
+    if missing:
+        raise RuntimeNotInstalledError(
+            f"connect.enabled: true needs {', '.join(missing)}, which {sys.executable} cannot import; "
+            f"run: {sys.executable} -m pip install 'ckpt-runtime[connect]'"
+        )

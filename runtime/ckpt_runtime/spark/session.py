@@ -26,6 +26,7 @@ from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.client.transport import InvalidToken, check_token
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.connect_options import ConnectOptions
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.configuration.option import OptionScope
@@ -46,6 +47,7 @@ from ckpt_runtime.spark.launch import TERMINATION, SessionInfo
 from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
 from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
+from ckpt_runtime.spark.runtime_guard import RuntimeNotInstalledError, check_connect
 from ckpt_runtime.structured_log import PLAIN, LogSettings, start_logging
 
 if TYPE_CHECKING:
@@ -108,6 +110,8 @@ def main(arguments: list[str] | None = None) -> None:
         check_binding(options.rest_host, options.token, options.configuration.get(RestOptions.AUTHENTICATION))
         rest_context(options.configuration)
         credentials("", options.configuration)
+        if options.configuration.get(ConnectOptions.ENABLED):
+            check_connect()
         prefer_installed_pyspark()
         check_pyspark()
         with HeldDirectory("ckpt-sockets-") as sockets, _work_directory(options.work_directory) as work:
@@ -117,6 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
         ConfigurationError,
         InvalidToken,
         PySparkMismatchError,
+        RuntimeNotInstalledError,
         TlsFilesError,
         UnprotectedSparkError,
     ) as error:
@@ -286,8 +291,16 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
     advertised = options.configuration.get(RestOptions.ADDRESS) or _reachable(options.rest_host)
     url = f"{'http' if tls is None else 'https'}://{_in_url(advertised)}:{port}"
     logger.info("CKPT_REST_URL %s", url)
+    connect = None
     try:
         await _lead(cluster.lead(url, context.applicationId or "", options.token), stop)
+        if options.configuration.get(ConnectOptions.ENABLED) and not stop.is_set():
+            from ckpt_runtime.connect.server import ConnectServer
+            from ckpt_runtime.connect.spark_service import spark_service
+
+            connect = ConnectServer(cluster.dispatcher, options.configuration, options.token, spark_service)
+            connect_port = await connect.start(options.rest_host)
+            logger.info("CKPT_CONNECT_URL sc://%s:%s", _in_url(advertised), connect_port)
         # Not before it leads, because processes that wait for the file continue at once.
         if options.ready_file is not None and not stop.is_set():
             _write_session(options.ready_file, url, options)
@@ -297,6 +310,8 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
         # From here on the session itself ends the application, which need not be reported.
         watch.close()
         # Before the cluster, so that no request reaches a stopped dispatcher.
+        if connect is not None:
+            await connect.stop()
         await rest_server.stop(server)
         await cluster.stop()
         if options.ready_file is not None:

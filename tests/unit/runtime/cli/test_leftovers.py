@@ -16,8 +16,8 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, Ve
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import OperatorSubtaskState, SubtaskState
 from ckpt_runtime.cli.main import main
-from ckpt_runtime.connectors.parquet_sink import ParquetSink
-from ckpt_runtime.graph.specs import SinkSpec
+from ckpt_runtime.connectors.file_sink import FileSink
+from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
@@ -26,7 +26,7 @@ from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 RUNNING, ENDED, UNKNOWN = "a" * 32, "b" * 32, "c" * 32
 Ckpt = Callable[..., int]
-_KILLED: list[ParquetSink] = []
+_KILLED: list[CommittingSinkOperator] = []
 """Kept: one that is collected still writes to its file."""
 
 # A sink that was killed leaves its files as they are.
@@ -50,7 +50,7 @@ def out(tmp_path: Path) -> Path:
 
 def killed_sink(out: Path, job_id: str) -> Any:
     """One file waits for checkpoint 5, one is open; both are two days old. Returns the state of checkpoint 5."""
-    writer = ParquetSink(SinkSpec("parquet", {"path": str(out)}))
+    writer = CommittingSinkOperator(FileSink("parquet", {"path": str(out)}))
     _KILLED.append(writer)
     opened(writer, context(job_id=job_id))
     rows = pa.record_batch({"n": pa.array([1, 2, 3])})

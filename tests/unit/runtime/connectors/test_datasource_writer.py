@@ -14,9 +14,9 @@ from msgspec import convert, to_builtins
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
-from ckpt_runtime.connectors.datasource_writer import CommitterOperator, StreamWriterOperator
+from ckpt_runtime.connectors.datasource_writer import DataSourceSink
+from ckpt_runtime.connectors.sink_operators import CommitterOperator, PreparingSinkOperator
 from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError
-from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.structured_log import JsonLines, about
 from tests.unit.runtime.connectors.harness import Collector, context, opened, snapshot_of
@@ -40,9 +40,9 @@ class Sink:
         **options: Any,
     ) -> None:
         given = {"directory": str(world), **{key: str(value) for key, value in options.items()}}
-        self.committer = CommitterOperator(CommitterSpec(source, given, ARROW_SCHEMA))
+        self.committer = CommitterOperator(DataSourceSink(source, given), ARROW_SCHEMA)
         opened(self.committer, context(uid="out.committer", state=state, restored=restored))
-        self.writers = [StreamWriterOperator(SinkSpec(source, given)) for _ in range(2)]
+        self.writers = [PreparingSinkOperator(DataSourceSink(source, given)) for _ in range(2)]
         for subtask, writer in enumerate(self.writers):
             output = Collector(lambda batch: self.committer.process_batch(batch, 0))
             writer.open(context(subtask, 2, uid="out", restored=restored, attempt=attempt), output)
@@ -148,7 +148,7 @@ def test_a_failed_commit_of_what_was_restored_is_not_aborted(tmp_path: Path) -> 
     [file] = [tmp_path / name for name in staged(tmp_path)]
     file.rename(tmp_path / "away")
     given = {"directory": str(tmp_path)}
-    committer = CommitterOperator(CommitterSpec(Files, given, ARROW_SCHEMA))
+    committer = CommitterOperator(DataSourceSink(Files, given), ARROW_SCHEMA)
     with pytest.raises(FileNotFoundError):
         opened(committer, context(uid="out.committer", state=state, restored=4))
     committer.close()
@@ -204,7 +204,7 @@ def test_an_error_in_write_ends_a_waiting_feeder(tmp_path: Path) -> None:
 
 def test_an_error_in_write_shows_without_further_rows_and_barriers(tmp_path: Path) -> None:
     asked: list[int] = []
-    writer = StreamWriterOperator(SinkSpec(Files, {"directory": str(tmp_path), "failAt": "3"}))
+    writer = PreparingSinkOperator(DataSourceSink(Files, {"directory": str(tmp_path), "failAt": "3"}))
     opened(writer, context(uid="out", now_ms=lambda: 7, set_timer=asked.append))
     writer.process_batch(rows(3), 0)
     failing = next(thread for thread in threading.enumerate() if thread.name == "write out")
@@ -216,7 +216,7 @@ def test_an_error_in_write_shows_without_further_rows_and_barriers(tmp_path: Pat
 
 def test_a_write_is_looked_at_as_long_as_it_goes_on(tmp_path: Path) -> None:
     asked: list[int] = []
-    writer = StreamWriterOperator(SinkSpec(Files, {"directory": str(tmp_path)}))
+    writer = PreparingSinkOperator(DataSourceSink(Files, {"directory": str(tmp_path)}))
     opened(writer, context(uid="out", set_timer=asked.append))
     for n in range(3):
         writer.process_batch(rows(n), 0)

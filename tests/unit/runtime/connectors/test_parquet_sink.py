@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage
-from ckpt_runtime.connectors.parquet_sink import ParquetSink
+from ckpt_runtime.connectors.file_sink import FileSink
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory
-from ckpt_runtime.graph.specs import SinkSpec
+from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
 from tests.unit.runtime.connectors.harness import JOB, SINK, context, opened, redistributed, snapshot_of
 
@@ -24,8 +24,9 @@ from tests.unit.runtime.connectors.harness import JOB, SINK, context, opened, re
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file")
 
 
-def sink(path: Path | str, **options: Any) -> ParquetSink:
-    return ParquetSink(SinkSpec("parquet", {"path": str(path), **{key: str(value) for key, value in options.items()}}))
+def sink(path: Path | str, **options: Any) -> CommittingSinkOperator:
+    given = {"path": str(path), **{key: str(value) for key, value in options.items()}}
+    return CommittingSinkOperator(FileSink("parquet", given))
 
 
 def rows(first: int, count: int = 1) -> pa.RecordBatch:
@@ -252,7 +253,7 @@ def test_a_lost_pending_file_fails_the_restore_by_name_unless_told_otherwise(
     state = crashed_attempt(tmp_path)
     for file in list(tmp_path.iterdir()):
         file.unlink()
-    with pytest.raises(CommitError, match=r"restored: neither the pending file .*c5\.parquet\.pending nor its visible"):
+    with pytest.raises(CommitError, match=r"checkpoint 5: neither the pending file .*c5\.parquet\.pending nor its"):
         opened(sink(tmp_path), context(attempt=1, state=state, restored=5))
     opened(sink(tmp_path, onMissing="ignore"), context(attempt=1, state=state, restored=5))
     assert "1 pending files are gone" in caplog.text
@@ -265,7 +266,7 @@ def test_all_files_that_can_be_committed_are_before_an_error_is_raised(tmp_path:
         writer.process_batch(rows(checkpoint), 0)
         writer.snapshot(checkpoint)
     next(file for file in tmp_path.iterdir() if "-c2." in file.name).unlink()
-    with pytest.raises(CommitError, match="checkpoint 3: neither the pending file"):
+    with pytest.raises(CommitError, match="checkpoint 2: neither the pending file"):
         writer.notify_complete(3)
     assert visible(tmp_path) == [1, 3]
 

@@ -76,9 +76,11 @@ def test_action_on_a_frame_is_refused(action: Any) -> None:
         ("import pyspark.sql\nif True:\n    s = pyspark.sql.SparkSession.builder.getOrCreate()", True),
         ("def pipeline(spark: SparkSession): ...", False),
         ("def other():\n    SparkSession.builder.getOrCreate()", False),
+        ("def main():\n    SparkSession.builder.getOrCreate()\nif __name__ == '__main__':\n    main()", True),
+        ("def main(): ...\nif __name__ == '__main__':\n    main()", False),
     ],
 )
-def test_script_is_a_module_whose_own_statements_build_a_session(source: str, is_script: bool) -> None:
+def test_script_is_a_module_that_builds_a_session_when_it_is_run(source: str, is_script: bool) -> None:
     assert builds_session(ast.parse(source)) is is_script
 
 

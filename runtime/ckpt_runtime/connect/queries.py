@@ -1,0 +1,229 @@
+"""Streaming queries of Spark Connect clients as jobs: starting them, and answering what is asked of them.
+
+A query's id is its job's id, and both are the id of the operation that started it, so that a request that is sent
+again starts no second job. Its program is stored like any other one: the commands of the client that describe the
+query, which a small module sends to the planning session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import uuid
+import zipfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.connect_options import ConnectOptions, QueryStop
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
+from ckpt_runtime.jobmaster.gateway_errors import JobTerminated
+from ckpt_runtime.jobmaster.gateway_values import ExecutionResult, OperationKind, RunRequest
+from ckpt_runtime.scheduler.job_status import JobStatus
+
+_MODULE = "connect_query"
+_PROGRAM = '''"""A query that a Spark Connect client started. Its commands are in commands.json."""
+
+import json
+from pathlib import Path
+
+from google.protobuf.json_format import ParseDict
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.proto import Command
+
+
+def pipeline(spark: SparkSession) -> None:
+    program = json.loads(Path(__file__).with_name("commands.json").read_text())
+    for key, value in program["settings"].items():
+        spark.conf.set(key, value)
+    for command in program["commands"]:
+        spark.client.execute_command(ParseDict(command, Command()))
+'''
+_MOST_PROGRESS = 100
+"""Number of progress reports that a query keeps, as Spark does by default."""
+
+
+class QueryFailedError(Exception):
+    """A query failed; the message is the first line of the failure."""
+
+
+@dataclass(slots=True)
+class Query:
+    """A started query. ``progress`` holds reports as JSON texts, one for each completed checkpoint that was seen."""
+
+    job_id: str
+    name: str
+    progress: list[str] = field(default_factory=list)
+    reported: int = 0
+    rows: int = 0
+    reported_at_ms: int = 0
+
+    @property
+    def id(self) -> str:
+        return str(uuid.UUID(self.job_id))
+
+
+class Queries:
+    """Starts and steers the jobs of queries through the dispatcher. ``configuration`` is the session's."""
+
+    def __init__(self, dispatcher: Dispatcher, configuration: Configuration) -> None:
+        self._dispatcher = dispatcher
+        self._configuration = configuration
+
+    async def start(
+        self, operation_id: str, name: str, commands: Sequence[Any], settings: Mapping[str, str], own: Mapping[str, str]
+    ) -> Query:
+        """Submits a job. ``commands`` are messages, ``settings`` Spark's options and ``own`` the engine's.
+
+        Raises what :meth:`Dispatcher.run_pipeline` raises; then there is no job.
+        """
+        job_id = uuid.UUID(operation_id).hex
+        program = {"settings": dict(settings), "commands": [MessageToDict(command) for command in commands]}
+        archive = io.BytesIO()
+        # Equal requests give equal archives, so that entries have no time of their own.
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
+            files.writestr(zipfile.ZipInfo(f"{_MODULE}.py"), _PROGRAM)
+            files.writestr(zipfile.ZipInfo("commands.json"), json.dumps(program, sort_keys=True))
+        stored = await self._dispatcher.store_pipeline(f"{name or _MODULE}.zip", _once(archive.getvalue()))
+        configuration = {PipelineOptions.NAME.key: name or f"query-{job_id[:8]}", **own}
+        await self._dispatcher.run_pipeline(
+            RunRequest(stored.id, f"{_MODULE}:pipeline", configuration=configuration, job_id=job_id)
+        )
+        return Query(job_id, name)
+
+    async def result(self, query: Query) -> ExecutionResult:
+        """Returns the job's result; its status is None while the job has not ended."""
+        return await self._dispatcher.execution_result(query.job_id)
+
+    async def is_active(self, query: Query) -> bool:
+        """Returns whether the query has not ended."""
+        return (await self.result(query)).status is None
+
+    async def status(self, query: Query) -> tuple[str, bool]:
+        """Returns a sentence and whether the query has not ended."""
+        status = await self._dispatcher.job_status(query.job_id)
+        details = await self._dispatcher.job_details(query.job_id)
+        reason = f": {details.status_reason}" if details.status_reason else ""
+        return f"Job {query.job_id} is {status}{reason}", not status.is_globally_terminal
+
+    async def wait(self, queries: Sequence[Query], timeout_s: float | None) -> bool:
+        """Waits until one of the queries has ended; returns False if none has in time. Raises QueryFailedError."""
+        changed = asyncio.Event()
+        log = await self._dispatcher.event_log()
+        stop_listening = log.listen(changed.set)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    changed.clear()
+                    for query in queries:
+                        result = await self.result(query)
+                        if result.status is JobStatus.FAILED:
+                            raise QueryFailedError(_message(result))
+                        if result.status is not None:
+                            return True
+                    await changed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            stop_listening()
+
+    async def stop(self, query: Query) -> None:
+        """Ends a query, with a savepoint if the session is configured so, and waits for its end.
+
+        Raises QueryFailedError if the savepoint failed; then the query runs on.
+        """
+        try:
+            if self._configuration.get(ConnectOptions.STOP) is QueryStop.SAVEPOINT:
+                await self._stop_with_savepoint(query)
+            else:
+                await self._dispatcher.cancel_job(query.job_id)
+        except JobTerminated:
+            return
+        try:
+            await self.wait([query], None)
+        except QueryFailedError:
+            return  # stop() does not raise in Spark; exception() has the failure
+
+    async def _stop_with_savepoint(self, query: Query) -> None:
+        directory = await self._dispatcher.default_savepoint_directory(query.job_id)
+        if directory is None:
+            option = CheckpointingOptions.SAVEPOINT_DIRECTORY.key
+            raise QueryFailedError(f"there is no directory for the savepoint, and the query runs on: set {option}")
+        log = await self._dispatcher.event_log()
+        changed = asyncio.Event()
+        stop_listening = log.listen(changed.set)
+        try:
+            trigger = await self._dispatcher.stop_with_savepoint(
+                query.job_id, directory, SavepointFormat.CANONICAL, False, None
+            )
+            while True:
+                changed.clear()
+                status = await self._dispatcher.operation_status(OperationKind.SAVEPOINT, trigger, query.job_id)
+                if status.failure is not None:
+                    raise QueryFailedError(f"the savepoint failed, and the query runs on: {status.failure}")
+                if status.completed:
+                    return
+                await changed.wait()
+        finally:
+            stop_listening()
+
+    async def failure(self, query: Query) -> str:
+        """Returns the failure that ended the query, or an empty text."""
+        result = await self.result(query)
+        return _message(result) if result.status is JobStatus.FAILED else ""
+
+    async def progress(self, query: Query) -> list[str]:
+        """Returns the reports of progress, oldest first, in Spark's JSON form.
+
+        A report is made when it is asked for and a checkpoint has completed since the last one. Its rows are those that
+        the sources have read since then; its duration is that of the checkpoint.
+        """
+        latest = (await self._dispatcher.checkpoint_statistics(query.job_id)).latest_completed
+        if latest is None or latest.id == query.reported:
+            return query.progress
+        details = await self._dispatcher.job_details(query.job_id)
+        edges = details.graph.edges
+        sources = [vertex for vertex in details.vertices if all(edge.target != vertex.vertex_id for edge in edges)]
+        sinks = [vertex for vertex in details.vertices if all(edge.source != vertex.vertex_id for edge in edges)]
+        measures = [subtask.measures for vertex in sources for subtask in vertex.subtasks]
+        read = sum(measure.rows_out for measure in measures if measure is not None)
+        now = latest.trigger_timestamp
+        rows, query.rows = max(0, read - query.rows), read
+        since = query.reported_at_ms or details.overview.start_time_ms
+        rate = rows * 1000 / max(1, now - since)
+        query.reported, query.reported_at_ms = latest.id, now
+        rates = {"inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
+        offsets = {"startOffset": None, "endOffset": None, "latestOffset": None, "numInputRows": rows}
+        report = {
+            "id": query.id,
+            "runId": query.id,
+            "name": query.name or None,
+            "timestamp": datetime.fromtimestamp(now / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z",
+            "batchId": latest.id,
+            "batchDuration": latest.end_to_end_duration,
+            "durationMs": {"triggerExecution": latest.end_to_end_duration},
+            "eventTime": {},
+            "stateOperators": [],
+            "numInputRows": rows,
+            **rates,
+            "sources": [{"description": ", ".join(vertex.name for vertex in sources), **offsets, **rates}],
+            "sink": {"description": ", ".join(vertex.name for vertex in sinks), "numOutputRows": -1},
+        }
+        query.progress = [*query.progress, json.dumps(report)][-_MOST_PROGRESS:]
+        return query.progress
+
+
+def _message(result: ExecutionResult) -> str:
+    return "the query failed" if result.failure is None else str(result.failure).splitlines()[0]
+
+
+async def _once(content: bytes) -> AsyncIterator[bytes]:
+    yield content

@@ -1,0 +1,376 @@
+"""The gRPC endpoint for PySpark clients: Spark Connect's service in front of the dispatcher and of Spark's own service.
+
+Requests about streams are answered here; all others are passed on to Spark as they are. Every call has to carry the
+session's token. Neither plans nor files that clients send are unpickled in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc_status.rpc_status import to_status
+from pyspark.sql.connect.proto import base_pb2 as messages
+
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.connect_options import ConnectOptions
+from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.security_options import SecurityOptions
+from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
+from ckpt_runtime.connect.requests import code_in, reads_stream
+from ckpt_runtime.connect.sessions import ClientSession, ClientSessions
+from ckpt_runtime.connect.spark_service import SparkService
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
+from ckpt_runtime.jobmaster.gateway_errors import GatewayError
+
+logger = logging.getLogger(__name__)
+
+_SERVICE = "/spark.connect.SparkConnectService/"
+_METHODS = {method.name: method for method in messages.DESCRIPTOR.services_by_name["SparkConnectService"].methods}
+_GREATEST_MESSAGE = 128 << 20
+_OPTIONS = [("grpc.max_receive_message_length", _GREATEST_MESSAGE), ("grpc.max_send_message_length", _GREATEST_MESSAGE)]
+_GRACE_S = 2.0
+_REFUSALS = (PlanError, ConfigurationError, GatewayError)
+"""Errors that a client's request causes, with a message for its author."""
+_NO_CODE = (
+    "a plan from a client holds {code}, which is serialized code, and the engine takes functions from a program only: "
+    "run this program with `ckpt run`"
+)
+
+Call: TypeAlias = Any
+"""gRPC's ``ServicerContext`` of a call; gRPC has no types."""
+Respond = Callable[[Any, Call], Awaitable[Any]]
+
+
+class ConnectServer:
+    """``spark`` returns Spark's own service and blocks until it runs; it is asked with the first request for it."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        configuration: Configuration,
+        token: str | None,
+        spark: Callable[[], SparkService],
+    ) -> None:
+        self._configuration = configuration
+        self._authorization = None if token is None else f"Bearer {token}".encode()
+        self._spark = spark
+        self._sessions = ClientSessions()
+        self._queries = Queries(dispatcher, configuration)
+        self._own_operations: set[str] = set()
+        self._channel: grpc.aio.Channel | None = None
+        # No other process may listen on the same port and take some of the calls.
+        self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+        self._server.add_generic_rpc_handlers((_Handlers(self),))
+
+    async def start(self, host: str) -> int:
+        """Listens on a host and the configured port; returns the port. Raises OSError if it cannot be bound."""
+        get = self._configuration.get
+        address = f"{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{get(ConnectOptions.PORT)}"
+        try:
+            if get(SecurityOptions.REST_ENABLED):
+                key = await asyncio.to_thread(Path(get(SecurityOptions.REST_KEY) or "").read_bytes)
+                certificate = await asyncio.to_thread(Path(get(SecurityOptions.REST_CERTIFICATE) or "").read_bytes)
+                credentials = grpc.ssl_server_credentials([(key, certificate)])
+                port = self._server.add_secure_port(address, credentials)
+            else:
+                port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"{ConnectOptions.PORT.key}: {address} cannot be bound: {error}") from error
+        await self._server.start()
+        return int(port)
+
+    async def stop(self) -> None:
+        """Ends all calls after a short grace, and closes the connection to Spark. Jobs run on."""
+        await self._server.stop(_GRACE_S)
+        if self._channel is not None:
+            await self._channel.close()
+
+    def admits(self, authorization: str | bytes) -> bool:
+        """Returns whether a call carries the session's token."""
+        if self._authorization is None:
+            return True
+        given = authorization.encode() if isinstance(authorization, str) else authorization
+        return hmac.compare_digest(given, self._authorization)
+
+    def own(self, name: str) -> Respond | None:
+        """Returns what answers a method that may concern streams; None for a method that is Spark's alone."""
+        answers: dict[str, Respond] = {
+            "AnalyzePlan": self._analyze,
+            "Config": self._config,
+            "ReleaseExecute": self._release_execute,
+            "ReleaseSession": self._release_session,
+        }
+        return answers.get(name)
+
+    async def pass_on(self, name: str, request: Any, call: Call) -> Any:
+        """Returns Spark's answer to a call with one request and one response. Raises AioRpcError for its errors."""
+        invoke, options = await self._spark_method(name, call)
+        return await invoke(request, **options)
+
+    async def pass_on_stream(self, name: str, request: Any, call: Call) -> AsyncIterator[bytes]:
+        """Yields Spark's answers, as they arrive. Raises AioRpcError for its errors."""
+        invoke, options = await self._spark_method(name, call)
+        responses = invoke(request, **options)
+        try:
+            async for response in responses:
+                yield response
+        finally:
+            responses.cancel()
+
+    async def _spark_method(self, name: str, call: Call) -> tuple[Any, dict[str, Any]]:
+        service = await asyncio.to_thread(self._spark)
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(service.target, options=_OPTIONS)
+        method = _METHODS[name]
+        kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
+        metadata = (("authorization", f"Bearer {service.token}"),)
+        return getattr(self._channel, kind)(_SERVICE + name), {"metadata": metadata, "timeout": call.time_remaining()}
+
+    async def _analyze(self, request: Any, call: Call) -> Any:
+        session = self._sessions.of(request)
+        if not reads_stream(request, session.views):
+            return await self.pass_on("AnalyzePlan", request.SerializeToString(), call)
+        if code := code_in(request):
+            raise PlanError("query", _NO_CODE.format(code=code))
+        return await session.analyzed(request)
+
+    async def _config(self, request: Any, call: Call) -> Any:
+        """Sets and reads the engine's options here. Spark gets its own, and those that the plans of streams need."""
+        operation = request.operation
+        kind = operation.WhichOneof("op_type")
+        named = getattr(operation, kind)
+        pairs = [*getattr(named, "pairs", ())]
+        keys = [pair.key for pair in pairs] or [*getattr(named, "keys", ())]
+        session = self._sessions.of(request)
+        if kind == "set":
+            for pair in pairs:
+                session.configure(pair.key, pair.value)
+        if not keys or any(key.startswith("spark.") for key in keys):
+            return await self.pass_on("Config", request.SerializeToString(), call)
+        response = messages.ConfigResponse(session_id=request.session_id)
+        for key in keys:
+            if kind == "is_modifiable":
+                response.pairs.add(key=key, value="true")
+            elif kind != "set":
+                response.pairs.add(key=key, value=session.options.conf.get(key))
+        return response
+
+    async def _release_execute(self, request: Any, call: Call) -> Any:
+        if request.operation_id not in self._own_operations:
+            return await self.pass_on("ReleaseExecute", request.SerializeToString(), call)
+        if request.WhichOneof("release") == "release_all":
+            self._own_operations.discard(request.operation_id)
+        return messages.ReleaseExecuteResponse(session_id=request.session_id, operation_id=request.operation_id)
+
+    async def _release_session(self, request: Any, call: Call) -> Any:
+        self._sessions.release(request)
+        return await self.pass_on("ReleaseSession", request.SerializeToString(), call)
+
+    async def execute(self, request: Any, call: Call) -> AsyncIterator[Any]:
+        """Yields the answers to an ``ExecutePlanRequest``: ours for streams and queries, Spark's for all others."""
+        session = self._sessions.of(request)
+        kind = request.plan.command.WhichOneof("command_type") if request.plan.HasField("command") else ""
+        queries = kind in ("streaming_query_command", "streaming_query_manager_command")
+        if not queries and kind != "write_stream_operation_start" and not reads_stream(request, session.views):
+            async for response in self.pass_on_stream("ExecutePlan", request.SerializeToString(), call):
+                yield response
+            return
+        if not queries and (code := code_in(request)):
+            raise PlanError("query", _NO_CODE.format(code=code))
+        request.operation_id = request.operation_id or str(uuid.uuid4())
+        self._own_operations.add(request.operation_id)
+        ids = {"session_id": request.session_id, "operation_id": request.operation_id}
+        response = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
+        match kind:
+            case "write_stream_operation_start":
+                await self._start(session, request, response.write_stream_operation_start_result)
+            case "streaming_query_command":
+                command = request.plan.command.streaming_query_command
+                await self._query(session, command, response.streaming_query_command_result)
+            case "streaming_query_manager_command":
+                manager = request.plan.command.streaming_query_manager_command
+                await self._manager(session, manager, response.streaming_query_manager_command_result)
+            case "sql_command":
+                response.sql_command_result.relation.CopyFrom(request.plan.command.sql_command.input)
+            case "create_dataframe_view":
+                await session.add_view(request)
+            case _:
+                what = kind or "an action such as show or collect"
+                raise PlanError("query", f"{what} needs a batch; a stream has a result when writeStream starts it")
+        yield response
+        last = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
+        last.result_complete.SetInParent()
+        yield last
+
+    async def _start(self, session: ClientSession, request: Any, result: Any) -> None:
+        start = request.plan.command.write_stream_operation_start
+        query = await self._queries.start(
+            request.operation_id,
+            start.query_name,
+            [*session.views.values(), request.plan.command],
+            session.settings,
+            session.options.conf.own.to_dict(),
+        )
+        session.queries[query.id] = query
+        result.query_id.id = result.query_id.run_id = query.id
+        result.name = query.name
+
+    async def _query(self, session: ClientSession, command: Any, result: Any) -> None:
+        """Answers what is asked of one query."""
+        query = session.queries.get(command.query_id.id)
+        if query is None:
+            raise PlanError("query", f"this session has started no query {command.query_id.id}")
+        result.query_id.CopyFrom(command.query_id)
+        queries = self._queries
+        match command.WhichOneof("command"):
+            case "status":
+                result.status.status_message, result.status.is_active = await queries.status(query)
+                result.status.is_data_available = result.status.is_trigger_active = result.status.is_active
+            case "last_progress":
+                result.recent_progress.recent_progress_json.extend((await queries.progress(query))[-1:])
+            case "recent_progress":
+                result.recent_progress.recent_progress_json.extend(await queries.progress(query))
+            case "stop":
+                await queries.stop(query)
+            case "exception":
+                if failure := await queries.failure(query):
+                    # PySpark shows what follows the first colon.
+                    result.exception.exception_message = f"StreamingQueryException: {failure}"
+            case "await_termination":
+                result.await_termination.terminated = await queries.wait([query], _seconds(command.await_termination))
+            case other:
+                raise PlanError("query", f"{other} is not supported; the page of job {query.job_id} shows its plan")
+
+    async def _manager(self, session: ClientSession, command: Any, result: Any) -> None:
+        """Answers ``spark.streams``."""
+        queries = self._queries
+        match command.WhichOneof("command"):
+            case "active":
+                active = [query for query in session.queries.values() if await queries.is_active(query)]
+                result.active.active_queries.extend([_instance(query) for query in active])
+            case "get_query":
+                query = session.queries.get(command.get_query)
+                if query is not None and await queries.is_active(query):
+                    result.query.CopyFrom(_instance(query))
+            case "await_any_termination":
+                seconds = _seconds(command.await_any_termination)
+                every = [*session.queries.values()]
+                result.await_any_termination.terminated = await queries.wait(every, seconds) if every else True
+            case "reset_terminated":
+                ended = [key for key, query in session.queries.items() if not await queries.is_active(query)]
+                for key in ended:
+                    del session.queries[key]
+            case other:
+                raise PlanError("streams", f"{other} is not supported; the event stream of the REST API has all events")
+
+
+def _seconds(command: Any) -> float | None:
+    return command.timeout_ms / 1000 if command.HasField("timeout_ms") else None
+
+
+def _instance(query: Query) -> Any:
+    from pyspark.sql.connect.proto import StreamingQueryManagerCommandResult
+
+    instance = StreamingQueryManagerCommandResult.StreamingQueryInstance(name=query.name)
+    instance.id.id = instance.id.run_id = query.id
+    return instance
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Finds what serves a call, after its token has been checked."""
+
+    def __init__(self, server: ConnectServer) -> None:
+        self._server = server
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        path = handler_call_details.method
+        name = path.removeprefix(_SERVICE)
+        if not path.startswith(_SERVICE) or name not in _METHODS:
+            return None
+        metadata = dict(handler_call_details.invocation_metadata)
+        admitted = self._server.admits(metadata.get("authorization", ""))
+        method = _METHODS[name]
+        if method.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._guarded(name, admitted))
+        if name == "ExecutePlan":
+            return grpc.unary_stream_rpc_method_handler(
+                self._guarded_stream(name, admitted), messages.ExecutePlanRequest.FromString, _encoded
+            )
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(self._guarded_stream(name, admitted))
+        own = self._server.own(name)
+        decode = None if own is None else getattr(messages, method.input_type.name).FromString
+        return grpc.unary_unary_rpc_method_handler(self._guarded(name, admitted), decode, _encoded)
+
+    def _guarded(self, name: str, admitted: bool) -> Callable[[Any, Call], Awaitable[Any]]:
+        own = self._server.own(name)
+
+        async def answer(request: Any, call: Call) -> Any:
+            if not admitted:
+                await _refuse(call)
+            try:
+                return await (self._server.pass_on(name, request, call) if own is None else own(request, call))
+            except Exception as error:
+                await _abort(call, name, error)
+
+        return answer
+
+    def _guarded_stream(self, name: str, admitted: bool) -> Callable[[Any, Call], AsyncIterator[Any]]:
+        async def answer(request: Any, call: Call) -> AsyncIterator[Any]:
+            if not admitted:
+                await _refuse(call)
+            own = name == "ExecutePlan"
+            server = self._server
+            responses = server.execute(request, call) if own else server.pass_on_stream(name, request, call)
+            try:
+                async for response in responses:
+                    yield response
+            except Exception as error:
+                await _abort(call, name, error)
+
+        return answer
+
+
+async def _refuse(call: Call) -> NoReturn:
+    message = "the token of the session is missing or wrong: sc://host:port/;token=..."
+    await call.abort(grpc.StatusCode.UNAUTHENTICATED, message)
+    raise AssertionError("abort raises")
+
+
+def _encoded(message: Any) -> bytes:
+    """Serializes our own messages; those of Spark are passed on as they are."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+async def _abort(call: Call, name: str, error: Exception) -> NoReturn:
+    """Ends a call with an error as PySpark's client reads it."""
+    if isinstance(error, grpc.aio.AioRpcError):  # Spark's own, with what else it tells
+        await call.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
+    elif isinstance(error, QueryFailedError):
+        await call.abort_with_status(_status("StreamingQueryException", str(error)))
+    elif isinstance(error, _REFUSALS):
+        await call.abort_with_status(_status("AnalysisException", str(error)))
+    logger.error("%s failed", name, exc_info=error)
+    await call.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+    raise AssertionError("abort raises")
+
+
+def _status(kind: str, message: str) -> Any:
+    """Returns the status that PySpark turns into an exception of its own class ``kind``."""
+    place = "org.apache.spark.sql" if kind == "AnalysisException" else "org.apache.spark.sql.streaming"
+    info = ErrorInfo(reason=f"{place}.{kind}", metadata={"classes": json.dumps([f"{place}.{kind}"])})
+    detail = AnyMessage()
+    detail.Pack(info)
+    return to_status(Status(code=grpc.StatusCode.INVALID_ARGUMENT.value[0], message=message, details=[detail]))

@@ -1,0 +1,86 @@
+"""The sessions of Spark Connect clients: their views of streams, options and queries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ckpt_runtime.api.session import StreamSession
+from ckpt_runtime.connect.queries import Query
+from ckpt_runtime.frontend.analysis import ANALYZER
+from ckpt_runtime.frontend.capture import Capture, Service
+from ckpt_runtime.frontend.mapping import spark_columns
+from ckpt_runtime.frontend.typed_plan import AnalysisNeeded
+
+T = TypeVar("T")
+
+MOST_SESSIONS = 200
+"""Number of sessions that are kept. Beyond it the one that was used least recently is forgotten; its jobs run on."""
+
+
+class ClientSession:
+    """What one client has told us. ``views`` holds the commands that made views of streams, by the views' names."""
+
+    def __init__(self) -> None:
+        self.options = StreamSession()
+        self.settings: dict[str, str] = {}
+        self.views: dict[str, Any] = {}
+        self.queries: dict[str, Query] = {}
+        self._analyses: dict[str, str] = {}
+        self._capture = Capture(
+            self._analyses,
+            lambda source: spark_columns(source, self.options.dataSource.resolve),
+            self.options.conf.set,
+        )
+        self._service = Service(self._capture)
+        self._lock = asyncio.Lock()
+
+    def configure(self, key: str, value: str) -> None:
+        """Sets an option. Raises PlanError, InvalidOptionError or UnknownOptionError, and then changes nothing."""
+        self._service.set(key, value)
+        if key.startswith("spark."):
+            self.settings[key] = value
+
+    async def analyzed(self, request: Any) -> Any:
+        """Answers an ``AnalyzePlanRequest`` about a stream. Raises PlanError for one that has no answer."""
+        return await self._with_spark(lambda: self._service.methods["AnalyzePlan"](request))
+
+    async def add_view(self, request: Any) -> None:
+        """Keeps the view of a stream that an ``ExecutePlanRequest`` makes. Raises PlanError for an invalid one."""
+        await self._with_spark(lambda: self._service.methods["ExecutePlan"](request))
+        self.views[request.plan.command.create_dataframe_view.name] = request.plan.command
+
+    async def _with_spark(self, answer: Callable[[], T]) -> T:
+        """Runs ``answer``, and has Spark answer what it asks for, until nothing is missing."""
+
+        def complete() -> T:
+            while True:
+                try:
+                    return answer()
+                except AnalysisNeeded as needed:
+                    self._analyses.update(ANALYZER.answer(needed.text))
+
+        async with self._lock:
+            return await asyncio.to_thread(complete)
+
+
+class ClientSessions:
+    """The sessions by the ids of user and session that each request carries."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[tuple[str, str], ClientSession] = OrderedDict()
+
+    def of(self, request: Any) -> ClientSession:
+        """Returns the session of a request, a new one for a new id."""
+        key = (request.user_context.user_id, request.session_id)
+        session = self._sessions.setdefault(key, ClientSession())
+        self._sessions.move_to_end(key)
+        if len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return session
+
+    def release(self, request: Any) -> None:
+        """Forgets a session. Its jobs run on."""
+        self._sessions.pop((request.user_context.user_id, request.session_id), None)

@@ -1,0 +1,270 @@
+"""Formats of files: a directory of files, each row in exactly one visible one, by two-phase commit.
+
+Rows go to a hidden file. Before a checkpoint it is closed and renamed to a hidden pending name; the checkpoint's
+completion renames that to its visible name. With ``partitionBy``, each value has files of its own, which become visible
+in its directory (``country=AT``); hidden files always lie in the directory of the sink itself, where they are found.
+Files that an earlier attempt left behind and the snapshot does not cover are recognized by their names and deleted, and
+so are those of ended jobs that had the same sink before this one. Never touches files of another sink or of a job that
+may be alive. At the end of the job the driver cleans up (``jobmaster/sink_clean_up.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.connectors.file_formats import FileWriter, open_file_writer
+from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory, sync_and_close
+from ckpt_runtime.connectors.part_names import PartName, owner_of, parse_hidden, partition_directory
+from ckpt_runtime.graph.formats import file_extension, partition_columns, sink_options
+from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+
+_ROWS_HELD = 131_072
+_MOST_OPEN_FILES = 64
+"""Maximum number of files that a subtask writes at a time; one more closes the file that was opened first."""
+_LOG = logging.getLogger(__name__)
+
+
+class PendingFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file that the completion of its checkpoint, or of a later one, makes visible.
+
+    ``partition`` is the directory, below that of the sink, in which it becomes visible.
+    """
+
+    directory: str
+    name: str
+    partition: str = ""
+
+
+class FileSink(Sink):
+    """The sink behind the formats of files. ``format_`` is the format's name."""
+
+    committable = PendingFile
+    single_committer = False
+
+    def __init__(self, format_: str, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self.format = format_
+        self.parsed = sink_options(format_, options)
+        self.directory = PartDirectory(self.parsed["path"])
+
+    @classmethod
+    def name(cls) -> str:
+        return "files"
+
+    def open_writer(self, schema: pa.Schema, context: SinkContext) -> SinkWriter:
+        return _PartWriter(self, schema, context)
+
+    def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
+        self.directory.create()
+        return _PartCommitter(self.directory, ignore_missing=self.parsed["onMissing"] == "ignore")
+
+    def clean_up(self, context: SinkContext) -> None:
+        """Deletes files that earlier writers of this sink left; the writer's number decides which subtask does it."""
+        restored = context.restored_checkpoint_id or 0
+        covered = max(restored, context.savepoint_id)
+        own = owner_of(context.job_id, context.uid, context.sink_id)
+        former = [owner_of(job_id, context.uid, context.sink_id) for job_id in context.ended_jobs]
+        for part in self.directory.hidden_parts():
+            if part.subtask % context.parallelism != context.subtask_index:
+                continue
+            if part.owner == own:
+                # Files of this attempt belong to other subtasks, which are still writing them.
+                left = part.attempt < context.attempt and (part.checkpoint or covered + 1) > covered
+            else:
+                left = part.owner in former and (part.checkpoint or restored + 1) > restored
+            if left:
+                self.directory.delete(part.hidden)
+
+
+class _PartFile:
+    """One file being written; rows are held back until there are many of them."""
+
+    def __init__(self, sink: FileSink, part: PartName, schema: pa.Schema, partition: str) -> None:
+        self.part = part
+        self.partition = partition
+        self.rows = 0
+        self._schema = schema
+        self._held: list[pa.RecordBatch] = []
+        self._held_rows = 0
+        self._file = sink.directory.open_for_writing(part.in_progress)
+        self._writer: FileWriter = open_file_writer(sink.format, self._file, schema, sink.parsed)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
+        self._held.append(batch)
+        self._held_rows += batch.num_rows
+        if self._held_rows >= _ROWS_HELD:
+            self._flush()
+
+    def finish(self) -> None:
+        """Writes what is held back and the end of the file; the file is complete and durable."""
+        if self._held:
+            self._flush()
+        self._writer.close()
+        sync_and_close(self._file)
+
+    def abandon(self) -> None:
+        """Closes the file; its content is discarded."""
+        self._held = []
+        try:
+            self._writer.close()
+        finally:
+            self._file.close()
+
+    def _flush(self) -> None:
+        self._writer.write(pa.Table.from_batches(self._held, self._schema))
+        self._held = []
+        self._held_rows = 0
+
+
+class _PartWriter(SinkWriter):
+    """Writes the hidden files of one subtask."""
+
+    def __init__(self, sink: FileSink, schema: pa.Schema, context: SinkContext) -> None:
+        self._sink = sink
+        self._context = context
+        self._owner = owner_of(context.job_id, context.uid, context.sink_id)
+        self._max_rows = int(sink.parsed["maxRowsPerFile"])
+        self._keys = partition_columns(sink.parsed, schema)
+        self._open: dict[str, _PartFile] = {}
+        self._closed: list[tuple[PartName, str]] = []
+        self._sequence = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for partition, part in _partitioned(batch, self._keys):
+            self._write(partition, part)
+
+    def prepare_commit(self, checkpoint_id: int) -> Sequence[PendingFile]:
+        for partition in list(self._open):
+            self._close_file(partition)
+        pending = []
+        for closed, partition in self._closed:
+            part = replace(closed, checkpoint=checkpoint_id)
+            self._sink.directory.make_pending(part)
+            pending.append(PendingFile(self._sink.directory.url, part.pending, partition))
+        self._closed = []
+        return pending
+
+    def close(self) -> None:
+        """Deletes what no snapshot covers; pending files stay, the latest checkpoint may cover them."""
+        uncovered = [part for part, _ in self._closed]
+        for file in self._open.values():
+            uncovered.append(file.part)
+            file.abandon()
+        self._open = {}
+        self._closed = []
+        for part in uncovered:
+            self._sink.directory.delete(part.in_progress)
+
+    def _write(self, partition: str, batch: pa.RecordBatch) -> None:
+        while batch.num_rows:
+            file = self._open.get(partition)
+            if file is None:
+                if len(self._open) >= _MOST_OPEN_FILES:
+                    self._close_file(next(iter(self._open)))
+                file = self._open[partition] = self._new_file(batch.schema, partition)
+            room = self._max_rows - file.rows if self._max_rows else batch.num_rows
+            file.write(batch.slice(0, room))
+            batch = batch.slice(room)
+            if self._max_rows and file.rows >= self._max_rows:
+                self._close_file(partition)
+
+    def _new_file(self, schema: pa.Schema, partition: str) -> _PartFile:
+        part = PartName(
+            self._owner,
+            self._context.subtask_index,
+            self._context.attempt,
+            self._sequence,
+            secrets.token_hex(4),
+            extension=file_extension(self._sink.format, self._sink.parsed),
+        )
+        self._sequence += 1
+        return _PartFile(self._sink, part, schema, partition)
+
+    def _close_file(self, partition: str) -> None:
+        file = self._open[partition]
+        file.finish()
+        del self._open[partition]
+        self._closed.append((file.part, partition))
+
+
+class _PartCommitter(SinkCommitter):
+    """Makes pending files visible."""
+
+    def __init__(self, directory: PartDirectory, *, ignore_missing: bool) -> None:
+        self._directory = directory
+        self._ignore_missing = ignore_missing
+
+    def commit(self, transaction: Transaction, committables: Sequence[PendingFile]) -> CommitOutcome:
+        """Commits all files, continues after errors and raises at the end: every file that can become visible does."""
+        missing: list[str] = []
+        errors: list[Exception] = []
+        renamed = False
+        files = [(pending, _part_of(pending)) for pending in committables]
+        for pending, part in files:
+            try:
+                found = self._directory_of(pending).commit(part, pending.partition)
+                renamed |= found is True
+                if found is None:
+                    missing.append(f"{pending.directory}/{pending.name}")
+            except OSError as error:
+                errors.append(error)
+        cause = f"checkpoint {transaction.checkpoint_id}"
+        if errors:
+            raise CommitError(f"{cause}: {len(errors)} of {len(files)} files not committed; first: {errors[0]}")
+        if missing and self._ignore_missing:
+            _LOG.warning("%s: %d pending files are gone and are ignored, first %s", cause, len(missing), missing[0])
+        elif missing:
+            raise CommitError(
+                f"{cause}: neither the pending file {missing[0]} nor its visible form exists ({len(missing)} such); "
+                "its rows are lost, or were removed by their reader: set option onMissing=ignore to go on without them"
+            )
+        return CommitOutcome.COMMITTED if renamed else CommitOutcome.ALREADY_COMMITTED
+
+    def abort(self, transaction: Transaction, committables: Sequence[PendingFile]) -> None:
+        for pending in committables:
+            self._directory_of(pending).delete(_part_of(pending).pending)
+
+    def _directory_of(self, pending: PendingFile) -> PartDirectory:
+        return self._directory if pending.directory == self._directory.url else PartDirectory(pending.directory)
+
+
+def _part_of(pending: PendingFile) -> PartName:
+    """Raises CommitError for a restored name that is no pending file's, and so could be any other file."""
+    part = parse_hidden(pending.name)
+    if part is None or part.checkpoint is None:
+        raise CommitError(f"restored state names {pending.name!r}, which is no pending file")
+    steps = pending.partition.split("/") if pending.partition else []
+    if any("=" not in step for step in steps):
+        raise CommitError(f"restored state names {pending.partition!r}, which is no directory of a partition")
+    return part
+
+
+def _partitioned(batch: pa.RecordBatch, keys: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yields the rows of each partition without their keys, and the partition's directory; equal rows keep order."""
+    if not keys:
+        yield "", batch
+        return
+    rest = batch.drop_columns(list(keys))
+    encoded = [_as_text(batch.column(key)).dictionary_encode(null_encoding="encode") for key in keys]
+    combined = np.zeros(batch.num_rows, np.int64)
+    for column in encoded:
+        combined = combined * len(column.dictionary) + column.indices.to_numpy()
+    for code in np.unique(combined):
+        rows = np.flatnonzero(combined == code)
+        values = [(key, column[int(rows[0])].as_py()) for key, column in zip(keys, encoded, strict=True)]
+        yield partition_directory(values), rest.take(rows)
+
+
+def _as_text(column: pa.Array[Any]) -> pa.Array[Any]:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column.cast(pa.string())

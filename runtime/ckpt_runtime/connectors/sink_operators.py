@@ -1,0 +1,287 @@
+"""Runs the public sink protocol (``ckpt_runtime.sinks``): in each subtask, and with one committer behind them.
+
+* A commit follows the completion of its checkpoint, or of a later one. After a restore it is repeated.
+* What was prepared for an aborted checkpoint is covered by the next one. An abort is called for it only when the
+  operator closes and no restore can use it any more.
+* The sink's id is in the state of each subtask, so that any subtask's copy suffices after rescaling.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID
+from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.connectors.datasource_values import checked_items, versioned
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA
+from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+
+_MESSAGES = "messages"
+_CHECK_EVERY_MS = 500
+_LOG = logging.getLogger(__name__)
+
+
+def sink_context(context: OperatorContext) -> SinkContext:
+    """What a sink may know of its place. Raises ValueError for an operator that was deployed without a sink's id."""
+    if context.sink is None:
+        raise ValueError(f"sink {context.uid!r} was deployed without its id")
+    return SinkContext(
+        sink_id=context.sink.sink_id,
+        job_id=context.job_id,
+        uid=context.uid,
+        subtask_index=context.subtask_index,
+        parallelism=context.parallelism,
+        attempt=context.attempt,
+        restored_checkpoint_id=context.restored_checkpoint_id,
+        ended_jobs=context.sink.ended_jobs,
+        savepoint_id=context.sink.savepoint_id,
+    )
+
+
+class _WriterOperator(Operator):
+    """Gives the rows of a subtask to the sink's writer."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._writer: SinkWriter | None = None
+        self._check_requested = False
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._place = sink_context(context)
+        self._checkpoint_id = context.restored_checkpoint_id or 0
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        if self._writer is None:
+            self._writer = self._sink.open_writer(
+                batch.schema, replace(self._place, last_checkpoint_id=self._checkpoint_id)
+            )
+        if not self._check_requested and type(self._writer).check is not SinkWriter.check:
+            self._check_requested = True
+            self.context.set_timer(self.context.now_ms() + _CHECK_EVERY_MS)
+        self._writer.write(batch)
+
+    def on_processing_time(self, now_ms: int) -> None:
+        """Reports a failure in the background even if the next row or barrier is hours away."""
+        if self._writer is not None and self._check_requested:
+            self._writer.check()
+            self.context.set_timer(now_ms + _CHECK_EVERY_MS)
+
+    def process_watermark(self, timestamp_ms: int) -> None:
+        """Drops the watermark: a sink has no output, and committables have no event time."""
+
+    def close(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()
+
+    def _prepared(self, checkpoint_id: int) -> Sequence[Any]:
+        self._check_requested = False
+        self._checkpoint_id = checkpoint_id
+        return () if self._writer is None else self._writer.prepare_commit(checkpoint_id)
+
+    def _store_id(self) -> None:
+        self.context.operator_state.put(SINK_ID, [self._place.sink_id], OperatorStateMode.SPLIT)
+
+
+class PreparingSinkOperator(_WriterOperator):
+    """The writers of a sink with one committer: sends committables to it in front of the barrier."""
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        rows = [
+            {
+                "checkpoint_id": checkpoint_id,
+                "subtask": self.context.subtask_index,
+                "message": self._sink.encode(committable),
+            }
+            for committable in self._prepared(checkpoint_id)
+        ]
+        if rows:
+            self.output.emit(pa.RecordBatch.from_pylist(rows, schema=COMMITTABLE_SCHEMA))
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        self._store_id()
+
+
+class CommittingSinkOperator(_WriterOperator):
+    """A sink whose subtasks each commit what they prepared. The pending committables are list state.
+
+    They are split among the restored subtasks at any parallelism; each commits its own and together they cover the
+    snapshot. (Union state would give all of them to each subtask, but then no checkpoint can be taken once some
+    subtasks have ended.)
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self._pending: list[tuple[Transaction, Any]] = []
+        self._taken: set[int] = set()
+        self._committer: SinkCommitter | None = None
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """Commits what the restored snapshot covers, and removes what it does not."""
+        super().open(context, output)
+        self._taken = {context.restored_checkpoint_id or 0}
+        self._committer = self._sink.open_committer(None, self._place)
+        restored = [self._restored(item) for item in context.operator_state.restored(PENDING)]
+        self._pending = restored
+        self._commit(restored)
+        self._sink.clean_up(self._place)
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        transaction = Transaction(f"{self._place.sink_id}-{self._place.job_id}", checkpoint_id)
+        self._pending += [(transaction, committable) for committable in self._prepared(checkpoint_id)]
+        items = [
+            {
+                "checkpoint": pending.checkpoint_id,
+                "writer": pending.writer_id,
+                "committable": msgspec.to_builtins(committable),
+            }
+            for pending, committable in self._pending
+        ]
+        self.context.operator_state.put(PENDING, items, OperatorStateMode.SPLIT)
+        self._store_id()
+        self._taken.add(checkpoint_id)
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        # Includes committables of earlier checkpoints, whose notification may have been lost.
+        self._commit([pending for pending in self._pending if pending[0].checkpoint_id <= checkpoint_id])
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        self._taken.discard(checkpoint_id)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            if self._committer is not None:
+                covered = max(self._taken)
+                for transaction, committables in _grouped(self._pending):
+                    if transaction.checkpoint_id > covered:
+                        self._committer.abort(transaction, committables)
+                self._committer.close()
+
+    def _restored(self, item: dict[str, Any]) -> tuple[Transaction, Any]:
+        # Versions before the protocol stored the fields of a pending file alone.
+        fields = item.get("committable", item)
+        committable = msgspec.convert(fields, self._sink.committable)
+        return Transaction(item.get("writer", ""), item.get("checkpoint", 0)), committable
+
+    def _commit(self, pending: list[tuple[Transaction, Any]]) -> None:
+        """Commits all, continues after errors and raises the first one: everything that can become visible does."""
+        assert self._committer is not None
+        errors: list[Exception] = []
+        self._pending = [other for other in self._pending if other not in pending]
+        for transaction, committables in _grouped(pending):
+            try:
+                _log(self.context, transaction, self._committer.commit(transaction, committables))
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+class CommitterOperator(Operator):
+    """Commits what the writers of a sink have prepared, in the order of checkpoints; parallelism 1."""
+
+    def __init__(self, sink: Sink, schema: pa.Schema) -> None:
+        self._sink = sink
+        self._schema = schema
+        self._messages: dict[Transaction, list[tuple[int, str | None]]] = {}
+        self._taken: set[int] = set()
+        """Snapshots that a restore may use, as far as this operator knows."""
+        self._committer: SinkCommitter | None = None
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """Commits what the restored snapshot covers, even if it was committed before."""
+        super().open(context, output)
+        self._place = sink_context(context)
+        self._taken = {context.restored_checkpoint_id or 0}
+        for item in checked_items(context.uid, context.operator_state.restored(_MESSAGES)):
+            messages = [(int(subtask), message) for subtask, message in item["messages"]]
+            self._messages[self._transaction(int(item["checkpoint"]), item.get("writer"))] = messages
+        self._commit_up_to(max((known.checkpoint_id for known in self._messages), default=0))
+        self._sink.clean_up(self._place)
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        for row in batch.to_pylist():
+            known = self._transaction(row["checkpoint_id"])
+            self._messages.setdefault(known, []).append((row["subtask"], row["message"]))
+
+    def process_watermark(self, timestamp_ms: int) -> None:
+        """Drops the watermark: a committer has no output."""
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        items = [
+            {
+                "checkpoint": known.checkpoint_id,
+                "writer": known.writer_id,
+                "messages": [list(entry) for entry in self._messages[known]],
+            }
+            for known in self._ordered()
+        ]
+        self.context.operator_state.put(_MESSAGES, versioned(items))
+        self._taken.add(checkpoint_id)
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        self._commit_up_to(checkpoint_id)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        """Keeps the checkpoint's committables for a later checkpoint."""
+        self._taken.discard(checkpoint_id)
+
+    def close(self) -> None:
+        """Aborts what no restore can use, in checkpoint order; tries all, then raises the first error."""
+        errors: list[Exception] = []
+        covered = max(self._taken, default=0)
+        for known in self._ordered():
+            if known.checkpoint_id > covered:
+                try:
+                    self._open_committer().abort(known, self._decoded(known))
+                except Exception as error:
+                    errors.append(error)
+        self._messages.clear()
+        if self._committer is not None:
+            self._committer.close()
+        if errors:
+            raise errors[0]
+
+    def _commit_up_to(self, checkpoint_id: int) -> None:
+        """Commits in checkpoint order; after a failure this and later checkpoints are committed after the restore."""
+        for known in self._ordered():
+            if known.checkpoint_id <= checkpoint_id:
+                _log(self.context, known, self._open_committer().commit(known, self._decoded(known)))
+                del self._messages[known]
+
+    def _open_committer(self) -> SinkCommitter:
+        if self._committer is None:
+            self._committer = self._sink.open_committer(self._schema, self._place)
+        return self._committer
+
+    def _ordered(self) -> list[Transaction]:
+        return sorted(self._messages, key=lambda known: known.checkpoint_id)
+
+    def _decoded(self, known: Transaction) -> list[Any]:
+        texts = [text for _, text in sorted(self._messages[known], key=lambda entry: entry[0])]
+        return [None if text is None else self._sink.decode(text) for text in texts]
+
+    def _transaction(self, checkpoint_id: int, writer_id: str | None = None) -> Transaction:
+        return Transaction(writer_id or f"{self._place.sink_id}-{self._place.job_id}", checkpoint_id)
+
+
+def _grouped(pending: list[tuple[Transaction, Any]]) -> list[tuple[Transaction, list[Any]]]:
+    groups: dict[Transaction, list[Any]] = {}
+    for transaction, committable in pending:
+        groups.setdefault(transaction, []).append(committable)
+    return sorted(groups.items(), key=lambda group: group[0].checkpoint_id)
+
+
+def _log(context: OperatorContext, transaction: Transaction, outcome: CommitOutcome) -> None:
+    if outcome is CommitOutcome.ALREADY_COMMITTED:
+        _LOG.info("%s: checkpoint %d was committed before", context.uid, transaction.checkpoint_id)

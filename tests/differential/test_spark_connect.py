@@ -1,0 +1,138 @@
+"""PySpark's own client, in a process of its own, connected to a session of the engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.connect.proto import ExecutePlanRequest, ExecutePlanResponse
+
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.connect.server import ConnectServer
+from ckpt_runtime.connect.spark_service import spark_service
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES
+from tests.support.patience import patient
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+TOKEN = "a token of the session"
+COUNTRIES = ["AT", "DE", None, "FR"]
+
+
+@pytest.fixture(scope="module")
+def port(spark: SparkSession, cluster: MiniCluster) -> Iterator[int]:
+    """A Spark Connect endpoint in front of the folder's session and Spark; ``stop()`` takes savepoints."""
+    options = Configuration({"connect.port": "0"})
+
+    async def start() -> tuple[ConnectServer, int]:
+        server = ConnectServer(cluster.dispatcher, options, TOKEN, spark_service)
+        return server, await server.start("127.0.0.1")
+
+    server, listening = cluster.call(start())
+    yield listening
+    cluster.call(server.stop())
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("orders")
+    rows = {
+        "country": [COUNTRIES[at % 4] for at in range(1_000)],
+        "amount": [at / 7 for at in range(1_000)],
+        "quantity": pa.array([at % 5 for at in range(1_000)], pa.int32()),
+    }
+    pq.write_table(pa.table(rows), directory / "orders.parquet")
+    return directory
+
+
+def client(port: int, token: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", str(PIPELINES / "connect_client.py")]
+    url = f"sc://localhost:{port}/;token={token}"
+    return subprocess.run(
+        [*command, url, *arguments], capture_output=True, text=True, timeout=patient(120), check=False
+    )
+
+
+@pytest.mark.row("ps.7")
+def test_unchanged_client_runs_batches_in_spark_and_streaming_queries_as_jobs(
+    cluster: MiniCluster, port: int, orders: Path, tmp_path: Path
+) -> None:
+    ended = client(port, TOKEN, str(orders), str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    seen: dict[str, Any] = json.loads(ended.stdout)
+    assert seen["batch"] == [2]
+    assert seen["columns"] == [True, ["country", "amount", "quantity"], False]
+    last = {row["country"]: list(row.values()) for row in pq.read_table(tmp_path / "totals").to_pylist()}
+    assert sorted(last.values(), key=str) == seen["wanted"]
+    assert seen["option"] == "250 ms"
+    job_id = uuid.UUID(seen["started"][0]).hex
+    assert seen["started"][1] == "totals"
+    assert cluster.call(cluster.dispatcher.job_details(job_id)).overview.name == "totals"
+    assert seen["ended"] == [False, True, f"Job {job_id} is FINISHED"]
+    assert seen["progress"] in (None, ["totals", True])
+    assert seen["active"] == ["running"]
+    assert seen["in time"] is False
+    assert seen["found"] == "running"
+    assert seen["stopped"] == [False, []]
+    assert "StreamingQueryException" in seen["raised"]
+    assert "DIVIDE_BY_ZERO" in seen["failure"]
+    assert seen["unknown column"].startswith("AnalysisException")
+    assert "`nope`" in seen["unknown column"]
+    assert "needs a batch" in seen["action"]
+    assert "ckpt run" in seen["code"]
+    assert "execution.checkpointing.interval" in seen["option of nothing"]
+    assert seen["batch error"].startswith("AnalysisException")
+    assert "`nope`" in seen["batch error"]
+    assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.row("ps.7")
+def test_client_without_the_token_is_refused(port: int, orders: Path, tmp_path: Path) -> None:
+    ended = client(port, "another", str(orders), str(tmp_path))
+    assert ended.returncode != 0
+    assert "token of the session is missing or wrong" in ended.stderr
+    for method in ("Config", "AnalyzePlan", "AddArtifacts", "ExecutePlan", "ReattachExecute"):
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.stream_stream(f"/spark.connect.SparkConnectService/{method}")
+            with pytest.raises(grpc.RpcError) as refused:
+                list(call(iter([b""]), timeout=patient(20)))
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, method  # type: ignore[attr-defined]
+
+
+@pytest.mark.row("ps.7")
+def test_start_that_is_sent_again_after_a_lost_answer_starts_no_second_job(
+    cluster: MiniCluster, port: int, orders: Path, tmp_path: Path
+) -> None:
+    request = ExecutePlanRequest(session_id=str(uuid.uuid4()), operation_id=str(uuid.uuid4()))
+    start = request.plan.command.write_stream_operation_start
+    start.format, start.path, start.query_name = "parquet", str(tmp_path / "out"), "once"
+    start.input.common.plan_id = 1
+    start.input.read.is_streaming = True
+    source = start.input.read.data_source
+    source.format, source.schema, source.options["path"] = "replay", "country STRING", str(orders)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_stream(
+            "/spark.connect.SparkConnectService/ExecutePlan",
+            ExecutePlanRequest.SerializeToString,
+            ExecutePlanResponse.FromString,
+        )
+        metadata = (("authorization", f"Bearer {TOKEN}"),)
+        answers = [list(call(request, metadata=metadata, timeout=patient(60))) for _ in range(2)]
+    ids = {answer[0].write_stream_operation_start_result.query_id.id for answer in answers}
+    assert ids == {request.operation_id}
+    cluster.wait_for_status(uuid.UUID(request.operation_id).hex, JobStatus.FINISHED)
+    assert pq.read_table(tmp_path / "out").num_rows == 1_000

