@@ -94,9 +94,9 @@ def _stack(tree: Call) -> Generator:
     return generate
 
 
-def _fields(tree: Call) -> list[dict[str, object]]:
+def _fields(tree: Call) -> list[dict[str, Any]]:
     kind = tree.type
     assert isinstance(kind, dict)
     element = kind["elementType"] if kind["type"] == "array" else kind
-    fields: list[dict[str, object]] = element["fields"]
+    fields: list[dict[str, Any]] = element["fields"]
     return fields

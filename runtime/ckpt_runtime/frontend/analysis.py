@@ -7,7 +7,6 @@ there.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from hashlib import sha256
@@ -17,14 +16,16 @@ import msgspec
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, rewritten
-from ckpt_runtime.frontend.catalyst import ExpressionReader, jvm_name
+from ckpt_runtime.frontend.catalyst import ExpressionReader, function_number, jvm_name, spark_type
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
+    MOST_QUESTIONS,
     Aggregate,
     Analysis,
     AnalysisRequest,
     Filter,
     Generate,
+    MapPartitions,
     PlanNode,
     Project,
     Source,
@@ -46,16 +47,22 @@ class Analyzer:
         self._lock = threading.Lock()
         self._serial = 0
 
-    def answer(self, question: str) -> dict[str, str]:
-        """Returns the JSON text of the answer to a request in JSON, by the digest of the request. Blocks.
+    def answer(self, questions: str) -> dict[str, str]:
+        """Returns the JSON texts of the answers to a JSON list of requests, by the requests' digests. Blocks.
 
-        Raises DocumentError for a text that is no request: a program could have written it.
+        Raises DocumentError for a text that is no list of requests: a program could have written it.
         """
         try:
-            request = msgspec.json.decode(question, type=AnalysisRequest)
+            texts = msgspec.json.decode(questions, type=list[msgspec.Raw])
+            requests = [msgspec.json.decode(text, type=AnalysisRequest) for text in texts[: MOST_QUESTIONS + 1]]
         except msgspec.MsgspecError as error:
             raise DocumentError(f"the question to Spark is malformed: {error}") from error
-        return {sha256(question.encode()).hexdigest(): msgspec.json.encode(self.analyze(request)).decode()}
+        if len(requests) > MOST_QUESTIONS:
+            raise DocumentError(f"Spark is asked more than {MOST_QUESTIONS} questions at once")
+        return {
+            sha256(bytes(text)).hexdigest(): msgspec.json.encode(self.analyze(request)).decode()
+            for text, request in zip(texts, requests, strict=True)
+        }
 
     def analyze(self, request: AnalysisRequest) -> Analysis:
         """Returns Spark's answer, errors of the author included. Blocks; calls from several threads take turns."""
@@ -86,7 +93,7 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
     try:
         if request.ddl:
             return Analysis(
-                parsed=json.loads(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl).json())
+                parsed=spark_type(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl))
             )
         session = spark._jsparkSession.newSession()
         if refused := set(request.configuration) - CONFIGURED:
@@ -95,6 +102,8 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
             session.conf().set(key, value)
         planner = _Planner(spark._jvm, session, serial)
         ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
+        for function in request.functions.values():
+            planner.register_function(function)
         for name, relation in request.views.items():
             planner.register(name, relation, _PlanReader(spark._jvm, ansi))
         plan = planner.analyzed(request.relation)
@@ -113,7 +122,16 @@ _RELATIONS = frozenset(
     {
         *("project", "filter", "join", "set_op", "sort", "limit", "offset", "aggregate", "sql", "range", "unpivot"),
         *("subquery_alias", "repartition", "repartition_by_expression", "to_df", "to_schema", "hint", "deduplicate"),
-        *("drop", "with_columns", "with_columns_renamed", "with_watermark", "fill_na", "drop_na", "replace"),
+        *(
+            "map_partitions",
+            "drop",
+            "with_columns",
+            "with_columns_renamed",
+            "with_watermark",
+            "fill_na",
+            "drop_na",
+            "replace",
+        ),
     }
 )
 """Kinds of relations whose analysis reads no file, asks no other system and runs no code."""
@@ -121,22 +139,26 @@ _EXPRESSIONS = frozenset(
     {
         *("literal", "unresolved_attribute", "unresolved_function", "expression_string", "unresolved_star", "alias"),
         *("cast", "unresolved_regex", "sort_order", "lambda_function", "unresolved_named_lambda_variable", "window"),
-        *("unresolved_extract_value", "update_fields", "call_function", "named_argument"),
+        *("unresolved_extract_value", "update_fields", "call_function", "named_argument_expression"),
+        "common_inline_user_defined_function",
     }
 )
-"""The same of expressions. Functions of users are not among them: Spark deserializes those of Java and Scala."""
+"""The same of expressions. Functions of users are those of Python that a number names: Spark deserializes others."""
 _KINDS = {"Relation": ("rel_type", _RELATIONS), "Expression": ("expr_type", _EXPRESSIONS)}
 _RUN_CODE = ("reflect", "java_method", "try_reflect")
 """Functions that call Java methods. Spark's analyzer evaluates some constants, and no program may run in the driver."""
 
 
-def _checked_relation(relation: bytes) -> bytes:
-    """Returns the relation. Raises UnsupportedExpressionError for one that may make Spark read, connect or run code."""
+def _checked(kind: str, given: bytes) -> bytes:
+    """Returns a message of Spark Connect (``Relation`` or ``Expression``).
+
+    Raises UnsupportedExpressionError for one that may make Spark read, connect or run code.
+    """
     from google.protobuf.message import DecodeError
-    from pyspark.sql.connect.proto import Relation
+    from pyspark.sql.connect import proto
 
     try:
-        todo: list[Any] = [Relation.FromString(relation)]
+        todo: list[Any] = [getattr(proto, kind).FromString(given)]
     except DecodeError as error:
         raise UnsupportedExpressionError("the plan", f"it is not a relation of Spark Connect: {error}") from None
     while todo:
@@ -144,6 +166,10 @@ def _checked_relation(relation: bytes) -> bytes:
         name = message.DESCRIPTOR.name
         if name == "UDT":  # Spark loads its class by name
             raise UnsupportedExpressionError("a user-defined type", "the engine has no values of it")
+        if name == "CommonInlineUserDefinedFunction" and not message.python_udf.command.isdigit():
+            raise UnsupportedExpressionError(
+                "common_inline_user_defined_function", "functions are those of Python in a program that is submitted"
+            )
         if name in _KINDS:
             field, allowed = _KINDS[name]
             kind = message.WhichOneof(field)
@@ -154,7 +180,7 @@ def _checked_relation(relation: bytes) -> bytes:
             if descriptor.message_type is not None:
                 several = value.values() if hasattr(value, "values") else value if descriptor.is_repeated else (value,)
                 todo += [element for element in several if hasattr(element, "ListFields")]
-    return relation
+    return given
 
 
 class _Planner:
@@ -174,11 +200,26 @@ class _Planner:
         self._session = session
 
     def analyzed(self, relation: bytes) -> Any:
-        parsed = self._jvm.org.apache.spark.connect.proto.Relation.parseFrom(_checked_relation(relation))
+        parsed = self._jvm.org.apache.spark.connect.proto.Relation.parseFrom(_checked("Relation", relation))
         analyzer = self._session.sessionState().analyzer()
         plan = analyzer.execute(self._planner.transformRelation(parsed))
         analyzer.checkAnalysis(plan)
         return plan
+
+    def register_function(self, function: bytes) -> None:
+        """Registers a Python function, so that SQL text may name it."""
+        from pyspark.sql.connect.proto import CommonInlineUserDefinedFunction, Expression
+
+        called = Expression()
+        called.common_inline_user_defined_function.CopyFrom(CommonInlineUserDefinedFunction.FromString(function))
+        text = _checked("Expression", called.SerializeToString())
+        parsed = self._jvm.org.apache.spark.connect.proto.Expression.parseFrom(text)
+        read = self._planner.transformExpression(parsed)
+        name = called.common_inline_user_defined_function.function_name
+        kind = self._jvm.org.apache.spark.sql.execution.python.UserDefinedPythonFunction
+        facts = (read.func(), read.dataType(), read.evalType(), read.udfDeterministic())
+        python = kind(name, *facts, self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList())
+        self._session.udf().registerPython(name, python)
 
     def register(self, name: str, relation: bytes, reader: _PlanReader) -> None:
         """Registers a view. Its plan is read first, because Spark runs a command as soon as a frame is made of it."""
@@ -207,7 +248,7 @@ class _PlanReader:
         self._node(plan)
         return Analysis(columns=self._nodes[-1].columns, nodes=tuple(self._nodes))
 
-    def _node(self, plan: Any) -> int:
+    def _node(self, plan: Any) -> int:  # noqa: PLR0911 one for each operation
         """Adds the nodes of a plan and returns the position of its last one."""
         name = jvm_name(plan)
         if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
@@ -238,6 +279,21 @@ class _PlanReader:
                 function = self._expressions([plan.generator()], inputs[0])[0]
                 outer = bool(plan.outer())
                 return self._add(Generate(columns=columns, inputs=inputs, function=function, outer=outer), ids)
+            case "MapInPandas" | "MapInArrow" | "PythonMapInArrow":
+                if plan.isBarrier():
+                    raise UnsupportedExpressionError(
+                        f"{name} with barrier", "tasks of a stream never wait for each other; leave barrier out"
+                    )
+                return self._add(
+                    MapPartitions(
+                        columns=columns,
+                        inputs=inputs,
+                        plan_id=plan_id,
+                        function=function_number(plan.functionExpr().func()),
+                        in_pandas=name == "MapInPandas",
+                    ),
+                    ids,
+                )
             case "Union":
                 return self._add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
             case "Aggregate":
@@ -324,6 +380,6 @@ def _items(sequence: Any) -> list[Any]:
 def _output(attributes: Any) -> tuple[tuple[TypedColumn, ...], tuple[int, ...]]:
     columns, ids = [], []
     for attribute in _items(attributes):
-        columns.append(TypedColumn(attribute.name(), json.loads(attribute.dataType().json()), attribute.nullable()))
+        columns.append(TypedColumn(attribute.name(), spark_type(attribute.dataType()), attribute.nullable()))
         ids.append(int(attribute.exprId().id()))
     return tuple(columns), tuple(ids)

@@ -23,7 +23,8 @@ from typing import Any, SupportsIndex
 import msgspec
 
 from ckpt_runtime.expressions.types import SparkType
-from ckpt_runtime.frontend.typed_plan import CONFIGURED, Analysis, AnalysisNeeded, AnalysisRequest
+from ckpt_runtime.frontend.python_functions import CapturedFunctions
+from ckpt_runtime.frontend.typed_plan import CONFIGURED, MOST_QUESTIONS, Analysis, AnalysisNeeded, AnalysisRequest
 from ckpt_runtime.graph.errors import PlanError
 
 _REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
@@ -35,6 +36,7 @@ _CHANGE_RESULTS = (
     "spark.sql.decimalOperations.",
 )
 """Options of Spark with which expressions have other results. Others say how Spark runs, and have no effect here."""
+_CONVERSIONS = ("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark.")
 
 
 @dataclass(slots=True)
@@ -56,7 +58,10 @@ class CapturedQuery:
 
 @dataclass(slots=True)
 class Capture:
-    """What a program built. ``schema_of`` returns a source's columns: names and Spark's names of types."""
+    """What a program built. ``schema_of`` returns a source's columns: names and Spark's names of types.
+
+    ``conversions`` are the options by which PySpark converts values for Python functions.
+    """
 
     analyses: Mapping[str, str]
     schema_of: Callable[[CapturedSource], list[tuple[str, str]]]
@@ -67,9 +72,16 @@ class Capture:
     used: dict[str, str] = field(default_factory=dict)
     configuration: dict[str, str] = field(default_factory=dict)
     views: dict[str, bytes] = field(default_factory=dict)
+    registered: dict[str, bytes] = field(default_factory=dict)
+    functions: CapturedFunctions = field(default_factory=CapturedFunctions)
+    conversions: dict[str, str] = field(default_factory=dict)
+    _unanswered: list[str] = field(default_factory=list)
 
-    def analysis_of(self, request: AnalysisRequest) -> Analysis:
-        """Returns Spark's answer. Raises AnalysisNeeded without one, and PlanError for one that is an error."""
+    def analysis_of(self, request: AnalysisRequest, *, later: bool = False) -> Analysis:
+        """Returns Spark's answer. Raises AnalysisNeeded without one, and PlanError for one that is an error.
+
+        With ``later`` a missing answer is empty, and :meth:`require_answers` asks for it together with others.
+        """
         question = msgspec.json.encode(request)
         digest = sha256(question).hexdigest()
         text = self.analyses.get(digest)
@@ -80,7 +92,10 @@ class Capture:
                 "(uuid, rand and shuffle take a random seed: give one)",
             )
         if text is None:
-            raise AnalysisNeeded(question.decode())
+            self._unanswered.append(question.decode())
+            if not later or len(self._unanswered) == MOST_QUESTIONS:
+                self.require_answers()
+            return Analysis()
         self.used[digest] = text
         analysis = msgspec.json.decode(text, type=Analysis)
         if analysis.error:
@@ -89,13 +104,20 @@ class Capture:
             raise PlanError("query", analysis.unsupported)
         return analysis
 
+    def require_answers(self) -> None:
+        """Raises AnalysisNeeded for all questions that have no answer, if there are any."""
+        if self._unanswered:
+            raise AnalysisNeeded(f"[{','.join(self._unanswered)}]")
+
     def request_of(self, relation: Any) -> AnalysisRequest:
         """Returns the request for the types of a relation: without sources, texts of hints and places in files."""
-        return AnalysisRequest(self._prepared(relation), dict(self.views), dict(self.configuration))
+        prepared = self.prepared(relation)
+        return AnalysisRequest(prepared, dict(self.views), dict(self.registered), dict(self.configuration))
 
-    def _prepared(self, relation: Any) -> bytes:
-        copy = type(relation)()
-        copy.CopyFrom(relation)
+    def prepared(self, message: Any) -> bytes:
+        """Returns the bytes of a relation or function, without what differs between processes or needs a connector."""
+        copy = type(message)()
+        copy.CopyFrom(message)
         self._prepare(copy)
         return bytes(copy.SerializeToString(deterministic=True))
 
@@ -228,7 +250,8 @@ class Service:
         elif kind in ("get_with_default", "get_option", "get"):
             keys = [(pair.key, pair.value) for pair in pairs] or [(key, None) for key in getattr(operation, kind).keys]
             for key, default in keys:
-                value = self._capture.configuration.get(key, _DEFAULTS.get(key, default))
+                known = {**_DEFAULTS, **self._capture.conversions, **self._capture.configuration}
+                value = known.get(key, default)
                 response.pairs.add(key=key, value=value)
         elif kind == "is_modifiable":
             for key in operation.is_modifiable.keys:
@@ -243,6 +266,8 @@ class Service:
             raise PlanError(key, "expressions are computed as with the default of this option only; leave it out")
         elif key in CONFIGURED:
             self._capture.configuration[key] = value
+        elif key.startswith(_CONVERSIONS):
+            self._capture.conversions[key] = value
 
     def _analyze(self, request: Any) -> Any:
         response = self._proto.AnalyzePlanResponse(session_id=request.session_id)
@@ -279,6 +304,9 @@ class Service:
         elif kind == "create_dataframe_view":
             view = request.plan.command.create_dataframe_view
             self._capture.views[view.name] = self._capture.request_of(view.input).relation
+        elif kind == "register_function":
+            function = request.plan.command.register_function
+            self._capture.registered[function.function_name] = self._capture.prepared(function)
         elif kind != "ml_command":
             what = kind or "an action on a frame, such as show or collect,"
             raise PlanError("pipeline", f"{what} needs a running Spark, and a pipeline is planned without one")
@@ -300,7 +328,7 @@ class Service:
             raise PlanError("query", f"{kind} has no answer while a pipeline is planned")
 
     def _start(self, start: Any, response: Any) -> None:
-        analysis = self._capture.analysis_of(self._capture.request_of(start.input))
+        analysis = self._capture.analysis_of(self._capture.request_of(start.input), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
         result = response.write_stream_operation_start_result
         result.query_id.id = str(uuid.UUID(int=len(self._capture.queries)))
@@ -312,6 +340,7 @@ _DEFAULTS = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
 }
 
 
@@ -386,7 +415,8 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         session = Session(connection)
         SparkSession._set_default_and_active_session(session)
         try:
-            yield session
+            with capture.functions.named_in_plans():
+                yield session
         finally:
             SparkSession._active_session.session = None
             SparkSession._default_session = None

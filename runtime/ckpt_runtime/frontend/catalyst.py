@@ -19,10 +19,16 @@ from ckpt_runtime.expressions.types import SparkType
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
 _TRANSPARENT = frozenset({"Alias", "KnownNullable", "KnownNotNull"})
-_SETTINGS = ("ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError")
+_SETTINGS = ("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError")
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
+    "PythonUDF": {
+        "name": lambda jvm: str(jvm.name()),
+        "number": lambda jvm: function_number(jvm.func()),
+        "eval_type": lambda jvm: int(jvm.evalType()),
+        "deterministic": lambda jvm: bool(jvm.udfDeterministic()),
+    },
     "ParseToDate": {"failOnError": lambda jvm: bool(jvm.ansiEnabled())},
 }
 """Settings that the text of a tree lacks, by function."""
@@ -85,7 +91,7 @@ class ExpressionReader:
         if name == "LambdaFunction":
             body, *parameters = children
             return Lambda(body, tuple(p for p in parameters if isinstance(p, Variable)))
-        type_: SparkType = json.loads(jvm.dataType().json())
+        type_ = spark_type(jvm.dataType())
         if name == "AttributeReference":
             return self._column(node, type_)
         if name == "NamedLambdaVariable":
@@ -117,6 +123,17 @@ class ExpressionReader:
         if "failOnError" in dir(jvm):
             return "ansi" if jvm.failOnError() else "legacy"
         return self._mode
+
+
+def spark_type(jvm: Any) -> SparkType:
+    """Returns a data type of the JVM in JSON form. Spark writes some strings with their collation, the usual one."""
+    type_: SparkType = json.loads(str(jvm.json()).replace('"string collate UTF8_BINARY"', '"string"'))
+    return type_
+
+
+def function_number(jvm: Any) -> int:
+    """Returns the number that stands in a plan for a Python function."""
+    return int(bytes(int(byte) for byte in jvm.command().mkString(",").split(",")))
 
 
 def _common_id(jvm: Any) -> int:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import msgspec
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.generators import generate_spec
+from ckpt_runtime.frontend.python_functions import functions_spec, separated
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Filter,
     Generate,
+    MapPartitions,
     PlanNode,
     Project,
     Source,
@@ -97,22 +100,83 @@ class _QueryMapper:
             case Source():
                 return self._source(node, schema)
             case Project():
-                columns = tuple(zip(schema.names, node.expressions, strict=True))
+                inputs, trees = self._python_functions(node.expressions, nodes[node.inputs[0]].columns, inputs)
+                columns = tuple(zip(schema.names, trees, strict=True))
                 return self._apply(specs.EvaluateSpec(columns, schema), inputs, schema, node.plan_id)
             case Filter():
-                return self._apply(specs.ConditionSpec(node.condition), inputs, schema, node.plan_id)
+                inputs, [condition] = self._python_functions([node.condition], node.columns, inputs)
+                kept = self._apply(specs.ConditionSpec(condition), inputs, inputs[0].node.schema, node.plan_id)
+                return kept if condition is node.condition else self._first_columns(kept, node.columns)
+            case MapPartitions():
+                return self._map_partitions(node, nodes[node.inputs[0]], inputs, schema)
             case Watermark():
                 column = schema.names[node.column]
                 if not pa.types.is_timestamp(schema.field(node.column).type):
                     raise PlanError("withWatermark", f"column {column!r} is not a timestamp; cut its window open first")
                 return self._apply(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
             case Generate():
-                spec = generate_spec(node, nodes, len(self._inputs), schema)
-                return self._apply(spec, inputs, schema, node.plan_id)
+                return self._generate(node, nodes, inputs, schema)
             case Union():
                 return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
             case Aggregate():
                 return self._aggregate(node, nodes[node.inputs[0]], inputs)
+
+    def _python_functions(
+        self, trees: Sequence[Expression], columns: tuple[TypedColumn, ...], inputs: tuple[LogicalInput, ...]
+    ) -> tuple[tuple[LogicalInput, ...], Sequence[Expression]]:
+        """Adds operators for the Python functions in expressions over ``columns``. Returns what is behind them."""
+        steps, remaining = separated(trees, len(columns), self._capture.functions)
+        if not steps:
+            return inputs, trees
+        kept = [(column.name, arrow_type(column.type)) for column in columns]
+        types = [column.type for column in columns]
+        for step in steps:
+            spec, arguments = functions_spec(step, kept, self._settings())
+            carried = [(name, Column(at, kind)) for at, ((name, _), kind) in enumerate(zip(kept, types, strict=True))]
+            computed = (*carried, *arguments)
+            schema = pa.schema([(name, arrow_type(tree.type)) for name, tree in computed])
+            inputs = self._apply(specs.EvaluateSpec(computed, schema), inputs, schema, None)
+            inputs = self._apply(spec, inputs, spec.schema, None)
+            kept = [(field.name, field.type) for field in spec.schema]
+            types += [function.type for function in spec.functions]
+        return inputs, remaining
+
+    def _generate(
+        self, node: Generate, nodes: tuple[PlanNode, ...], inputs: tuple[LogicalInput, ...], schema: pa.Schema
+    ) -> tuple[LogicalInput, ...]:
+        columns = nodes[node.inputs[0]].columns
+        inputs, [function] = self._python_functions([node.function], columns, inputs)
+        if function is node.function:
+            spec = generate_spec(node, nodes, len(self._inputs), schema)
+            return self._apply(spec, inputs, schema, node.plan_id)
+        between = inputs[0].node.schema
+        assert between is not None
+        wide = pa.schema([*between, *list(schema)[len(columns) :]])
+        behind = msgspec.structs.replace(node, function=function)
+        made = self._apply(generate_spec(behind, nodes, len(self._inputs), wide), inputs, wide, node.plan_id)
+        added = len(between) - len(columns)
+        places = [at if at < len(columns) else at + added for at in range(len(schema))]
+        trees = tuple((c.name, Column(at, c.type)) for at, c in zip(places, node.columns, strict=True))
+        return self._apply(specs.EvaluateSpec(trees, schema), made, schema, None)
+
+    def _settings(self) -> dict[str, str]:
+        """Returns the options by which values are converted for Python functions."""
+        return {**self._capture.conversions, **self._capture.configuration}
+
+    def _first_columns(
+        self, inputs: tuple[LogicalInput, ...], columns: tuple[TypedColumn, ...]
+    ) -> tuple[LogicalInput, ...]:
+        schema = _arrow_schema(columns)
+        trees = tuple((column.name, Column(at, column.type)) for at, column in enumerate(columns))
+        return self._apply(specs.EvaluateSpec(trees, schema), inputs, schema, None)
+
+    def _map_partitions(
+        self, node: MapPartitions, below: PlanNode, inputs: tuple[LogicalInput, ...], schema: pa.Schema
+    ) -> tuple[LogicalInput, ...]:
+        function = self._capture.functions.of_number(node.function)
+        given, made = (_struct_type(each.columns) for each in (below, node))
+        form = specs.SparkForm(given, made, self._settings(), in_pandas=node.in_pandas)
+        return self._apply(specs.MapInArrowSpec(function, schema, form), inputs, schema, node.plan_id)
 
     def _apply(
         self, spec: specs.OperatorSpec, inputs: tuple[LogicalInput, ...], schema: pa.Schema, plan_id: int | None
@@ -273,3 +337,8 @@ def _rebuilt(kind: object, used: int) -> tuple[Expression, int]:
 def _arrow_schema(columns: tuple[TypedColumn, ...]) -> pa.Schema:
     """Returns the Arrow schema of typed columns."""
     return pa.schema([(column.name, arrow_type(column.type)) for column in columns])
+
+
+def _struct_type(columns: tuple[TypedColumn, ...]) -> SparkType:
+    fields = [{"name": c.name, "type": c.type, "nullable": c.nullable, "metadata": {}} for c in columns]
+    return {"type": "struct", "fields": fields}

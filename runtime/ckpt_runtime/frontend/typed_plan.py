@@ -80,18 +80,33 @@ class Generate(_Node, frozen=True, tag="generate", kw_only=True):
     outer: bool
 
 
-PlanNode: TypeAlias = Source | Project | Filter | Watermark | Union | Aggregate | Generate
+class MapPartitions(_Node, frozen=True, tag="map_partitions", kw_only=True):
+    """``mapInPandas`` or ``mapInArrow`` with the program's Python function of that number."""
+
+    function: int
+    in_pandas: bool
+
+
+PlanNode: TypeAlias = Source | Project | Filter | Watermark | Union | Aggregate | Generate | MapPartitions
 
 
 CONFIGURED = frozenset({"spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"})
 """The options of Spark that a program's own value reaches the analyzer of. Others can make Spark load classes."""
 
 
+MOST_QUESTIONS = 50
+"""Maximum number of requests that are made together."""
+
+
 class AnalysisRequest(msgspec.Struct, frozen=True):
-    """What is asked of Spark: the types of a relation (protobuf) and the views that it may name, or a text in DDL."""
+    """What is asked of Spark: the types of a relation (protobuf), or a text in DDL.
+
+    The relation may name ``views`` and registered Python ``functions``, which are relations and functions in protobuf.
+    """
 
     relation: bytes = b""
     views: dict[str, bytes] = {}
+    functions: dict[str, bytes] = {}
     configuration: dict[str, str] = {}
     ddl: str = ""
 
@@ -111,7 +126,7 @@ class Analysis(msgspec.Struct, frozen=True):
 
 
 class AnalysisNeeded(BaseException):
-    """Spark has to answer the request ``text`` first. Not an ``Exception``, so that no program catches it."""
+    """Spark has to answer the list of requests ``text`` first. Not an ``Exception``, so that no program catches it."""
 
     def __init__(self, text: str) -> None:
         super().__init__("Spark has not analyzed this plan yet")

@@ -36,6 +36,7 @@ from ckpt_runtime.graph.specs import (
     MapInArrowSpec,
     OperatorSpec,
     ProjectSpec,
+    PythonFunctionsSpec,
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
@@ -273,7 +274,16 @@ def _connect(operators: list[_Operator]) -> None:
             source.consumers += 1
 
 
-_PASS_RANGES_ON = (WatermarkSpec, FilterSpec, ProjectSpec, ConditionSpec, EvaluateSpec, GenerateSpec, MapInArrowSpec)
+_PASS_RANGES_ON = (
+    WatermarkSpec,
+    FilterSpec,
+    ProjectSpec,
+    ConditionSpec,
+    EvaluateSpec,
+    GenerateSpec,
+    PythonFunctionsSpec,
+    MapInArrowSpec,
+)
 """They emit the rows of a batch before they take the next one, so that the end of a range stays behind its rows."""
 
 

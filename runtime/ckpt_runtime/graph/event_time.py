@@ -24,10 +24,11 @@ from ckpt_runtime.graph.specs import (
     JoinSpec,
     ProcessSpec,
     ProjectSpec,
+    PythonFunctionsSpec,
     WatermarkSpec,
 )
 
-_KEEP_COLUMNS = (FilterSpec, ConditionSpec, GenerateSpec)
+_KEEP_COLUMNS = (FilterSpec, ConditionSpec, GenerateSpec, PythonFunctionsSpec)
 """They emit their input's columns as they are."""
 
 

@@ -28,6 +28,7 @@ from ckpt_runtime.graph.specs import (
     OperatorSpec,
     ProcessSpec,
     ProjectSpec,
+    PythonFunctionsSpec,
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
@@ -44,6 +45,7 @@ KINDS: dict[type, str] = {
     ConditionSpec: "filter",
     EvaluateSpec: "project",
     GenerateSpec: "generate",
+    PythonFunctionsSpec: "python",
     WatermarkSpec: "watermark",
     AggregateSpec: "aggregate",
     ProcessSpec: "process",
@@ -98,7 +100,7 @@ class LogicalNode:
     @property
     def user_code(self) -> bool:
         """Whether its operator calls functions or classes of the author while the job runs."""
-        if isinstance(self.spec, MapInArrowSpec | ProcessSpec):
+        if isinstance(self.spec, MapInArrowSpec | PythonFunctionsSpec | ProcessSpec):
             return True
         return isinstance(getattr(self.spec, "format", None), type)
 

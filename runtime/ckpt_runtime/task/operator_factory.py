@@ -16,6 +16,7 @@ from ckpt_runtime.graph.specs import (
     OperatorSpec,
     ProcessSpec,
     ProjectSpec,
+    PythonFunctionsSpec,
     WatermarkSpec,
 )
 from ckpt_runtime.operators.aggregate import AggregateOperator
@@ -24,6 +25,7 @@ from ckpt_runtime.operators.generate import GenerateOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
@@ -42,6 +44,8 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
             return EvaluateOperator(spec)
         case GenerateSpec():
             return GenerateOperator(spec)
+        case PythonFunctionsSpec():
+            return PythonFunctionsOperator(spec)
         case MapInArrowSpec():
             return MapInArrowOperator(spec)
         case WatermarkSpec():
