@@ -15,7 +15,7 @@ Arrow IPC stream. Nothing is pickled. The engine's own sinks are built on this p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -33,6 +33,8 @@ class SinkContext:
     ``restored_checkpoint_id`` is None on a fresh start. A savepoint of this job, up to number ``savepoint_id``, may
     cover what is newer than the restored checkpoint. ``attempt`` counts deployments of the job from 0.
     ``last_checkpoint_id`` is that of the last barrier before a writer was created, or of the restored checkpoint.
+    ``spark_url`` returns the URL, with a token, at which the session's Spark serves clients of Spark Connect; it waits
+    until Spark has started.
     """
 
     sink_id: str
@@ -45,6 +47,7 @@ class SinkContext:
     ended_jobs: tuple[str, ...] = ()
     savepoint_id: int = 0
     last_checkpoint_id: int = 0
+    spark_url: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,8 @@ class Sink(ABC):
     def clean_up(self, context: SinkContext) -> None:
         """Removes what earlier attempts and ended jobs have left and the restored snapshot does not cover.
 
-        It is called in each subtask that has a committer, after the commits of the restored snapshot.
+        It is called in each subtask before its first row. What the restored snapshot covers may not be committed yet,
+        unless each subtask commits for itself.
         """
 
     def encode(self, committable: Any) -> str:

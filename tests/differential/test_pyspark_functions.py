@@ -73,7 +73,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_generators_and_python_functions_give_the_rows_of_spark(
     spark: SparkSession, cluster: MiniCluster, path: str, tmp_path: Path
 ) -> None:
-    job = cluster.submit(PROGRAM, arguments=["replay", path, str(tmp_path)], configuration=fast(**{"restart-strategy.type": "none"}))
+    job = cluster.submit(
+        PROGRAM, arguments=["replay", path, str(tmp_path)], configuration=fast(restart_strategy__type="none")
+    )
     cluster.wait_for_status(job, JobStatus.FINISHED)
     rows = spark.read.schema(function_programs.SCHEMA).parquet(path)
     rows.createOrReplaceTempView("rows")

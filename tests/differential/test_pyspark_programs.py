@@ -136,9 +136,11 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("output mode", "append mode"),
         ("action", "needs a running Spark"),
         ("pattern", "GGGG"),
-        ("foreachBatch", "foreachBatch"),
+        ("memory", "'memory' has no table"),
         ("legacy option", "spark.sql.legacy"),
-        ("Python function", "common_inline_user_defined_function"),
+        ("barrier", "barrier"),
+        ("generator", "JsonTuple"),
+        ("Python in a lambda", "lambda"),
     ],
 )
 def test_program_that_the_engine_cannot_run_is_refused_by_name_when_it_is_submitted(
@@ -196,5 +198,14 @@ def test_question_that_sets_an_option_of_the_driver_or_is_malformed_is_refused()
     catalog = {"spark.sql.catalog.taken": "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"}
     assert "spark.sql.catalog.taken" in ANALYZER.analyze(AnalysisRequest(rows, configuration=catalog)).unsupported
     assert "not a relation" in ANALYZER.analyze(AnalysisRequest(b"\xff")).unsupported
+    assert "inline_user_defined" in ANALYZER.analyze(AnalysisRequest(functions={"f": b"\x1a\x01f"})).unsupported
     with pytest.raises(DocumentError, match="malformed"):
         ANALYZER.answer("{")
+    with pytest.raises(DocumentError, match="at once"):
+        ANALYZER.answer(f"[{','.join(['{}'] * 51)}]")
+
+
+def test_text_of_sql_is_not_filled_in_with_the_environment_of_the_driver() -> None:
+    """Spark replaces ``${env:NAME}`` in SQL, and its message for a column of that name would reach the program."""
+    relation = Relation(sql={"query": "SELECT `${env:PATH}` FROM range(1)"}).SerializeToString()
+    assert "${env:PATH}" in ANALYZER.analyze(AnalysisRequest(relation)).error

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
+import uuid
 from collections import Counter
-from datetime import date
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse
 
+from ckpt_runtime.frontend import spark_connect
+from ckpt_runtime.frontend.live_session import RealChannel
+from ckpt_runtime.frontend.spark_connect import SPARK_CONNECT
 from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import blocks
 from tests.support.jobs import PIPELINES, fast
+from tests.support.pipelines import batch_functions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,3 +143,131 @@ def test_partitions_that_a_sink_cannot_write_are_refused_when_the_program_is_pla
     arguments = [str(tmp_path / "rows.parquet"), str(tmp_path / "out"), format_, columns]
     with pytest.raises(SubmissionFailed, match=problem):
         cluster.submit(PIPELINES / "partitioned_sink.py", arguments=arguments)
+
+
+TYPED = pa.schema(
+    [
+        ("n", pa.int64()),
+        ("name", pa.string()),
+        ("price", pa.decimal128(10, 2)),
+        ("at", pa.timestamp("us", "UTC")),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+
+
+def typed(directory: Path, count: int) -> str:
+    """Rows with a null in every column but the first."""
+    rows = [
+        {
+            "n": at,
+            "name": [None, "a", "é"][at % 3],
+            "price": [None, Decimal("-1.50")][at % 2],
+            "at": [None, datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)][at % 2],
+            "tags": [None, [], ["x", None]][at % 3],
+        }
+        for at in range(count)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, TYPED), directory / "typed.parquet")
+    return str(directory / "typed.parquet")
+
+
+def is_empty(directory: Path) -> bool:
+    return not directory.exists() or not any(directory.iterdir())
+
+
+@pytest.mark.row("ends.1")
+def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_step(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    """Function and object are called again with the same id and rows; the rows have the values that Spark reads."""
+    output, faults, checkpoints = tmp_path / "out", tmp_path / "faults", tmp_path / "checkpoints"
+    for directory in (faults, output / "epochs"):
+        directory.mkdir(parents=True)
+    source = typed(tmp_path, 4_000)
+    options = fast(execution__checkpointing__interval="200ms", execution__checkpointing__dir=str(checkpoints))
+
+    def start(rate: int, savepoint: str | None = None) -> str:
+        arguments = [source, str(rate), str(output), str(faults)]
+        program = PIPELINES / "batch_functions.py"
+        return cluster.submit(program, arguments=arguments, configuration=options, parallelism=2, savepoint=savepoint)
+
+    job = start(100)
+    for step in ("called", "returned", "process", "close", "closed", "called"):
+        (faults / step).touch()
+        cluster.wait_until(lambda step=step: not (faults / step).exists(), f"a kill at {step}")  # type: ignore[misc]
+    cluster.wait_for_checkpoints(job, 2)
+    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)
+    ids = sorted(int(directory.name) for directory in (output / "batches").iterdir())
+    assert len(ids) > 3
+    wanted = spark.read.schema(batch_functions.SCHEMA).parquet(source)
+    wanted = wanted.selectExpr("*", "n * 2 AS twice", "upper(name) AS shout")
+    found = spark.read.parquet(*(str(output / "batches" / str(id_)) for id_ in ids))
+    assert {row.batch_id for row in found.select("batch_id").distinct().collect()} == set(ids)
+    assert Counter(map(str, found.drop("batch_id").collect())) == Counter(map(str, wanted.collect()))
+    numbers_ = [row["n"] for file in (output / "epochs").iterdir() for row in json.loads(file.read_text())]
+    assert sorted(numbers_) == list(range(4_000))
+    assert is_empty(checkpoints / "staged")
+
+
+@pytest.mark.row("ends.1")
+def test_batch_writer_of_spark_and_console_write_the_rows_of_a_query(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    source, output = typed(tmp_path, 30), tmp_path / "orc"
+    job = cluster.submit(
+        PIPELINES / "batch_functions.py",
+        entry="batch_functions:printed",
+        arguments=[source, str(output)],
+        configuration=fast(execution__checkpointing__dir=str(tmp_path / "checkpoints")),
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    frame = spark.read.schema(batch_functions.SCHEMA).parquet(source)
+    frame.write.partitionBy("name").orc(str(tmp_path / "theirs"))
+    found, wanted = (
+        Counter(map(str, spark.read.schema(batch_functions.SCHEMA).orc(str(path)).collect()))
+        for path in (output, tmp_path / "theirs")
+    )
+    assert found == wanted
+    assert {path.name for path in output.iterdir() if path.is_dir()} == {
+        "name=a",
+        "name=é",
+        "name=__HIVE_DEFAULT_PARTITION__",
+    }
+    assert is_empty(tmp_path / "checkpoints" / "staged")
+
+
+def test_server_of_spark_takes_no_client_without_its_token_and_shows_the_token_to_none(spark: SparkSession) -> None:
+    url = SPARK_CONNECT.url(encrypted=True)
+    assert SPARK_CONNECT.url(encrypted=False) == url
+    request = ConfigRequest(session_id=str(uuid.uuid4()))
+    request.operation.get_all.SetInParent()
+    path, codecs = (
+        "/spark.connect.SparkConnectService/Config",
+        (type(request).SerializeToString, ConfigResponse.FromString),
+    )
+    known, unknown = RealChannel(url), RealChannel(url[:-1])
+    pairs = known.method("unary_unary", path, codecs, {})(request).pairs
+    assert pairs
+    token = url.partition("token=")[2]
+    assert all(token not in pair.value for pair in pairs)
+    with pytest.raises(grpc.RpcError) as refused:
+        unknown.method("unary_unary", path, codecs, {})(request)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+    known.close()
+    unknown.close()
+
+
+def test_secrets_of_the_driver_are_not_in_the_environment_that_code_in_spark_sees(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_seen(name: str) -> bool:
+        value = spark.sql(f"SELECT java_method('java.lang.System', 'getenv', '{name}')").collect()[0][0]
+        return value not in (None, "null")
+
+    secret = next(name for name in ("PWD", "LANG", "LOGNAME", "USER", "SHLVL") if is_seen(name))
+    monkeypatch.setattr(spark_connect, "HIDDEN", frozenset({secret}))
+    spark_connect._hide_secrets(spark._jvm)
+    assert not is_seen(secret)
+    assert is_seen("PATH")

@@ -13,9 +13,9 @@ from pyspark.sql.functions import col, expr
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.copying import copy_snapshot
+from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
-from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import blocks

@@ -130,7 +130,7 @@ def test_what_a_job_came_from_stays_until_it_has_a_checkpoint_of_its_own(client:
 
 CLAIMS = """
 import sys
-from ckpt_runtime.jobmaster.snapshot_claims import claim_snapshot
+from ckpt_runtime.snapshots.job_claims import claim_snapshot
 from ckpt_runtime.process_mark import own_mark
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.claims import Claimant

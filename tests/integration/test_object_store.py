@@ -28,7 +28,7 @@ from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.storage import publish
 from ckpt_runtime.storage.filesystem import read_bytes, resolve
 from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.state_file_reader import locate
+from ckpt_runtime.storage.state_files import locate
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.driver_processes import Sessions
 from tests.support.golden import take_checkpoint

@@ -15,8 +15,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
-from ckpt_runtime.storage.channel_state_frame import InFlightWatermark
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, InFlightWatermark
 from ckpt_runtime.storage.channel_state_writer import CapturedStream, InFlightElement, write_channel_state
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.snapshot_metadata import read_metadata, write_metadata

@@ -39,16 +39,15 @@ from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.jobmaster.job_host import Pool
 from ckpt_runtime.jobmaster.job_record import JobRecord
-from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, claim_snapshot
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects
+from ckpt_runtime.snapshots.job_claims import JobClaims, claim_snapshot
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claimant, ClaimedError
 from ckpt_runtime.storage.errors import AlreadyExistsError
 from ckpt_runtime.storage.filesystem import Location, resolve
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
-from ckpt_runtime.storage.state_file_reader import locate
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileWriter, locate
 
 VERTEX = VertexDescriptor("v", "v", ("u",), 1, 128)
 NOW = Instant(0, 0)

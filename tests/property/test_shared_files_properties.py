@@ -27,7 +27,7 @@ from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.registry import register_backend
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.state_file_reader import locate
+from ckpt_runtime.storage.state_files import locate
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import create_keyed_backend
 from ckpt_runtime.task.snapshot_writer import write_snapshot

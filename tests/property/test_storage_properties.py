@@ -12,8 +12,7 @@ from ckpt_runtime.storage.documents import decode_document, encode_document
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import delete_tree, resolve
 from ckpt_runtime.storage.metadata import decode, encode
-from ckpt_runtime.storage.state_file_reader import StateFileReader
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileReader, StateFileWriter
 from ckpt_runtime.storage.versioned_document import VersionedDocument
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_runtime.snapshots.verification import verify_snapshot
+from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.storage.filesystem import resolve
 from tests.support.written_states import content, new_state, write
 

@@ -68,6 +68,7 @@ def load_plan(
             analyses or {},
             lambda source: spark_columns(source, session.dataSource.resolve),
             session.conf.set,
+            option=session.conf.get,
         )
         with captured_session(capture, session.dataSource.register) as spark:
             if kind is _Kind.SCRIPT:

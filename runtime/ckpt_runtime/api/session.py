@@ -35,6 +35,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import SINK_FORMATS, SOURCE_FORMATS, is_data_source
 from ckpt_runtime.graph.logical import LogicalPlan
 from ckpt_runtime.sinks import is_sink
+from ckpt_runtime.sources import is_source
 
 
 class RuntimeConfig:
@@ -99,11 +100,12 @@ class DataSourceRegistration:
     def register(self, dataSource: type) -> None:
         """Registers a class under ``dataSource.name()``, upper or lower case; a later class of that name replaces it.
 
-        :param dataSource: a subclass of PySpark's ``DataSource``, or of ``ckpt_runtime.sinks.Sink``.
+        :param dataSource: a subclass of PySpark's ``DataSource``, ``ckpt_runtime.sources.Source`` or
+            ``ckpt_runtime.sinks.Sink``.
         :raises PlanError: no such class, or the name of a built-in format
         """
-        if not is_data_source(dataSource) and not is_sink(dataSource):
-            wanted = "a subclass of PySpark's DataSource, or of ckpt_runtime.sinks.Sink"
+        if not is_data_source(dataSource) and not is_sink(dataSource) and not is_source(dataSource):
+            wanted = "a subclass of PySpark's DataSource, of ckpt_runtime.sources.Source, or of ckpt_runtime.sinks.Sink"
             raise PlanError("dataSource", f"expected {wanted}, not {dataSource!r}")
         name = dataSource.name().lower()  # type: ignore[attr-defined]
         if name in SOURCE_FORMATS or name in SINK_FORMATS:
@@ -118,7 +120,7 @@ class DataSourceRegistration:
         """
         if isinstance(format_, str):
             return self._classes.get(format_.lower()) or _built_in(format_)
-        if is_data_source(format_) or is_sink(format_):
+        if is_data_source(format_) or is_sink(format_) or is_source(format_):
             return format_
         raise PlanError("format", f"expected a name or a DataSource class, not {format_!r}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,13 +24,13 @@ from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, c
 from ckpt_runtime.version import VERSION
 
 DOCUMENT_VERSION = 2
-"""Version of the JSON form. Version 1 recorded neither the writing release nor the kind of keyed state handles."""
+"""Version of the JSON form, the only one that this release reads."""
 HASHMAP = "hashmap"
 ANY = "any"
 
 
-class NewerDocumentError(DocumentError):
-    """The document was written by a later release."""
+class OtherVersionError(DocumentError):
+    """The document has a version that this release does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class CompletedCheckpoint:
     def from_json(cls, document: object, directory: str | None = None) -> CompletedCheckpoint:
         """Reads the JSON form; ``directory``, where the metadata was found, replaces the recorded one (moves).
 
-        Raises :class:`DocumentError` for a document of another shape, :class:`NewerDocumentError` for a later version.
+        Raises :class:`DocumentError` for a document of another shape, :class:`OtherVersionError` for another version.
         """
         _check_version(document)
         found = checked(document, _Document)
@@ -244,7 +243,7 @@ def _checked_states(found: _Document) -> dict[SubtaskKey, SubtaskState]:
     if len(parallelism) != len(found.vertices):
         raise DocumentError("two vertices have the same id")
     # Checked one by one, so that a large document does not block the other threads of this process.
-    entries = [checked(_with_kinds(entry), _Entry) for entry in found.states]
+    entries = [checked(entry, _Entry) for entry in found.states]
     for name, subtasks in (("states", [entry.key for entry in entries]), ("finished", found.finished)):
         if len(set(subtasks)) != len(subtasks):
             raise DocumentError(f"`{name}` names a subtask twice")
@@ -260,21 +259,12 @@ def _checked_states(found: _Document) -> dict[SubtaskKey, SubtaskState]:
     return {entry.key: entry.state for entry in entries}
 
 
-def _with_kinds(entry: Any) -> Any:
-    """Adds the only kind there was before handles had a kind. Entries of another shape are rejected later."""
-    with suppress(LookupError, TypeError, AttributeError):
-        for operator in entry["state"]["operators"].values():
-            for handle in operator["keyed"]:
-                handle.setdefault("kind", "key_groups")
-    return entry
-
-
 def _check_version(document: object) -> None:
-    """Runs first, because a document of a later version may have any shape."""
+    """Runs first, because a document of another version may have any shape."""
     if isinstance(document, dict):
-        version, writer = document.get("version", 1), document.get("written_by")
-        if type(version) is not int or not 1 <= version <= DOCUMENT_VERSION:
-            raise NewerDocumentError(
+        version, writer = document.get("version"), document.get("written_by")
+        if type(version) is not int or version != DOCUMENT_VERSION:
+            raise OtherVersionError(
                 f"the document has version {str(version)[:40]}, written by release {str(writer)[:40]}; "
-                f"this release, {VERSION}, reads versions 1 to {DOCUMENT_VERSION}"
+                f"this release, {VERSION}, reads version {DOCUMENT_VERSION}"
             )

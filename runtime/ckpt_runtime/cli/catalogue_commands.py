@@ -15,7 +15,7 @@ from ckpt_runtime.cli.snapshot_tools import SnapshotArgument, opened_snapshot, s
 
 if TYPE_CHECKING:
     from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
-    from ckpt_runtime.snapshots.description import SnapshotSummary
+    from ckpt_runtime.snapshots.inspection import SnapshotSummary
     from ckpt_runtime.storage.filesystem import Location
     from ckpt_runtime.storage.savepoint_entry import Mark
 
@@ -25,9 +25,8 @@ DirectoryArgument = Annotated[str, typer.Argument(metavar="DIRECTORY", help="Whe
 def list_snapshots(cli: Cli, directory: DirectoryArgument) -> None:
     """List the checkpoints and savepoints below a directory, the latest first, with what the catalogue says."""
     with storage_failures():
-        from ckpt_runtime.snapshots.catalogue import check_listable, look_at
-        from ckpt_runtime.snapshots.description import summarized
-        from ckpt_runtime.snapshots.finding import find_places
+        from ckpt_runtime.snapshots.catalogue import check_listable, find_places, look_at
+        from ckpt_runtime.snapshots.inspection import summarized
         from ckpt_runtime.storage.errors import CorruptFileError, NotFoundError
         from ckpt_runtime.storage.filesystem import resolve
 
@@ -147,7 +146,7 @@ def verify(
     """Read everything that belongs to a snapshot, and prove that it is complete and intact."""
     began = time.monotonic()
     with storage_failures():
-        from ckpt_runtime.snapshots.verification import verify_snapshot
+        from ckpt_runtime.snapshots.inspection import verify_snapshot
         from ckpt_runtime.storage.errors import CorruptFileError
 
         try:

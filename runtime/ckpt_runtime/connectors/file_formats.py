@@ -30,7 +30,19 @@ class _ParquetWriter:
         self._writer.close()
 
 
+class _ArrowWriter:
+    def __init__(self, file: Any, schema: pa.Schema) -> None:
+        self._writer = pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
 def open_file_writer(format_: str, file: Any, schema: pa.Schema, options: Mapping[str, Any]) -> FileWriter:
     """Returns a writer for a file of a format. ``options`` are the parsed ones of its sink."""
-    assert format_ == "parquet"
+    if format_ == "foreach":
+        return _ArrowWriter(file, schema)
     return _ParquetWriter(file, schema, options["compression"])

@@ -5,7 +5,7 @@ completion renames that to its visible name. With ``partitionBy``, each value ha
 in its directory (``country=AT``); hidden files always lie in the directory of the sink itself, where they are found.
 Files that an earlier attempt left behind and the snapshot does not cover are recognized by their names and deleted, and
 so are those of ended jobs that had the same sink before this one. Never touches files of another sink or of a job that
-may be alive. At the end of the job the driver cleans up (``jobmaster/sink_clean_up.py``).
+may be alive. At the end of the job the driver cleans up (``snapshots/clean_up.py``).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class FileSink(Sink):
     committable = PendingFile
     single_committer = False
 
-    def __init__(self, format_: str, options: Mapping[str, str]) -> None:
+    def __init__(self, format_: str, options: Mapping[str, str], parsed: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         self.format = format_
-        self.parsed = sink_options(format_, options)
+        self.parsed = sink_options(format_, options) if parsed is None else parsed
         self.directory = PartDirectory(self.parsed["path"])
 
     @classmethod
@@ -60,6 +60,7 @@ class FileSink(Sink):
         return "files"
 
     def open_writer(self, schema: pa.Schema, context: SinkContext) -> SinkWriter:
+        self.directory.create()
         return _PartWriter(self, schema, context)
 
     def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
@@ -208,7 +209,7 @@ class _PartCommitter(SinkCommitter):
         missing: list[str] = []
         errors: list[Exception] = []
         renamed = False
-        files = [(pending, _part_of(pending)) for pending in committables]
+        files = [(pending, part_of(pending)) for pending in committables]
         for pending, part in files:
             try:
                 found = self._directory_of(pending).commit(part, pending.partition)
@@ -231,13 +232,13 @@ class _PartCommitter(SinkCommitter):
 
     def abort(self, transaction: Transaction, committables: Sequence[PendingFile]) -> None:
         for pending in committables:
-            self._directory_of(pending).delete(_part_of(pending).pending)
+            self._directory_of(pending).delete(part_of(pending).pending)
 
     def _directory_of(self, pending: PendingFile) -> PartDirectory:
         return self._directory if pending.directory == self._directory.url else PartDirectory(pending.directory)
 
 
-def _part_of(pending: PendingFile) -> PartName:
+def part_of(pending: PendingFile) -> PartName:
     """Raises CommitError for a restored name that is no pending file's, and so could be any other file."""
     part = parse_hidden(pending.name)
     if part is None or part.checkpoint is None:

@@ -39,6 +39,16 @@ class PartDirectory:
         with naming("write", file):
             return open(file.path, "wb") if file.is_local else file.filesystem.open(file.path, "wb")
 
+    def open_for_reading(self, name: str) -> Any:
+        """An existing binary file."""
+        file = self.location.child(name)
+        with naming("read", file):
+            return file.filesystem.open(file.path, "rb")
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name."""
+        return exists(self.location.child(name))
+
     def make_pending(self, part: PartName) -> None:
         """In progress -> pending, durable when this returns."""
         self._rename(part.in_progress, self.location.child(part.pending))

@@ -21,7 +21,7 @@ _ESCAPED = re.compile("[\x01-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
 _NAME = re.compile(
     r"\.?part-(?P<owner>[A-Za-z0-9_]+-[A-Za-z0-9_]+-[0-9a-f]{8,16})-s(?P<subtask>\d+)-a(?P<attempt>\d+)"
     r"-n(?P<sequence>\d+)-(?P<token>[0-9a-f]{8})(?:-c(?P<checkpoint>\d+))?\."
-    r"(?P<extension>(?:parquet|csv|json)(?:\.(?:gz|bz2|zst))?)(?P<stage>\.pending|\.inprogress)?"
+    r"(?P<extension>(?:parquet|arrow|csv|json)(?:\.(?:gz|bz2|zst))?)(?P<stage>\.pending|\.inprogress)?"
 )
 
 

@@ -21,18 +21,15 @@ from pyspark.sql.datasource import DataSourceStreamReader
 
 from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_type
 from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
+from ckpt_runtime.connectors.split_host import SplitHost
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import described_data_source, ordered_reads
 from ckpt_runtime.graph.specs import RangeReaderSpec
-from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output, WaitingInput
+from ckpt_runtime.operators.operator import OperatorContext, Output
 from ckpt_runtime.operators.task_context import new_task, running
 
 _SPLITS = "splits"
 _SPLITS_OF_VERSION_1 = "shares"
-
-_TAKE_EVERY_MS = 10
-_LEAST_TAKE_MS = 20
-_GREATEST_TAKE_MS = 2_000
 
 
 class ReplayError(RuntimeError):
@@ -86,20 +83,12 @@ class _Reader:
             return self._made
 
 
-class RangeReaderOperator(Operator):
-    """Built from a :class:`RangeReaderSpec`. Takes further partitions after it has read the pending ones.
-
-    It asks for the next step with a timer that is always due; a subtask looks at its input only when none is. While
-    reading may be interrupted it also takes partitions that precede a barrier, and some from time to time, since a
-    barrier behind them may not have been sent yet for lack of credit. MAX_WATERMARK is forwarded when everything
-    pending is read. Any other watermark is the enumerator's: everything below that sequence number was sent. It, or
-    the first partition of a later range, shows that this subtask has got all of its partitions of a range.
-    """
-
-    requires_final_checkpoint = False
+class RangeReaderOperator(SplitHost):
+    """Built from a :class:`RangeReaderSpec`."""
 
     def __init__(self, spec: RangeReaderSpec) -> None:
         assert isinstance(spec.format, type)
+        super().__init__()
         self._ordered = ordered_reads(spec.options)
         self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema, spec.told)
         self._name = spec.format.__name__
@@ -108,15 +97,18 @@ class RangeReaderOperator(Operator):
         self._carried = 0
         self._open: Iterator[pa.RecordBatch] | None = None
         self._last: pa.RecordBatch | None = None
-        self._taken = 0
-        self._take_after_ms = 0.0
-        self._ends = False
-        self._dealt_out = 0
-        self._passed = 0
 
     @property
     def has_work_left(self) -> bool:
         return bool(self._pending)
+
+    @property
+    def reads(self) -> bool:
+        return bool(self._pending)
+
+    @property
+    def unread_range(self) -> int | None:
+        return self._pending[0].range_start if self._pending else None
 
     @property
     def holds_checkpoints_back(self) -> bool:
@@ -134,38 +126,15 @@ class RangeReaderOperator(Operator):
         splits = sorted((Split(**item) for item in items), key=lambda split: split.sequence)
         self._pending.extend(splits)
         if splits:
-            # Rows of that range may have been emitted already, so it has not just begun.
-            self._passed = splits[0].range_start
-        self._ask_for_next_step()
+            self.continue_in_range(splits[0].range_start)
+        self.ask_for_next_step()
 
-    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        if not self._pending:
-            self._taken = 0
-        for row in batch.to_pylist():
-            if row["rows"] is None:
-                self._pending.append(Split(row["sequence"], row["number"], row["partition"]))
-            else:
-                self._pending.append(_Carried(row["sequence"], row["rows"]))
-                self._carried += 1
-        self._taken += 1
-        pause = min(max(self._taken * _TAKE_EVERY_MS, _LEAST_TAKE_MS), _GREATEST_TAKE_MS)
-        self._take_after_ms = self.context.monotonic_ms() + pause
-        self._pass_ends_on()
-        self._ask_for_next_step()
-
-    def process_watermark(self, timestamp_ms: int) -> None:
-        if timestamp_ms == MAX_WATERMARK:
-            self._ends = True
+    def take(self, row: dict[str, Any]) -> None:
+        if row["rows"] is None:
+            self._pending.append(Split(row["sequence"], row["number"], row["partition"]))
         else:
-            self._dealt_out = max(self._dealt_out, timestamp_ms)
-        self._pass_ends_on()
-
-    def on_processing_time(self, now_ms: int) -> None:
-        """Does one step, which emits at most one batch."""
-        if self._pending:
-            self._step()
-            self._pass_ends_on()
-        self._ask_for_next_step()
+            self._pending.append(_Carried(row["sequence"], row["rows"]))
+            self._carried += 1
 
     def snapshot(self, checkpoint_id: int) -> None:
         if self.holds_checkpoints_back:
@@ -174,43 +143,19 @@ class RangeReaderOperator(Operator):
         if splits and self._last is not None:
             splits[0].digest = _digest_of_last_row(self._last)
         self.context.operator_state.put(_SPLITS, versioned(asdict(split) for split in splits))
-        self._ask_for_next_step()
+        self.ask_for_next_step()
 
     def close(self) -> None:
         self._pending.clear()
         self._carried = 0
         self._close_partition()
 
-    def _pass_ends_on(self) -> None:
-        """Forwards the end of ranges whose partitions sent here are read, and the end of data."""
-        read_up_to = self._pending[0].range_start if self._pending else self._dealt_out
-        if read_up_to > self._passed:
-            self._passed = read_up_to
-            self.output.emit_end_of_range()
-        if self._ends and not self._pending:
-            self._ends = False
-            self.output.emit_watermark(MAX_WATERMARK)
-
-    def _ask_for_next_step(self) -> None:
-        if self._pending:
-            # A timer that is due goes before the input; one of the next millisecond lets the subtask look there first.
-            self.context.set_timer(self.context.now_ms() + 1 if self._may_take_input() else 0)
-
-    def _may_take_input(self) -> bool:
-        """Whether the subtask may look at its input before everything pending is read."""
-        if self.holds_checkpoints_back:
-            return False
-        waiting = self.context.waiting_input()
-        if waiting is WaitingInput.ROWS:
-            return self.context.monotonic_ms() >= self._take_after_ms
-        return waiting is WaitingInput.BARRIER
-
     def _of_user(self) -> _Reader:
         if self._user is None:
             self._user = _Reader(self._instance, self._schema)
         return self._user
 
-    def _step(self) -> None:
+    def read_step(self) -> int | None:
         """Emits one batch, or ends a partition."""
         current = self._pending[0]
         if isinstance(current, _Carried):
@@ -220,7 +165,7 @@ class RangeReaderOperator(Operator):
                 self._carried -= 1
             else:
                 self.output.emit(batch)
-            return
+            return None
         if self._open is None:
             self._task = new_task(current.number, self.context.attempt)
         with running(self._task):
@@ -230,11 +175,12 @@ class RangeReaderOperator(Operator):
         if batch is None:
             self._close_partition()
             self._pending.popleft()
-            return
+            return None
         if self._ordered:
             current.rows += batch.num_rows
             self._last = batch
         self.output.emit(batch)
+        return None
 
     def _read(self, split: Split) -> Iterator[pa.RecordBatch]:
         """Reads the batches of a partition after the rows that were emitted already."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ckpt_runtime.graph.formats import options_of_source
 from ckpt_runtime.graph.specs import (
     FILE_FORMATS,
+    STAGED_FORMATS,
     CommitterSpec,
     DrillSinkSpec,
     EnumeratorSpec,
@@ -14,11 +16,14 @@ from ckpt_runtime.graph.specs import (
 )
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.sinks import Sink, is_sink
+from ckpt_runtime.sources import Source, is_source
 
 
 def create_connector(spec: OperatorSpec) -> Operator:
     """A new source, reader, sink or committer, not opened yet. Raises ValueError for any other spec, or format."""
     match spec:
+        case EnumeratorSpec() | RangeReaderSpec() if isinstance(spec.format, str) or is_source(spec.format):
+            return _create_split_operator(spec)
         case EnumeratorSpec():
             from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator
 
@@ -49,6 +54,34 @@ def create_connector(spec: OperatorSpec) -> Operator:
     raise ValueError(f"no connector carries out {type(spec).__name__}, format {getattr(spec, 'format', None)!r}")
 
 
+def _create_split_operator(spec: EnumeratorSpec | RangeReaderSpec) -> Operator:
+    from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator, SplitReaderOperator
+
+    source = _source_of(spec.format, options_of_source(spec.options))
+    assert spec.schema is not None
+    if isinstance(spec, EnumeratorSpec):
+        return SplitEnumeratorOperator(spec, source, spec.schema)
+    return SplitReaderOperator(spec, source, spec.schema)
+
+
+def _source_of(format_: str | type, options: dict[str, str]) -> Source:
+    match format_:
+        case "rate" | "rate-micro-batch":
+            from ckpt_runtime.connectors.rate_source import RateSource
+
+            return RateSource(format_, options)
+        case "socket":
+            from ckpt_runtime.connectors.socket_source import SocketSource
+
+            return SocketSource(options)
+        case "parquet" | "orc" | "text":
+            from ckpt_runtime.connectors.file_source import FileSource
+
+            return FileSource(format_, options)
+    assert isinstance(format_, type)
+    return format_(options)  # type: ignore[no-any-return]
+
+
 def _create_sink(spec: SinkSpec) -> Operator:
     match spec:
         case SinkSpec(format="noop"):
@@ -73,6 +106,10 @@ def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:
         from ckpt_runtime.connectors.datasource_writer import DataSourceSink
 
         return DataSourceSink(spec.format, spec.options)
+    if spec.format in STAGED_FORMATS:
+        from ckpt_runtime.connectors.staged_sinks import staged_sink
+
+        return staged_sink(spec)
     if spec.format in FILE_FORMATS:
         from ckpt_runtime.connectors.file_sink import FileSink
 

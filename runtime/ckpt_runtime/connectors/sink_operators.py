@@ -42,6 +42,7 @@ def sink_context(context: OperatorContext) -> SinkContext:
         restored_checkpoint_id=context.restored_checkpoint_id,
         ended_jobs=context.sink.ended_jobs,
         savepoint_id=context.sink.savepoint_id,
+        spark_url=context.spark_url,
     )
 
 
@@ -93,6 +94,10 @@ class _WriterOperator(Operator):
 
 class PreparingSinkOperator(_WriterOperator):
     """The writers of a sink with one committer: sends committables to it in front of the barrier."""
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._sink.clean_up(self._place)
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         rows = [
@@ -207,7 +212,6 @@ class CommitterOperator(Operator):
             messages = [(int(subtask), message) for subtask, message in item["messages"]]
             self._messages[self._transaction(int(item["checkpoint"]), item.get("writer"))] = messages
         self._commit_up_to(max((known.checkpoint_id for known in self._messages), default=0))
-        self._sink.clean_up(self._place)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         for row in batch.to_pylist():

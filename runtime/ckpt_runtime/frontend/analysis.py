@@ -90,16 +90,17 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors.exceptions.base import PySparkException
 
+    sessions = type(spark)._get_j_spark_session_class(spark._jvm)
     try:
         if request.ddl:
-            return Analysis(
-                parsed=spark_type(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl))
-            )
+            return Analysis(parsed=spark_type(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl)))
         session = spark._jsparkSession.newSession()
         if refused := set(request.configuration) - CONFIGURED:
             raise UnsupportedExpressionError(f"the option {min(refused)}", "a program cannot set it for the analyzer")
         for key, value in request.configuration.items():
             session.conf().set(key, value)
+        # Spark's parser takes its options from the session that is active in its thread.
+        sessions.setActiveSession(session)
         planner = _Planner(spark._jvm, session, serial)
         ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
         for function in request.functions.values():
@@ -116,6 +117,8 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
         return Analysis(error=f"Spark's analyzer cannot be asked: {error}")
     except PySparkException as error:
         return Analysis(error=str(error.getMessage() or error))
+    finally:
+        sessions.setActiveSession(spark._jsparkSession)
 
 
 _RELATIONS = frozenset(
@@ -194,6 +197,8 @@ class _Planner:
             place = (option.apply("builtin"), option.apply("system"))
             registry.dropFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *place))
         session.conf().set("spark.sql.runSQLOnFiles", "false")
+        # Otherwise Spark replaces ${env:NAME} in SQL texts by a variable of the driver's environment.
+        session.conf().set("spark.sql.variable.substitute", "false")
         holder = connect.service.SessionHolder("engine", f"00000000-0000-0000-0000-{serial:012}", session)
         self._planner = connect.planner.SparkConnectPlanner(holder, jvm.scala.Option.empty())
         self._jvm = jvm

@@ -27,7 +27,7 @@ from ckpt_runtime.frontend.python_functions import CapturedFunctions
 from ckpt_runtime.frontend.typed_plan import CONFIGURED, MOST_QUESTIONS, Analysis, AnalysisNeeded, AnalysisRequest
 from ckpt_runtime.graph.errors import PlanError
 
-_REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
+REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
 """PySpark's switches for a Spark elsewhere; ``SparkSession.builder.getOrCreate()`` returns our session then."""
 _CHANGE_RESULTS = (
     "spark.sql.legacy.",
@@ -60,7 +60,11 @@ class CapturedQuery:
 class Capture:
     """What a program built. ``schema_of`` returns a source's columns: names and Spark's names of types.
 
-    ``conversions`` are the options by which PySpark converts values for Python functions.
+    ``configure`` sets an option of the job, and ``option`` returns one.
+
+    ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position;
+    ``called`` are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts
+    values for them.
     """
 
     analyses: Mapping[str, str]
@@ -73,8 +77,11 @@ class Capture:
     configuration: dict[str, str] = field(default_factory=dict)
     views: dict[str, bytes] = field(default_factory=dict)
     registered: dict[str, bytes] = field(default_factory=dict)
-    functions: CapturedFunctions = field(default_factory=CapturedFunctions)
+    called: CapturedFunctions = field(default_factory=CapturedFunctions)
     conversions: dict[str, str] = field(default_factory=dict)
+    option: Callable[[str], str | None] = lambda key: None  # noqa: ARG005
+    functions: list[Any] = field(default_factory=list)
+    session: Any = None
     _unanswered: list[str] = field(default_factory=list)
 
     def analysis_of(self, request: AnalysisRequest, *, later: bool = False) -> Analysis:
@@ -190,11 +197,15 @@ class Capture:
 class _Call:
     """A method of the gRPC service."""
 
-    def __init__(self, name: str, answer: Callable[[Any], Any] | None) -> None:
+    def __init__(self, name: str, answer: Callable[[Any], Any] | None, live: Callable[[], Any]) -> None:
         self._name = name
         self._answer = answer
+        self._live = live
 
-    def __call__(self, request: Any, **_: Any) -> Any:
+    def __call__(self, request: Any, **options: Any) -> Any:
+        live = self._live()
+        if live is not None:
+            return live(request, **options)
         if self._answer is None:
             raise PlanError("pipeline", f"{self._name} needs a running Spark, and a pipeline is planned without one")
         return self._answer(request)
@@ -205,11 +216,28 @@ def _channel(service: Mapping[str, Callable[[Any], Any]]) -> Any:
     import grpc
 
     class Channel(grpc.Channel):
-        def _method(self, path: str, *_: Any, **__: Any) -> _Call:
-            name = path.rsplit("/", 1)[-1]
-            return _Call(name, service.get(name))
+        live: Any = None
+        """The connection that ``live_session`` sets, which takes all calls from then on."""
 
-        unary_unary = unary_stream = stream_unary = stream_stream = _method
+        def _method(self, kind: str, path: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> _Call:
+            name = path.rsplit("/", 1)[-1]
+
+            def live() -> Any:
+                return None if self.live is None else self.live.method(kind, path, arguments, named)
+
+            return _Call(name, service.get(name), live)
+
+        def unary_unary(self, path: str, *arguments: Any, **named: Any) -> Any:
+            return self._method("unary_unary", path, arguments, named)
+
+        def unary_stream(self, path: str, *arguments: Any, **named: Any) -> Any:
+            return self._method("unary_stream", path, arguments, named)
+
+        def stream_unary(self, path: str, *arguments: Any, **named: Any) -> Any:
+            return self._method("stream_unary", path, arguments, named)
+
+        def stream_stream(self, path: str, *arguments: Any, **named: Any) -> Any:
+            return self._method("stream_stream", path, arguments, named)
 
         def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
             """Does nothing: there is no connection."""
@@ -364,12 +392,35 @@ def _proto_type(type_: SparkType) -> Any:
 
 
 @contextmanager
+def _kept_functions(functions: list[Any]) -> Iterator[None]:
+    """Meanwhile writers keep the function of ``foreach`` and ``foreachBatch``, and send its position, not a pickle."""
+    from pyspark.sql.connect.streaming import readwriter
+
+    writers: Any = readwriter.DataStreamWriter
+
+    def keeping(field: str) -> Callable[[Any, Any], Any]:
+        def keep(self: Any, function: Any) -> Any:
+            getattr(self._write_proto, field).python_function.command = str(len(functions)).encode()
+            functions.append(function)
+            return self
+
+        return keep
+
+    before = writers.foreachBatch, writers.foreach
+    writers.foreachBatch, writers.foreach = keeping("foreach_batch"), keeping("foreach_writer")
+    try:
+        yield
+    finally:
+        writers.foreachBatch, writers.foreach = before
+
+
+@contextmanager
 def captured_session(capture: Capture, register: Callable[[type], None]) -> Iterator[Any]:
     """Gives the ``SparkSession`` whose programs are captured. ``pyspark.sql.functions`` builds plans meanwhile.
 
     ``register`` takes the classes that the program gives to ``spark.dataSource.register``.
     """
-    before = {name: os.environ.get(name) for name in (*_REMOTE_MODE, "MASTER")}
+    before = {name: os.environ.get(name) for name in (*REMOTE_MODE, "MASTER")}
     sleep, thread = time.sleep, threading.get_ident()
 
     def wait(seconds: float | SupportsIndex, /) -> None:
@@ -378,7 +429,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
             sleep(seconds)
 
     time.sleep = wait
-    os.environ.update(_REMOTE_MODE)
+    os.environ.update(REMOTE_MODE)
     os.environ.pop("MASTER", None)  # spark-submit sets it, and PySpark takes either a master or a remote Spark
     try:
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
@@ -414,8 +465,9 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         connection: Any = Builder()
         session = Session(connection)
         SparkSession._set_default_and_active_session(session)
+        capture.session = session
         try:
-            with capture.functions.named_in_plans():
+            with _kept_functions(capture.functions), capture.called.named_in_plans():
                 yield session
         finally:
             SparkSession._active_session.session = None

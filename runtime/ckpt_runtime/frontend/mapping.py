@@ -15,6 +15,7 @@ from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.generators import generate_spec
 from ckpt_runtime.frontend.python_functions import functions_spec, separated
+from ckpt_runtime.frontend.sink_mapping import sink_spec
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Filter,
@@ -30,7 +31,7 @@ from ckpt_runtime.frontend.typed_plan import (
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import check_sink, partition_option, source_schema
+from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
@@ -38,8 +39,6 @@ from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_s
 Resolve = Callable[[str], str | type]
 
 _AGGREGATES = {"Sum": "sum", "Count": "count", "Min": "min", "Max": "max", "Average": "avg"}
-_OWN_OPTIONS = frozenset({"checkpointlocation"})
-"""Options of Spark's own engine: a session has its checkpoint directory, so that a query needs none."""
 
 
 def spark_columns(source: CapturedSource, resolve: Resolve) -> list[tuple[str, str]]:
@@ -125,7 +124,7 @@ class _QueryMapper:
         self, trees: Sequence[Expression], columns: tuple[TypedColumn, ...], inputs: tuple[LogicalInput, ...]
     ) -> tuple[tuple[LogicalInput, ...], Sequence[Expression]]:
         """Adds operators for the Python functions in expressions over ``columns``. Returns what is behind them."""
-        steps, remaining = separated(trees, len(columns), self._capture.functions)
+        steps, remaining = separated(trees, len(columns), self._capture.called)
         if not steps:
             return inputs, trees
         kept = [(column.name, arrow_type(column.type)) for column in columns]
@@ -173,7 +172,7 @@ class _QueryMapper:
     def _map_partitions(
         self, node: MapPartitions, below: PlanNode, inputs: tuple[LogicalInput, ...], schema: pa.Schema
     ) -> tuple[LogicalInput, ...]:
-        function = self._capture.functions.of_number(node.function)
+        function = self._capture.called.of_number(node.function)
         given, made = (_struct_type(each.columns) for each in (below, node))
         form = specs.SparkForm(given, made, self._settings(), in_pandas=node.in_pandas)
         return self._apply(specs.MapInArrowSpec(function, schema, form), inputs, schema, node.plan_id)
@@ -265,17 +264,8 @@ class _QueryMapper:
     def _sink(self, query: CapturedQuery, inputs: tuple[LogicalInput, ...], schema: pa.Schema) -> None:
         start = query.start
         _check_start(start, aggregates=any(isinstance(node, Aggregate) for node in query.analysis.nodes))
-        options = {key: value for key, value in start.options.items() if key.lower() not in _OWN_OPTIONS}
-        if start.path:
-            options["path"] = start.path
-        target = self._resolve(start.format or "parquet")
-        if columns := list(start.partitioning_column_names):
-            options["partitionBy"] = partition_option(target, columns)
-        duplicates = {name for name in schema.names if schema.names.count(name) > 1}
-        if duplicates:
-            raise PlanError("writeStream", f"two columns are called {sorted(duplicates)[0]!r}; give them aliases")
-        check_sink(target, options, schema)
-        node = self._plan.add(LogicalNode(specs.SinkSpec(target, options), inputs, None))
+        spec = sink_spec(start, self._capture, self._resolve, schema)
+        node = self._plan.add(LogicalNode(spec, inputs, None))
         if start.query_name:
             # Not the name itself, which programs also give to the operator that the query is about.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
@@ -295,8 +285,6 @@ def _check_expressions(spec: specs.OperatorSpec) -> None:
 
 def _check_start(start: object, *, aggregates: bool) -> None:
     mode = str(start.output_mode or "append").lower()  # type: ignore[attr-defined]
-    if start.HasField("foreach_writer") or start.HasField("foreach_batch"):  # type: ignore[attr-defined]
-        raise PlanError("writeStream", "foreach and foreachBatch are not supported yet; write with a format")
     if mode not in ("append", "update"):
         raise PlanError("outputMode", f"{mode!r} is not supported yet; use update")
     if aggregates and mode == "append":

@@ -13,7 +13,7 @@ import pyarrow as pa
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, is_split_source
 from ckpt_runtime.graph.job_graph import (
     JobEdge,
     JobGraph,
@@ -150,7 +150,7 @@ def _reachable(plan: LogicalPlan) -> tuple[list[LogicalNode], list[str]]:
 
 
 def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
-    """PySpark readers become enumerator and range readers, sinks with a single committer get it behind them."""
+    """Sources of splits become enumerator and range readers, sinks with a single committer get it behind them."""
     replaced: dict[LogicalNode, LogicalNode] = {}
     expanded: list[LogicalNode] = []
     for node in nodes:
@@ -160,7 +160,7 @@ def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
         copy = replace(node, inputs=inputs)
         replaced[node] = copy
         spec = copy.spec
-        if isinstance(spec, SourceSpec) and isinstance(spec.format, type):
+        if isinstance(spec, SourceSpec) and is_split_source(spec.format):
             enumerator, reader = _reader_pair(copy, spec)
             expanded += [enumerator, reader]
             replaced[node] = reader
@@ -177,7 +177,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     name = node.name or _format_name(spec.format)
     enumerator = replace(
         node,
-        spec=EnumeratorSpec(spec.format, spec.options, spec.schema or node.schema, told=spec.schema is None),
+        spec=EnumeratorSpec(spec.format, spec.options, node.schema, told=spec.schema is None),
         # One subtask: PySpark's readers plan offsets in one place.
         schema=SPLIT_SCHEMA,
         name=f"{name} offsets",
@@ -186,7 +186,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     )
     reader = replace(
         node,
-        spec=RangeReaderSpec(spec.format, spec.options, spec.schema or node.schema, told=spec.schema is None),
+        spec=RangeReaderSpec(spec.format, spec.options, node.schema, told=spec.schema is None),
         inputs=(LogicalInput(enumerator, Partitioning.REBALANCE),),
         uid=None if node.uid is None else node.uid + READER_SUFFIX,
         name=name,
@@ -197,7 +197,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
 def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
     # One subtask: these sinks commit all that was prepared for a checkpoint in one call.
     return LogicalNode(
-        CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema),
+        CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema, spec.function),
         (LogicalInput(node, Partitioning.REBALANCE),),
         None,
         None if node.uid is None else node.uid + COMMITTER_SUFFIX,
@@ -214,7 +214,7 @@ def _replace_what_is_seen_outside(operators: list[_Operator]) -> None:
         spec = operator.node.spec
         if isinstance(spec, SinkSpec | CommitterSpec):
             operator.node.spec = DrillSinkSpec()
-        elif isinstance(spec, EnumeratorSpec):
+        elif isinstance(spec, EnumeratorSpec | RangeReaderSpec):
             operator.node.spec = replace(spec, acknowledges=False)
 
 

@@ -15,11 +15,13 @@ import pyarrow as pa
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
+from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
 from ckpt_runtime.sinks import is_sink
+from ckpt_runtime.sources import is_source
 
 AVAILABLE_NOW_OPTION = "availableNow"
-"""Reader option of every ``DataSource`` class, handled by the engine: read the data available now, then end."""
+"""Reader option of every source that is read in splits, handled by the engine: read what is there now, then end."""
 
 ORDERED_READS_OPTION = "orderedReads"
 """Reader option of every ``DataSource`` class, handled by the engine: reading a partition again gives the same rows in
@@ -51,17 +53,7 @@ _RATE = Option("rowsPerSecond", float, 0.0, minimum=0)
 
 _DATA_SOURCE = "pyspark.sql.datasource"
 
-SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
 SinkCheck = Callable[[dict[str, Any], pa.Schema], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFormat:
-    """A built-in source: its options and ``schema(options, declared schema)``."""
-
-    name: str
-    options: tuple[Option, ...]
-    schema: SourceSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class SinkFormat:
 
 
 def _replay_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
-    _check_location(options["path"])
+    check_location(options["path"])
     schema = declared if declared is not None else _parquet_schema(options["path"])
     for column in split_columns(options["partitionBy"]):
         if column not in schema.names:
@@ -132,14 +124,8 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
     return schema
 
 
-def _check_location(path: str) -> None:
-    """Checks a location that subtasks resolve in other directories and on other machines than the author's."""
-    if not path.startswith("/") and ":/" not in path:
-        raise PlanError("option 'path'", f"{path!r} is relative; give an absolute path or a URL")
-
-
 def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
-    _check_location(options["path"])
+    check_location(options["path"])
     columns = partition_columns(options, schema)
     if columns and len(columns) == len(schema):
         raise PlanError("partitionBy", "all columns are named; at least one has to be left for the files")
@@ -182,6 +168,8 @@ def partition_option(sink: str | type, columns: list[str]) -> str:
 def file_extension(format_: str, options: Mapping[str, Any]) -> str:
     """The ending of a file's name, with that of its compression where the format's readers need it."""
     endings = {"gzip": ".gz", "bzip2": ".bz2", "zstd": ".zst"}
+    if format_ == "foreach":
+        return "arrow"
     return format_ if format_ == "parquet" else format_ + endings.get(options["compression"], "")
 
 
@@ -224,6 +212,7 @@ SOURCE_FORMATS: dict[str, SourceFormat] = {
             ),
             _numbers_schema,
         ),
+        *SPLIT_SOURCES,
     )
 }
 
@@ -234,10 +223,10 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             "parquet",
             (
                 Option("path", required=True),
-                Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
                 Option("maxRowsPerFile", int, 0, minimum=0),
                 Option("onMissing", default="fail", choices=("fail", "ignore")),
                 Option("partitionBy"),
+                Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
             ),
             _check_files,
         ),
@@ -267,8 +256,11 @@ def is_data_source(value: Any) -> bool:
 
 
 def source_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """The parsed options of a built-in source."""
-    return parse_options(name, SOURCE_FORMATS[name].options, options)
+    """The parsed options of a built-in source, those of the engine left out."""
+    known = SOURCE_FORMATS[name]
+    if available_now(options) and not known.ends:
+        raise PlanError(f"option {AVAILABLE_NOW_OPTION!r}", f"format {name!r} has no data at its start that would end")
+    return parse_options(name, known.options, options_of_source(options) if known.splits else options)
 
 
 def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
@@ -281,6 +273,12 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
 
     Raises PlanError for an unknown format, a bad option, or a ``DataSource`` without a schema or a stream reader.
     """
+    if is_source(source):
+        available_now(options)
+        try:
+            return source(options_of_source(options)).schema(declared)  # type: ignore[operator]
+        except ValueError as error:
+            raise PlanError("format", f"{source.__name__}: {error}") from error  # type: ignore[union-attr]
     if isinstance(source, type):
         return described_data_source(source, options, declared, told=False)[1]
     if source not in SOURCE_FORMATS:
@@ -298,7 +296,7 @@ def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) 
         return
     if isinstance(sink, type):
         _check_stream(sink, "written", "streamWriter")
-        _check_types_of_pyspark(sink, schema)
+        check_types_of_pyspark(sink.__name__, schema)
         return
     if sink not in SINK_FORMATS:
         raise PlanError("format", _unknown(sink, SINK_FORMATS))
@@ -315,7 +313,7 @@ def _check_stream(source: type, verb: str, *methods: str) -> None:
         )
 
 
-def _check_types_of_pyspark(source: type, schema: pa.Schema) -> None:
+def check_types_of_pyspark(name: str, schema: pa.Schema) -> None:
     """Raises PlanError for a column of a type that the ``StructType`` which a ``DataSource`` gets cannot have."""
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
@@ -325,7 +323,7 @@ def _check_types_of_pyspark(source: type, schema: pa.Schema) -> None:
             to_arrow_type(from_arrow_type(column.type), timezone="UTC")
         except (PySparkTypeError, pa.ArrowInvalid, ValueError):  # ValueError: decimals of too many digits
             problem = f"column {column.name!r} is {column.type}, which PySpark has no type for; cast it before"
-            raise PlanError("schema", f"{source.__name__}: {problem}") from None
+            raise PlanError("schema", f"{name}: {problem}") from None
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:
@@ -352,7 +350,7 @@ def described_data_source(
         except Exception as error:
             raise PlanError("schema", f"{source.__name__}.schema() failed, give .schema(...): {error}") from error
         schema = to_arrow_schema(answer) if schema is None else schema
-    _check_types_of_pyspark(source, schema)
+    check_types_of_pyspark(source.__name__, schema)
     return instance, schema
 
 
@@ -375,6 +373,15 @@ def new_data_source(source: type, options: Mapping[str, str]) -> Any:
     """An instance of a user's ``DataSource`` class with case-insensitive options, as Spark builds it."""
     from pyspark.sql.datasource import CaseInsensitiveDict
 
+    return source(CaseInsensitiveDict(options_of_source(options)))
+
+
+def options_of_source(options: Mapping[str, str]) -> dict[str, str]:
+    """The options without those that the engine itself handles."""
     taken = (AVAILABLE_NOW_OPTION.lower(), ORDERED_READS_OPTION.lower())
-    own = {key: value for key, value in options.items() if key.lower() not in taken}
-    return source(CaseInsensitiveDict(own))
+    return {key: value for key, value in options.items() if key.lower() not in taken}
+
+
+def is_split_source(source: str | type) -> bool:
+    """Whether an enumerator finds the splits of a source, and readers read them."""
+    return isinstance(source, type) or SOURCE_FORMATS[source].splits

@@ -102,7 +102,7 @@ class LogicalNode:
         """Whether its operator calls functions or classes of the author while the job runs."""
         if isinstance(self.spec, MapInArrowSpec | PythonFunctionsSpec | ProcessSpec):
             return True
-        return isinstance(getattr(self.spec, "format", None), type)
+        return isinstance(getattr(self.spec, "format", None), type) or getattr(self.spec, "function", None) is not None
 
     @property
     def label(self) -> str:

@@ -19,6 +19,8 @@ from ckpt_runtime.expressions.types import SparkType
 
 FILE_FORMATS = frozenset({"parquet"})
 """Sinks that write files to the directory that option ``path`` names."""
+STAGED_FORMATS = frozenset({"foreach", "foreachBatch"})
+"""Sinks that stage rows in the directory that option ``path`` names, and call a function of the program with them."""
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -219,16 +221,29 @@ class JoinSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class UserFunction:
+    """What a sink calls with rows. ``session`` is that of the program, which leads to Spark once it is connected.
+
+    ``configuration`` holds the options of Spark that the program set.
+    """
+
+    call: Any
+    session: Any
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SinkSpec:
     """Writes a stream. ``format`` is a registered name, a PySpark ``DataSource`` class or a class of a ``Sink``."""
 
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)
+    function: UserFunction | None = None
 
     @property
     def output_directory(self) -> str | None:
         """Where the sink keeps hidden files until their commit; None for a sink without such files."""
-        if self.format not in FILE_FORMATS:
+        if self.format not in FILE_FORMATS | STAGED_FORMATS:
             return None
         return next((value for key, value in self.options.items() if key.lower() == "path"), None)
 
@@ -237,17 +252,19 @@ class SinkSpec:
         """Whether one committer behind the sink commits what all its subtasks have prepared."""
         if isinstance(self.format, type):
             return bool(getattr(self.format, "single_committer", True))
-        return False
+        return self.format == "foreachBatch"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitterSpec(_ConnectorSpec):
     """The single committer of a sink, behind the :class:`SinkSpec` of its writers (two-phase commit)."""
 
+    function: UserFunction | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class EnumeratorSpec(_ConnectorSpec):
-    """The single planner of offset ranges in front of a PySpark stream reader; its :class:`RangeReaderSpec` follows.
+    """The single finder of splits in front of the readers of a source; its :class:`RangeReaderSpec` follows.
 
     ``acknowledges``: it tells the reader how far checkpoints have come. Never in a restore drill.
     ``told``: the data source reported the schema; the pipeline declares none.
@@ -259,11 +276,12 @@ class EnumeratorSpec(_ConnectorSpec):
 
 @dataclass(frozen=True, slots=True)
 class RangeReaderSpec(_ConnectorSpec):
-    """Reads the partitions of offset ranges that an :class:`EnumeratorSpec` planned and sent to this subtask.
+    """Reads the splits that an :class:`EnumeratorSpec` found and sent to this subtask.
 
-    ``told``: the data source reported the schema; the pipeline declares none.
+    ``acknowledges`` and ``told`` as there.
     """
 
+    acknowledges: bool = True
     told: bool = False
 
 

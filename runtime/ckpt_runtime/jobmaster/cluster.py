@@ -12,7 +12,6 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, ClusterEnded, Leadership, LeaseSeal
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
@@ -20,6 +19,7 @@ from ckpt_runtime.jobmaster.slots import SlotProvider, SlotTimes
 from ckpt_runtime.limited_process import drop_templates, keep_templates
 from ckpt_runtime.network.authentication import new_secret
 from ckpt_runtime.network.tls import credentials
+from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.ha_store import HaStore
 
 logger = logging.getLogger(__name__)

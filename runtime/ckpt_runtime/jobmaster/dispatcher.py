@@ -24,7 +24,6 @@ from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.graph.job_graph import JobVertex
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
@@ -62,8 +61,7 @@ from ckpt_runtime.jobmaster.known_jobs import KnownJobs
 from ckpt_runtime.jobmaster.lineages import Lineages
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.planning import Planner
-from ckpt_runtime.jobmaster.program_holds import ProgramHolds
-from ckpt_runtime.jobmaster.program_store import ProgramStore
+from ckpt_runtime.jobmaster.program_store import ProgramHolds, ProgramStore
 from ckpt_runtime.jobmaster.request_checks import (
     check_target,
     completed_like,
@@ -74,16 +72,16 @@ from ckpt_runtime.jobmaster.restore_preview import PlanPreview
 from ckpt_runtime.jobmaster.savepoint_catalogue import SavepointCatalogue
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
-from ckpt_runtime.jobmaster.snapshot_disposal import dispose_of_snapshot
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.network.control_messages import DumpThreads, ReadLog, RecentLog, ThreadDump
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy
+from ckpt_runtime.snapshots.job_claims import dispose_of_snapshot
+from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
-from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.held_upgrades import HeldUpgrade
+from ckpt_runtime.storage.ha_store import HaStore, HeldUpgrade
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.structured_log import recent_lines

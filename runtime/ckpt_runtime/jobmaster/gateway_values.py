@@ -17,7 +17,7 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.storage.held_upgrades import HeldUpgrade
+from ckpt_runtime.storage.ha_store import HeldUpgrade
 
 if TYPE_CHECKING:
     from ckpt_runtime.graph.job_graph import JobGraph

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner
+from ckpt_runtime.storage.driver_pools import DriverPools
 
 T = TypeVar("T")
 Result = Callable[[], T]

@@ -26,7 +26,6 @@ from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.checkpoint_settings import overridden_options, submitted_settings
 from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRefused, VersionConflict
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway_errors import (
@@ -86,6 +85,7 @@ from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 from ckpt_runtime.snapshots.catalogue import TakenBy, record_savepoint
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import crash_point
+from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)

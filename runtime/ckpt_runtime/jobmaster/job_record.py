@@ -20,10 +20,15 @@ from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
 from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.disposal import SnapshotDisposal
-from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, NotFoundError, StorageError
+from ckpt_runtime.storage.errors import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    NotFoundError,
+    NotLeaderError,
+    StorageError,
+)
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
-from ckpt_runtime.storage.leader_store import NotLeaderError
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,14 @@ from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission, StoredP
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.disposal import SnapshotDisposal
-from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.storage.errors import (
+    CorruptFileError,
+    InvalidLocationError,
+    NotFoundError,
+    NotLeaderError,
+    StorageError,
+)
 from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.leader_store import NotLeaderError
 
 T = TypeVar("T")
 SnapshotReader = Callable[[str], CompletedCheckpoint]

@@ -19,6 +19,9 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOptions
+from ckpt_runtime.configuration.security_options import SecurityOptions
+from ckpt_runtime.failure_report import summary_of
+from ckpt_runtime.frontend.spark_connect import SPARK_CONNECT
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
 from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import SlotPlacement, plan_deployments
@@ -27,7 +30,6 @@ from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_slots import JobSlots
 from ckpt_runtime.jobmaster.job_view import JobView
-from ckpt_runtime.jobmaster.sink_clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms
@@ -42,6 +44,8 @@ from ckpt_runtime.network.control_messages import (
     DeploymentMessage,
     EndOfDataReport,
     SnapshotProgress,
+    SparkAddress,
+    SparkWanted,
     TaskFailure,
     TaskMessage,
     TaskStateChanged,
@@ -55,10 +59,10 @@ from ckpt_runtime.scheduler.deployment import JobDescriptor, Program
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.snapshots.clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import crash_point
-from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.leader_store import NotLeaderError
+from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.structured_log import about
 
 logger = logging.getLogger(__name__)
@@ -378,9 +382,26 @@ class JobShell:
                     self._host.replace_worker(slot)
                 for execution in self._alive_in(index):
                     self._task_canceled(execution)
+            case SparkWanted():
+                self._give_spark(slot)
             case _:
                 attempt = self.core.machine.attempt
                 self._task_message(ExecutionId(message.vertex_id, message.subtask, attempt), message)
+
+    def _give_spark(self, slot: Slot) -> None:
+        """Sends the worker the address of the session's Spark, once it serves."""
+        worker = slot.worker
+        encrypted = self._submission.configuration.get(SecurityOptions.INTERNAL_ENABLED)
+
+        def answered(result: Result[str]) -> None:
+            if worker is None:
+                return
+            try:
+                worker.peer.send(SparkAddress(result()))
+            except Exception as error:  # Spark reports many kinds of errors, and the worker needs an answer
+                worker.peer.send(SparkAddress("", summary_of(error)))
+
+        self._host.in_pool(Pool.OWN, partial(SPARK_CONNECT.url, encrypted=encrypted), answered)
 
     def _snapshot_progress(self, snapshot: SnapshotProgress) -> None:
         execution = ExecutionId(snapshot.vertex_id, snapshot.subtask, self.core.machine.attempt)

@@ -14,7 +14,6 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotReady, SubmissionFailed
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -42,6 +41,7 @@ from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.snapshots.snapshot import open_in_place
 from ckpt_runtime.storage.claims import SESSION_PREFIX
+from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import StorageError, StorageTimeoutError, storage_failed
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore

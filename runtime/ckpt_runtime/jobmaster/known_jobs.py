@@ -16,7 +16,6 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
@@ -31,6 +30,7 @@ from ckpt_runtime.jobmaster.stored_submissions import forget_result
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.ha_store import HaStore
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from ckpt_runtime import leader_proof
 from ckpt_runtime.jobmaster.lease_rules import OwnLease, Watch
-from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, Lease, NotLeaderError
+from ckpt_runtime.storage.errors import NotLeaderError, StorageError
+from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, Lease
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

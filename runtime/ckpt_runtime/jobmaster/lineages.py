@@ -23,8 +23,8 @@ from ckpt_runtime.jobmaster.known_jobs import KnownJobs
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.fenced_document import FencedDocument
-from ckpt_runtime.storage.held_upgrades import HeldUpgrade, HeldUpgrades
+from ckpt_runtime.storage.ha_store import HeldUpgrade, HeldUpgrades
+from ckpt_runtime.storage.versioned_document import FencedDocument
 
 _REMEMBERED = 1_000
 """Maximum number of remembered owners of ended upgrades; their late requests begin nothing."""

@@ -18,7 +18,6 @@ from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.held_directory import HeldDirectory
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, SubmissionFailed
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.program_archive import DEFAULT_FUNCTION
@@ -32,6 +31,7 @@ from ckpt_runtime.jobmaster.restore_preview import PlanPreview, RestorePreview, 
 from ckpt_runtime.jobmaster.submission import options_of_jobs
 from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits
 from ckpt_runtime.snapshots.preflight import judge_states
+from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageTimeoutError
 from ckpt_runtime.structured_log import fields
 from ckpt_runtime.user_environment import user_environment

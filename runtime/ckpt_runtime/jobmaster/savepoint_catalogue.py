@@ -11,8 +11,7 @@ from typing import TypeVar
 from ckpt_runtime.jobmaster.gateway_errors import Conflict, GatewayError, InvalidRequest, NotFound, NotReady
 from ckpt_runtime.jobmaster.gateway_values import KnownSavepoints, SavepointList
 from ckpt_runtime.snapshots import catalogue
-from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
-from ckpt_runtime.snapshots.finding import NOT_ALLOWED
+from ckpt_runtime.snapshots.catalogue import NOT_ALLOWED, CataloguedSavepoint
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind

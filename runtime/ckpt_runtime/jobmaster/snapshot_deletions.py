@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
-from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
-from ckpt_runtime.storage.fenced_document import Fence, no_fence
-from ckpt_runtime.storage.leader_store import NotLeaderError
+from ckpt_runtime.storage.errors import (
+    CorruptFileError,
+    InvalidLocationError,
+    NotFoundError,
+    NotLeaderError,
+    StorageError,
+)
+from ckpt_runtime.storage.versioned_document import Fence, no_fence
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse, SnapshotNotFound
-from ckpt_runtime.jobmaster.snapshot_claims import (
+from ckpt_runtime.process_mark import own_mark
+from ckpt_runtime.snapshots.job_claims import (
     JobClaims,
     OwnedElsewhereError,
     check_not_written,
     claim_snapshot,
+    needs_it_no_more,
 )
-from ckpt_runtime.jobmaster.snapshot_disposal import needs_it_no_more
-from ckpt_runtime.process_mark import own_mark
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import SESSION_PREFIX, Claimant, ClaimedError, claim_of, place_of_snapshot
 from ckpt_runtime.storage.errors import StorageError

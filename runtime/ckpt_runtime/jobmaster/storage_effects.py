@@ -23,18 +23,19 @@ from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.jobmaster.job_host import JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
-from ckpt_runtime.jobmaster.sink_clean_up import SinkOutput, clean_up_sinks
-from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
-from ckpt_runtime.jobmaster.snapshot_clean_up import (
+from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
+from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
+from ckpt_runtime.snapshots.clean_up import (
     JobCleanUp,
+    SinkOutput,
+    clean_up_sinks,
     delete_file_of,
     delete_location,
     delete_shared_file,
     find_leftovers,
     find_unused_shared_files,
 )
-from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
-from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
+from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
 from ckpt_runtime.storage.checkpoint_storage import (
@@ -54,11 +55,11 @@ from ckpt_runtime.storage.errors import (
     CorruptFileError,
     InvalidLocationError,
     NotFoundError,
+    NotLeaderError,
     StorageError,
     StorageTimeoutError,
 )
 from ckpt_runtime.storage.filesystem import check_directory, delete_empty_directory, is_directory, resolve
-from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 from ckpt_runtime.structured_log import fields
 

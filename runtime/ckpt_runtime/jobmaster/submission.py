@@ -19,7 +19,7 @@ from ckpt_runtime.graph.schema import NonNegative, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, LineagePlace, RunRequest
 from ckpt_runtime.jobmaster.job_record import JobRecord, cluster_options
-from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
+from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.job_store import StoredJob
 

@@ -15,7 +15,7 @@ from functools import partial
 from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobAlreadyExists, NotReady
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.storage.errors import StorageError
-from ckpt_runtime.storage.retired_ids import RetiredIdStore
+from ckpt_runtime.storage.ha_store import RetiredIdStore
 
 
 class JobIdRetired(Conflict):

@@ -97,6 +97,13 @@ class SampleStacks(Message, frozen=True):
     interval_ms: Annotated[int, Meta(ge=1, le=1000)] = 50
 
 
+class SparkAddress(Message, frozen=True):
+    """Answers :class:`SparkWanted`: the URL of the session's Spark with its token, or why there is none."""
+
+    url: str
+    error: str = ""
+
+
 WorkerQuestion = DumpThreads | ReadLog | SampleStacks
 """Questions about the process. The receiving thread has them answered, so a stuck task does not prevent answers."""
 
@@ -107,6 +114,7 @@ WorkerCommand = (
     | NotifyCheckpointComplete
     | NotifyCheckpointAborted
     | FollowAgent
+    | SparkAddress
     | WorkerQuestion
 )
 
@@ -211,6 +219,12 @@ class DeploymentFailed(Message, frozen=True):
     failure: TaskFailure
 
 
+class SparkWanted(Message, frozen=True):
+    """A sink of the deployment calls a function with frames of the session's Spark, which is started on first use."""
+
+    deployment: int
+
+
 class Canceled(Message, frozen=True):
     """Answers :class:`CancelDeployment`. If threads have not ``ended`` in time, the process has to be replaced."""
 
@@ -277,7 +291,7 @@ class DeclineCheckpoint(Message, frozen=True):
 TaskMessage = TaskStateChanged | EndOfDataReport | AcknowledgeCheckpoint | DeclineCheckpoint
 """Messages about one subtask."""
 
-DeploymentMessage = WorkerHeartbeat | DeploymentFailed | Canceled | TaskMessage
+DeploymentMessage = WorkerHeartbeat | DeploymentFailed | Canceled | SparkWanted | TaskMessage
 """Messages about one deployment, which go to the job that holds the worker."""
 
 WorkerMessage = Following | WorkerAnswer | DeploymentMessage

@@ -79,7 +79,8 @@ class OperatorContext:
     ``restored_checkpoint_id`` is None on a fresh start. ``keyed_state`` is None unless the spec is keyed.
     ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that time; a later call replaces the
     request if it is earlier. A due timer comes before input, so that an operator can postpone its input;
-    ``waiting_input`` says what is postponed. ``sink`` is None unless the operator is a transactional sink.
+    ``waiting_input`` says what is postponed. ``sink`` is None unless the operator is a sink or a committer.
+    ``spark_url`` returns the URL of the session's Spark for clients; it waits until Spark serves.
     """
 
     job_id: str
@@ -97,6 +98,7 @@ class OperatorContext:
     restored_checkpoint_id: int | None = None
     waiting_input: Callable[[], WaitingInput] = lambda: WaitingInput.NOTHING
     sink: SinkLineage | None = None
+    spark_url: Callable[[], str] | None = None
 
 
 class Operator(ABC):

@@ -27,7 +27,7 @@ from ckpt_runtime.jobmaster.restore_preview import PlanPreview, RestorePreview
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.rest.serialized_throwable import serialized_throwable
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.storage.held_upgrades import HeldUpgrade
+from ckpt_runtime.storage.ha_store import HeldUpgrade
 
 _RESULTS = {JobStatus.FINISHED: "SUCCEEDED", JobStatus.FAILED: "FAILED", JobStatus.CANCELED: "CANCELED"}
 _APPLICATION_STATES = ("CREATED", "RUNNING", "FAILING", "FAILED", "CANCELLING", "CANCELED", "FINISHED")

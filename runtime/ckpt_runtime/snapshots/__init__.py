@@ -1,1 +1,12 @@
-"""Snapshots without a job: the one way to read one, to prove it undamaged, and to find what to delete with it."""
+"""Snapshots without a job: opened by their path, verified, described, copied, converted, written, claimed, deleted.
+
+Everything that reads a snapshot uses ``snapshot.open_snapshot``: the dispatcher for the savepoint that a job starts
+from, recovery for the checkpoints of an earlier driver, clean-up, disposal, and tools. Calls block; paths that users
+name belong into the pool for them.
+
+* Invalid metadata is a ``CorruptFileError`` that names the file and the place. Large metadata is first tried in a
+  process with limits.
+* Storage that is unavailable is an error of the call, and no problem of the snapshot.
+* A copy is published last, after each of its files was compared with its checksum; a failed copy leaves nothing behind.
+* Files that a snapshot shares with others are not deleted with it. Only ``storage/disposal.py`` deletes.
+"""

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
-from ckpt_runtime.snapshots.new_files import new_directory
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.stored_files import missing_files_as_damage
+from ckpt_runtime.snapshots.snapshot_files import missing_files_as_damage, new_directory
 from ckpt_runtime.storage.errors import (
     CorruptFileError,
     InvalidLocationError,
@@ -33,8 +32,7 @@ from ckpt_runtime.storage.filesystem import (
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.savepoint_entry import change_entry, read_entry
 from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata_bytes
-from ckpt_runtime.storage.state_file_reader import is_relative, locate
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileWriter, is_relative, locate
 
 logger = logging.getLogger(__name__)
 

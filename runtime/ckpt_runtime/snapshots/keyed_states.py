@@ -1,14 +1,17 @@
 """The keyed state in a snapshot, read without a job: which states there are, and their rows by key group.
 
-Each file is verified as a whole before a row of it is given out, and rows are decoded a part at a time. What only the
-backend that wrote it can read is restored into one first, on this machine, which writes it in canonical form.
+Each file is verified as a whole before a row of it is given out, and rows are decoded a part at a time, in the order
+of key groups. What only the backend that wrote it can read is restored into one first, on this machine, which writes it
+in canonical form. No operator asks for its states there, and such states go into the next snapshot as they are.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -18,22 +21,46 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFo
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
+    KeyedHandle,
     KeyedStateHandle,
     StateFile,
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.held_directory import HeldDirectory
-from ckpt_runtime.snapshots.new_files import UnsharedFiles
-from ckpt_runtime.snapshots.rewriting import rewrite
 from ckpt_runtime.snapshots.snapshot import Snapshot
-from ckpt_runtime.snapshots.stored_files import StoredFiles
+from ckpt_runtime.snapshots.snapshot_files import StoredFiles, UnsharedFiles
+from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.canonical.reader import CanonicalState, canonical_states
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.memory.pages import read_block
-from ckpt_runtime.state.registry import described_states
+from ckpt_runtime.state.registry import create_backend, described_states
 from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json
 from ckpt_runtime.storage.filesystem import resolve
+
+
+def rewrite(
+    snapshot: Snapshot,
+    backend: str,
+    operator: tuple[str, KeyGroupRange, int],
+    handles: Sequence[KeyedHandle],
+    properties: CheckpointProperties,
+    files: UnsharedFiles,
+) -> Sequence[KeyedHandle]:
+    """New handles of what these hold of an operator: its uid, key groups out of how many.
+
+    Raises StateError and StorageError for what cannot be read.
+    """
+    with HeldDirectory("ckpt-rewrite-") as scratch:
+        restored = create_backend(backend, BackendParameters(*operator, partial(tempfile.mkdtemp, dir=scratch)))
+        with closing(restored), closing(StoredFiles(snapshot.directory.url)) as reader:
+            restored.restore(handles, reader, owned=False)
+            frozen = restored.snapshot(snapshot.metadata.id, properties)
+            try:
+                return frozen.write(files)
+            finally:
+                frozen.release()
+
 
 _Rows = Iterator[tuple[int, pa.RecordBatch]]
 _CANONICAL = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL)

@@ -29,7 +29,7 @@ from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, 
 from ckpt_runtime.storage.filesystem import Location, check_directory, identity, resolve
 from ckpt_runtime.storage.metadata import text_length
 from ckpt_runtime.storage.snapshot_metadata import read_metadata_bytes
-from ckpt_runtime.storage.state_file_reader import StateFileReader, is_relative
+from ckpt_runtime.storage.state_files import StateFileReader, is_relative
 
 _LARGE_AND_FOREIGN = threading.Lock()
 _DAMAGE = (CorruptFileError, NotFoundError, InvalidLocationError)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, NewerDocumentError
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, OtherVersionError
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
 from ckpt_runtime.storage.errors import CorruptFileError
@@ -27,7 +27,7 @@ def parse_metadata(data: bytes, name: str, directory: str) -> CompletedCheckpoin
     document = decode(data, name)
     try:
         return CompletedCheckpoint.from_json(document, directory)
-    except NewerDocumentError as error:
+    except OtherVersionError as error:
         raise CorruptFileError(f"{name} cannot be read: {error}", name) from error
     except DocumentError as error:
         raise CorruptFileError(f"{name} is damaged or foreign: its content has another shape: {error}", name) from error

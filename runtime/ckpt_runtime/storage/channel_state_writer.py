@@ -18,7 +18,7 @@ from msgspec import structs
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.storage.channel_state_frame import (
+from ckpt_runtime.storage.channel_state_reader import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
     ElementKind,
@@ -31,7 +31,7 @@ from ckpt_runtime.storage.channel_state_frame import (
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileWriter
 
 InFlightElement: TypeAlias = PersistedElement | pa.Buffer | pa.RecordBatch | InFlightWatermark
 """Frames that lie in a file already, an Arrow IPC message of rows, rows still to be serialised, or a watermark."""

@@ -13,8 +13,8 @@ from msgspec import Struct, structs, to_builtins
 
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, checked
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError
-from ckpt_runtime.storage.fenced_document import Fence, FencedDocument, no_fence
 from ckpt_runtime.storage.filesystem import Location
+from ckpt_runtime.storage.versioned_document import Fence, FencedDocument, no_fence
 
 FIRST_CHECKPOINT_ID = 1
 
@@ -38,7 +38,7 @@ class _PendingSavepoint(Struct, frozen=True):
 
 
 class CheckpointPointerStore:
-    """The pointers of one job, in one document: a driver without the lease can add none (see ``fenced_document``)."""
+    """The pointers of one job, in one :class:`FencedDocument`: a driver without the lease can add none."""
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""

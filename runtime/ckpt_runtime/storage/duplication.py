@@ -30,7 +30,7 @@ from ckpt_runtime.storage.filesystem import (
     read_range,
     same_filesystem,
 )
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileWriter
 
 _FICLONE = 0x40049409
 _CHUNK_BYTES = 4 << 20

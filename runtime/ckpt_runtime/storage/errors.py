@@ -39,6 +39,10 @@ class ConflictError(StorageError):
     """Another process changed a document since it was read; the requested change was not made."""
 
 
+class NotLeaderError(StorageError):
+    """This process is not, or no longer, the leader and may not change anything."""
+
+
 class StorageTimeoutError(AmbiguousWriteError, TimeoutError):
     """Storage has not answered within the deadline. The request may still take effect at any time."""
 

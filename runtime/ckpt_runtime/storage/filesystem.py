@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -430,6 +431,72 @@ def list_names(directory: Location) -> list[str]:
         except FileNotFoundError:
             return []
     return sorted(name for name in names if not is_temporary_name(name))
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file in a listing: where it is, its bytes, and when it was written last, in ms since the epoch."""
+
+    location: Location
+    size: int
+    modified_ms: int
+
+
+def list_entries(directory: Location) -> tuple[list[FileEntry], list[Location]]:
+    """The files and the directories in a directory, sorted by name; none when it does not exist."""
+    with naming("list", directory):
+        try:
+            if not directory.is_local:
+                directory.filesystem.invalidate_cache(directory.path)
+            found = directory.filesystem.ls(directory.path, detail=True)
+        except FileNotFoundError:
+            return [], []
+    files: list[FileEntry] = []
+    directories: list[Location] = []
+    for entry in sorted(found, key=lambda entry: str(entry["name"])):
+        path = str(entry["name"]).rstrip("/")
+        if path == directory.path:
+            continue
+        location = Location(directory.filesystem, path, directory.scheme)
+        if entry["type"] == "directory":
+            directories.append(location)
+        elif entry["type"] == "file":
+            files.append(FileEntry(location, int(entry["size"] or 0), _modified_ms(entry)))
+    return files, directories
+
+
+def file_entry(location: Location) -> FileEntry | None:
+    """A file as a listing has it; None when there is no file."""
+    with naming("look for", location):
+        try:
+            if not location.is_local:
+                location.filesystem.invalidate_cache(location.parent.path)
+            entry = location.filesystem.info(location.path)
+        except FileNotFoundError:
+            return None
+    if entry["type"] != "file":
+        return None
+    return FileEntry(location, int(entry["size"] or 0), _modified_ms(entry))
+
+
+def _modified_ms(entry: dict[str, Any]) -> int:
+    """When a file was written last, by the names that file systems have for it."""
+    for key in ("mtime", "LastModified", "last_modified", "modified", "updated", "created"):
+        value = entry.get(key)
+        if isinstance(value, int | float):
+            return int(value * 1000)
+        if isinstance(value, datetime):
+            return int(value.timestamp() * 1000)
+        if isinstance(value, str):
+            return int(datetime.fromisoformat(value).timestamp() * 1000)
+    return 0
+
+
+def move_file(source: Location, target: Location) -> None:
+    """Moves a file within a file system, and makes the directories above the target."""
+    with naming("move", source):
+        source.filesystem.makedirs(target.parent.path, exist_ok=True)
+        source.filesystem.mv(source.path, target.path)
 
 
 def is_temporary_name(name: str) -> bool:

@@ -19,6 +19,7 @@ from ckpt_runtime.storage.errors import (
     ConflictError,
     CorruptFileError,
     NotFoundError,
+    NotLeaderError,
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import Location, delete_file, list_names, make_directory, read_bytes
@@ -27,10 +28,6 @@ from ckpt_runtime.storage.versioned_document import VersionedDocument
 
 LEADER_DOCUMENT_NAME = "leader.json"
 _MAX_BYTES = 1 << 16
-
-
-class NotLeaderError(StorageError):
-    """This process is not, or no longer, the leader and may not change anything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,11 +67,13 @@ class DeployedJob:
         transport: DataTransport,
         host: SubtaskHost,
         shared_handles: SharedHandles | None = None,
+        spark_url: Callable[[], str] | None = None,
     ) -> None:
         self.deployment = deployment
         self.job_id = job.job_id
         self._graph = job.graph
         self._shared_handles = shared_handles
+        self._spark_url = spark_url
         self.subtasks: dict[SubtaskKey, Subtask] = {}
         self._plan = plan
         self._transport = transport
@@ -290,6 +292,7 @@ class DeployedJob:
             restored_checkpoint_id=self.deployment.restored_checkpoint_id,
             waiting_input=partial(waiting_input, gate),
             sink=self.deployment.sinks.get(node.uid),
+            spark_url=self._spark_url,
         )
 
 

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.snapshots.stored_files import StoredFiles
+from ckpt_runtime.snapshots.snapshot_files import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.registry import create_backend

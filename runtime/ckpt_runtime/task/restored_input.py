@@ -15,8 +15,7 @@ import pyarrow as pa
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of
-from ckpt_runtime.storage.channel_state_frame import InFlightWatermark
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, decode_schema
+from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, InFlightWatermark, decode_schema
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.restore import StateRestoreError, naming_operator
 

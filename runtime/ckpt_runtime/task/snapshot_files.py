@@ -19,7 +19,7 @@ from ckpt_runtime.storage.duplication import NO_SUCH_MEANS, Duplicator, Means, l
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, discard_file, naming, resolve
 from ckpt_runtime.storage.publish import fsync_directory
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileWriter
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError
-from ckpt_runtime.storage.channel_state_frame import InFlightWatermark, PersistedElement
+from ckpt_runtime.storage.channel_state_reader import InFlightWatermark, PersistedElement
 from ckpt_runtime.storage.channel_state_writer import CapturedStream, WrittenChannelState, write_channel_state
 from ckpt_runtime.storage.filesystem import Location, resolve
 from ckpt_runtime.task.in_flight import CapturedChannel, PersistedBuffers

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
+from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -47,6 +48,8 @@ from ckpt_runtime.network.control_messages import (
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     SnapshotProgress,
+    SparkAddress,
+    SparkWanted,
     SubtaskMeasures,
     TaskFailure,
     TaskStateChanged,
@@ -77,6 +80,7 @@ logger = logging.getLogger(__name__)
 
 SNAPSHOT_THREADS = 2
 HEARTBEAT_S = 1.0
+SPARK_WAIT_S = 600.0
 _HOPELESS = (
     PlanMismatchError,
     PlanError,
@@ -125,6 +129,7 @@ class TaskWorker:
         self._unfinished: set[Future[None]] = set()
         """Snapshots that are being written or wait for a thread."""
         self._diagnosis = Diagnosis(self._report, lambda: self._job)
+        self._spark: Future[str] | None = None
         self._closing = threading.Event()
         self._cores = _allowed_cores()
         process, address = parent_watch.identity, self._transport.address
@@ -167,6 +172,8 @@ class TaskWorker:
                 command = self._connection.receive(TO_WORKER)
                 if isinstance(command, WorkerQuestion):
                     self._diagnosis.answer(command)
+                elif isinstance(command, SparkAddress):
+                    self._take_spark(command)
                 else:
                     commands.put(command)
         except BaseException as error:
@@ -203,7 +210,9 @@ class TaskWorker:
             _bind(self._cores if deployment.pin_cpu is None else {deployment.pin_cpu})
             directory = self._unpack(job.program.directory, command.archive)
             plan = self._plan_of(job, directory)
-            self._job = DeployedJob(job, deployment, plan, self._transport, self, self._shared_handles)
+            self._spark = None
+            spark_url = partial(self._spark_url, deployment.deployment)
+            self._job = DeployedJob(job, deployment, plan, self._transport, self, self._shared_handles, spark_url)
             self._job.start()
             names = ", ".join(subtask.name for subtask in self._job.subtasks.values())
             logger.info("runs attempt %d of job %s: %.1000s", deployment.attempt, job.job_id, names)
@@ -249,6 +258,23 @@ class TaskWorker:
             timeout_ms = job.configuration.get(ExecutionOptions.TASK_CANCELLATION_TIMEOUT)
             ended = job.cancel(timeout_ms / 1000 if timeout_ms else threading.TIMEOUT_MAX)
         self._report(Canceled(command.deployment, ended))
+
+    def _spark_url(self, deployment: int) -> str:
+        """Asks the driver for the address of the session's Spark, and waits for it. Raises RuntimeError without one."""
+        waiting = self._spark
+        if waiting is None:
+            waiting = self._spark = Future()
+            self._report(SparkWanted(deployment))
+        return waiting.result(SPARK_WAIT_S)
+
+    def _take_spark(self, answer: SparkAddress) -> None:
+        waiting = self._spark
+        if waiting is None or waiting.done():
+            return
+        if answer.error:
+            waiting.set_exception(RuntimeError(f"the session's Spark cannot be used: {answer.error}"))
+        else:
+            waiting.set_result(answer.url)
 
     def _give_up_snapshots(self) -> None:
         for files in list(self._writing.values()):

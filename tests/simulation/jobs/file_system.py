@@ -15,7 +15,7 @@ from uuid import UUID
 
 from fsspec import AbstractFileSystem, register_implementation
 
-from ckpt_runtime.storage import state_file_writer
+from ckpt_runtime.storage import state_files
 
 PROTOCOL = "simulated"
 ROOT = f"{PROTOCOL}://jobs"
@@ -186,7 +186,7 @@ class SimulatedFileSystem(AbstractFileSystem, metaclass=_Single):
 def counted_names() -> Iterator[None]:
     """State files get names by number instead of random ones, which would make each run of a seed another one."""
     numbers = count(1)
-    names = vars(state_file_writer)
+    names = vars(state_files)
     known = names["uuid4"]
     names["uuid4"] = lambda: UUID(int=next(numbers))
     try:

@@ -31,7 +31,6 @@ from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError
-from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.control_messages import DeploymentMessage
@@ -50,6 +49,7 @@ from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import BackoffSettings, FixedDelay
+from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, StorageError

@@ -17,9 +17,7 @@ from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.shared_state_registry import SharedStateRegistry
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
-from ckpt_runtime.jobmaster import snapshot_clean_up
 from ckpt_runtime.jobmaster.job_slots import JobSlots
-from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.credit import SenderCredit
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
@@ -29,6 +27,8 @@ from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.live_changes import LiveChanges
+from ckpt_runtime.snapshots import clean_up
+from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
@@ -434,7 +434,7 @@ bug(
 )
 def _():
     """It takes an outage in the moment of a deletion: there are more of them."""
-    rooms = (disposal, snapshot_clean_up)
+    rooms = (disposal, clean_up)
     return [(world, "OUTAGE", 0.01), *((room, "check_directory", lambda directory: None) for room in rooms)]
 
 

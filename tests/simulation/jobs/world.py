@@ -26,12 +26,12 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.jobmaster.slots import Slot, Worker
-from ckpt_runtime.jobmaster.snapshot_claims import JobClaims, claim_snapshot
 from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent
 from ckpt_runtime.network.control_messages import DeploymentMessage, WorkerCommand
 from ckpt_runtime.scheduler.deployment import Address
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
+from ckpt_runtime.snapshots.job_claims import JobClaims, claim_snapshot
 from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import CLAIM_NAME, Claimant, ClaimedError

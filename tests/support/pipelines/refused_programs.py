@@ -16,8 +16,8 @@ def pipeline(spark: SparkSession, path: str, output: str, case: str) -> None:
         rows.show()
     frame = CASES.get(case, lambda unchanged: unchanged)(rows)
     writer = frame.writeStream.format("parquet")
-    if case == "foreachBatch":
-        writer = writer.foreachBatch(lambda batch, batch_id: None)
+    if case == "memory":
+        writer = writer.format("memory")
     writer.start(output)
 
 
@@ -28,6 +28,8 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "column": lambda rows: rows.select("missing"),
     "operation": lambda rows: rows.dropDuplicates(["country"]),
     "output mode": lambda rows: rows.groupBy("country").count(),
-    "Python function": lambda rows: rows.select(F.udf(lambda country: country, "string")("country")),
+    "barrier": lambda rows: rows.mapInPandas(lambda frames: frames, rows.schema, barrier=True),
+    "generator": lambda rows: rows.select(F.json_tuple("country", "a")),
+    "Python in a lambda": lambda rows: rows.select(F.transform(F.array("country"), F.udf(str, "string"))),
     "pattern": lambda rows: rows.select(F.date_format("placed_at", "GGGG yyyy").alias("era")),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import DOCUMENT_VERSION, CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     KeyedSection,
@@ -34,6 +34,7 @@ def checkpoint(state: dict[str, Any]) -> dict[str, Any]:
         "properties": {"type": "CHECKPOINT", "savepoint_format": None, "full": False, "drain": False},
         "vertices": [{"id": "v", "name": "v", "operator_uids": ["op"], "parallelism": 1, "max_parallelism": 64}],
         "edges": [], "states": [{"vertex": "v", "subtask": 0, "state": state}], "finished": [],
+        "version": DOCUMENT_VERSION,
     }  # fmt: skip
 
 
@@ -46,30 +47,6 @@ def test_handles_survive_their_document() -> None:
 
 def test_a_handle_names_its_files_but_not_what_lies_inline() -> None:
     assert STATE.files() == [KEYED.file, FILES["000012.sst"]]
-
-
-def test_a_handle_without_kind_and_version_is_one_of_before() -> None:
-    before = {
-        "operators": {
-            "op": {
-                "keyed": [
-                    {
-                        "key_groups": [0, 63],
-                        "file": {"path": "f", "length": 5, "checksum": "c"},
-                        "sections": [
-                            {"name": "counts", "descriptor": {"kind": "value"}, "key_group_offsets": [[3, 0, 5]]}
-                        ],
-                    }
-                ],
-                "lists": [],
-            }
-        },
-        "bytes": 5,
-        "inputs": [],
-        "outputs": [],
-    }
-    found = CompletedCheckpoint.from_json(checkpoint(before)).states
-    assert found == {("v", 0): SubtaskState({"op": OperatorSubtaskState((KEYED,))}, 5)}
 
 
 @pytest.mark.parametrize(

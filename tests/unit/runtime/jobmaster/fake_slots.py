@@ -24,12 +24,10 @@ from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import SlotEnded, SlotTimes
-from ckpt_runtime.jobmaster.snapshot_claims import JobClaims
 from ckpt_runtime.jobmaster.stored_submissions import store_job
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.network.agent_messages import (
@@ -59,6 +57,8 @@ from ckpt_runtime.network.listeners import Door, Message
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.snapshots.job_claims import JobClaims
+from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.ha_store import HaStore
 
 M = TypeVar("M")

@@ -23,7 +23,6 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.job_shell import JobShell
@@ -36,6 +35,7 @@ from ckpt_runtime.scheduler.replacement import subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import NoRestart
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.driver_pools import DriverPools
 
 JOB = "0123456789abcdef" * 2
 GRAPH = JobGraph("job", (JobVertex("v", (OperatorNode("u", "Source", "source"),), 2),), ())

@@ -20,8 +20,7 @@ from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelSt
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.storage.channel_state_frame import InFlightWatermark, PersistedElement
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, InFlightWatermark, PersistedElement
 from ckpt_runtime.storage.channel_state_writer import (
     CapturedStream,
     InFlightElement,

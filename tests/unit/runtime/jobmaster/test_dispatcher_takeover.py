@@ -29,8 +29,7 @@ from ckpt_runtime.jobmaster.submissions import JobIdRetired, JobStillRunning
 from ckpt_runtime.scheduler.job_effects import JobEnded
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.held_upgrades import HeldUpgrade, HeldUpgrades
+from ckpt_runtime.storage.ha_store import HaStore, HeldUpgrade, HeldUpgrades
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.snapshot_metadata import has_metadata
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World

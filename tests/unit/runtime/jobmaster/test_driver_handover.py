@@ -28,10 +28,9 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage import versioned_document
-from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
+from ckpt_runtime.storage.errors import AmbiguousWriteError, NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.leader_store import NotLeaderError
 from tests.support.patience import patient
 from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, found_by, make_hasty, names
 from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World

@@ -31,7 +31,7 @@ def test_jobs_are_found_with_all_that_happened_to_them(store: HaStore) -> None:
     def instead(url: str) -> CompletedCheckpoint:
         """What lay at the recorded place is not kept; any snapshot of the job is as good."""
         read.append(url)
-        return open_snapshot(str(SNAPSHOTS / "format-1" / "checkpoint")).metadata
+        return open_snapshot(str(SNAPSHOTS / "format-2" / "checkpoint")).metadata
 
     ended, running = find_jobs(store, Configuration({}), instead)
 

@@ -18,9 +18,9 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
+from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from tests.unit.runtime.jobmaster.shell_bench import JOB, TIMEOUT_S, Bench
 

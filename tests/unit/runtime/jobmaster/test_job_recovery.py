@@ -40,7 +40,6 @@ from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailure
-from ckpt_runtime.jobmaster.snapshot_claims import claim_snapshot
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     NotifyCheckpointComplete,
@@ -50,13 +49,13 @@ from ckpt_runtime.network.control_messages import (
 from ckpt_runtime.rest import checkpoint_answers as answers
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
+from ckpt_runtime.snapshots.job_claims import claim_snapshot
 from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
 from ckpt_runtime.storage.claims import Claimant
 from ckpt_runtime.storage.documents import encode_document
-from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
+from ckpt_runtime.storage.errors import AmbiguousWriteError, NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.leader_store import NotLeaderError
 from tests.unit.runtime.jobmaster.drivers import (
     checkpoint,
     crash,

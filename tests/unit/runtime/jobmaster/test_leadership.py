@@ -12,9 +12,9 @@ import pytest
 
 from ckpt_runtime.jobmaster.leadership import ClusterEnded, Leadership, LeaseSeal
 from ckpt_runtime.leader_proof import PublishedLeader, opened
-from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, NotLeaderError
+from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore
 
 LEASE_S = 0.5
 TIMEOUT_S = 60

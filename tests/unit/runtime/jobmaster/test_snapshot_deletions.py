@@ -13,11 +13,16 @@ import pytest
 
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.jobmaster import snapshot_deletions
-from ckpt_runtime.jobmaster.driver_pools import DriverPools
 from ckpt_runtime.jobmaster.job_host import LoopHost, Pool
 from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
-from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
-from ckpt_runtime.storage.leader_store import NotLeaderError
+from ckpt_runtime.storage.driver_pools import DriverPools
+from ckpt_runtime.storage.errors import (
+    CorruptFileError,
+    InvalidLocationError,
+    NotFoundError,
+    NotLeaderError,
+    StorageError,
+)
 
 TIMEOUT_S = 60
 

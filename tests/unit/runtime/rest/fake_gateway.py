@@ -59,7 +59,7 @@ from ckpt_runtime.scheduler.replacement import (
 )
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.preflight import StateVerdict
-from ckpt_runtime.storage.held_upgrades import HeldUpgrade
+from ckpt_runtime.storage.ha_store import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.thread_dump import ThreadInfo
 from ckpt_runtime.version import VERSION

@@ -18,9 +18,9 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.convert import convert_snapshot
+from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.state.registry import register_backend
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, InvalidLocationError
 from ckpt_runtime.storage.filesystem import resolve

@@ -15,8 +15,8 @@ import pytest
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.convert import convert_snapshot
+from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.snapshot import Problem, Snapshot, open_snapshot
-from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import CorruptFileError
@@ -39,7 +39,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("forms")
     convert_snapshot(str(SAVEPOINT), resolve(directory / "canonical"), SavepointFormat.CANONICAL, "hashmap")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckpt_runtime.snapshots.new_files.DEFAULT_MEMORY_THRESHOLD", 0)
+        patch.setattr("ckpt_runtime.snapshots.snapshot_files.DEFAULT_MEMORY_THRESHOLD", 0)
         write_keyed_state("rocksdb", resolve(directory / "rocksdb"), [KeyGroupRange(0, 127)])
     return {"pages": SAVEPOINT, "canonical": directory / "canonical", "rocksdb": directory / "rocksdb"}
 

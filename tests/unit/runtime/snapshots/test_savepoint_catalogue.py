@@ -18,6 +18,7 @@ from ckpt_runtime.cli.main import main
 from ckpt_runtime.snapshots.catalogue import (
     TakenBy,
     dispose_of,
+    find_places,
     latest_good,
     list_savepoints,
     look_at,
@@ -25,7 +26,6 @@ from ckpt_runtime.snapshots.catalogue import (
     record_savepoint,
 )
 from ckpt_runtime.snapshots.copying import copy_snapshot
-from ckpt_runtime.snapshots.finding import find_places
 from ckpt_runtime.storage import disposal, versioned_document
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.errors import (

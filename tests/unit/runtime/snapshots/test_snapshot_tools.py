@@ -16,13 +16,12 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.snapshots.catalogue import find_places
 from ckpt_runtime.snapshots.convert import convert_snapshot
 from ckpt_runtime.snapshots.copying import copy_snapshot
-from ckpt_runtime.snapshots.description import states_of, summarized
-from ckpt_runtime.snapshots.finding import find_places
+from ckpt_runtime.snapshots.inspection import states_of, summarized, verify_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
-from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.state.errors import UnsupportedBackendError
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, InvalidLocationError, NotFoundError

@@ -16,8 +16,8 @@ from ckpt_runtime.graph.ddl import parse_ddl
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.convert import convert_snapshot
 from ckpt_runtime.snapshots.copying import copy_snapshot
+from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.snapshot import open_snapshot
-from ckpt_runtime.snapshots.verification import verify_snapshot
 from ckpt_runtime.state.errors import StateSchemaError, StateValueError, UnsupportedKeyTypeError
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, exists, resolve

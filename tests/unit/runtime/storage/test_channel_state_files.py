@@ -21,15 +21,15 @@ from msgspec import convert, structs, to_builtins
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.storage import channel_state_writer
-from ckpt_runtime.storage.channel_state_frame import (
+from ckpt_runtime.storage.channel_state_reader import (
     HEADER_BYTES,
+    ChannelStateReader,
     ElementKind,
     InFlightWatermark,
     PersistedElement,
     frame_header,
     watermark_body,
 )
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.channel_state_writer import (
     CapturedStream,
     InFlightElement,

@@ -11,7 +11,7 @@ from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.storage.duplication import Means
 from ckpt_runtime.storage.filesystem import Location, list_names, read_bytes, resolve
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileWriter
 from ckpt_runtime.task.snapshot_files import NewFiles
 from tests.support.object_store import ObjectStore
 

@@ -41,8 +41,7 @@ from ckpt_runtime.storage.filesystem import (
 )
 from ckpt_runtime.storage.publish import publish, replace
 from ckpt_runtime.storage.snapshot_metadata import read_metadata
-from ckpt_runtime.storage.state_file_reader import StateFileReader
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileReader, StateFileWriter
 
 
 @pytest.fixture

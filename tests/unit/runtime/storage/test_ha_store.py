@@ -23,12 +23,13 @@ from ckpt_runtime.storage.errors import (
     CorruptFileError,
     InvalidLocationError,
     NotFoundError,
+    NotLeaderError,
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import Location, delete_file, delete_tree, list_names, read_bytes
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
-from ckpt_runtime.storage.leader_store import LeaderInfo, NotLeaderError
+from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.publish import replace as replace_file
 from ckpt_runtime.storage.versioned_document import VersionedDocument

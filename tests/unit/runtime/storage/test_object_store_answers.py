@@ -21,6 +21,7 @@ from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
     InvalidLocationError,
     NotFoundError,
+    NotLeaderError,
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import (
@@ -37,10 +38,9 @@ from ckpt_runtime.storage.filesystem import (
 )
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
-from ckpt_runtime.storage.leader_store import NotLeaderError
 from ckpt_runtime.storage.publish import publish, replace
 from ckpt_runtime.storage.retrying import ATTEMPTS
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileWriter
 from tests.support.object_store import ObjectStore, Wanted, keys, unfinished_uploads
 
 JOB = "0123456789abcdef" * 2

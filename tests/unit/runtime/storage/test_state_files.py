@@ -14,12 +14,11 @@ from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
-from ckpt_runtime.storage import state_file_reader
+from ckpt_runtime.storage import state_files
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, delete_tree, list_names, resolve
 from ckpt_runtime.storage.publish import replace as replace_file
-from ckpt_runtime.storage.state_file_reader import StateFileReader, locate
-from ckpt_runtime.storage.state_file_writer import StateFileWriter
+from ckpt_runtime.storage.state_files import StateFileReader, StateFileWriter, locate
 
 
 @pytest.fixture
@@ -153,8 +152,8 @@ def test_an_answer_that_is_too_short_is_no_damage_and_a_file_that_is_shorter_is(
     file = write(directory, bytes(1000))
     stored = directory.child(file.path)
     for name in ("read_descriptor", "read_range"):
-        honest = getattr(state_file_reader, name)
-        monkeypatch.setattr(state_file_reader, name, lambda *args, honest=honest: honest(*args)[:-1])
+        honest = getattr(state_files, name)
+        monkeypatch.setattr(state_files, name, lambda *args, honest=honest: honest(*args)[:-1])
     with pytest.raises(StorageError, match=f"{file.path}: storage gave 999 of 1000 bytes") as caught:
         read(directory, file)
     assert not isinstance(caught.value, CorruptFileError)

@@ -13,8 +13,7 @@ from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedHandl
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
 from ckpt_runtime.state.snapshots import SnapshotFiles
-from ckpt_runtime.storage.channel_state_frame import HEADER_BYTES
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.channel_state_reader import HEADER_BYTES, ChannelStateReader
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task import snapshot_writer

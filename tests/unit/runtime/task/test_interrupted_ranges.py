@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.connectors import range_reader
+from ckpt_runtime.connectors import split_host
 from ckpt_runtime.connectors.datasource_values import values_of
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator, ReplayError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA
@@ -268,8 +268,8 @@ def test_ranges_are_taken_from_time_to_time_as_a_barrier_may_lack_credit(kit: Ta
     lab = Lab(kit).put(range_of(0)).step(1).put(range_of(1))
     lab.step(2)
     assert len(lab.channel.queue) == 1
-    lab.host.wall_ms += range_reader._LEAST_TAKE_MS
-    lab.host.mono_ms += range_reader._LEAST_TAKE_MS
+    lab.host.wall_ms += split_host._LEAST_TAKE_MS
+    lab.host.mono_ms += split_host._LEAST_TAKE_MS
     lab.step(2)
     assert len(lab.channel.queue) == 0
     lab.put(range_of(2)).step(2)
@@ -349,7 +349,7 @@ def test_a_savepoint_without_drain_behind_the_end_of_data_keeps_what_is_left(kit
 
 def test_the_end_of_event_time_stays_behind_the_rows(kit: TaskKit) -> None:
     lab = Lab(kit).put(range_of(0)).step(2).put(Watermark(MAX_WATERMARK), EndOfData(True))
-    lab.host.wall_ms += range_reader._GREATEST_TAKE_MS
+    lab.host.wall_ms += split_host._GREATEST_TAKE_MS
     lab.run()
     assert lab.rows == expected(1)
     assert lab.out.elements[-2:] == [Watermark(MAX_WATERMARK), EndOfData(True)]

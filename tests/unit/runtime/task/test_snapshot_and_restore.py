@@ -23,7 +23,7 @@ from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.state.snapshots import SnapshotFiles
-from ckpt_runtime.storage import state_file_reader
+from ckpt_runtime.storage import state_files
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import (
@@ -212,7 +212,7 @@ def test_storage_that_answers_an_error_is_no_damage(tmp_path: Path, monkeypatch:
     def fail(*_: Any) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(state_file_reader, "read_descriptor", fail)
+    monkeypatch.setattr(state_files, "read_descriptor", fail)
     assert _fails_to_restore(handles, tmp_path).errno == errno.EIO
 
 

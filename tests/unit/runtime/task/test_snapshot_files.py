@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, K
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
-from ckpt_runtime.snapshots.stored_files import StoredFiles
+from ckpt_runtime.snapshots.snapshot_files import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError
 from ckpt_runtime.state.registry import register_backend

@@ -1,0 +1,188 @@
+"""The rows of one file, in batches of the schema that the program declares. Knows nothing of splits or checkpoints."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import Location, naming
+
+BATCH_ROWS = 8192
+_BLOCK_BYTES = 1 << 20
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+_UNREADABLE = (".snappy", ".lz4", ".deflate", ".xz", ".lzo")
+
+
+class FileFormatError(StorageError):
+    """A file cannot be read as the program declares it. The message names the file."""
+
+    def __init__(self, location: Location, problem: str) -> None:
+        super().__init__(f"{location.url}: {problem}", location.url)
+
+
+def open_rows(format_: str, location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    """Yields batches of at most :data:`BATCH_ROWS` rows, none empty, in the order of the file.
+
+    Raises StorageError for a file that cannot be opened, and FileFormatError for one that holds something else.
+    """
+    read = {"parquet": _parquet, "orc": _orc, "text": _text}[format_]
+    with naming("read", location):
+        try:
+            yield from read(location, schema, options)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
+            raise FileFormatError(location, f"it cannot be read as format {format_!r}: {error}") from error
+
+
+def _parquet(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:  # noqa: ARG001
+    with closing(location.filesystem.open(location.path, "rb")) as stream, pq.ParquetFile(stream) as file:
+        names = _names_in_file(file.schema_arrow, schema, location)
+        wanted = [name for name in names if name is not None]
+        for group in range(file.metadata.num_row_groups):
+            if not wanted:
+                yield from _batches_of_nulls(file.metadata.row_group(group).num_rows, schema)
+                continue
+            table = file.read_row_group(group, columns=wanted)
+            for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+                if batch.num_rows:
+                    yield _conformed(batch, names, schema, location)
+
+
+def _orc(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:  # noqa: ARG001
+    from pyarrow import orc
+
+    with closing(location.filesystem.open(location.path, "rb")) as stream:
+        file = orc.ORCFile(stream)
+        names = _names_in_file(file.schema, schema, location)
+        wanted = [name for name in names if name is not None]
+        for stripe in range(file.nstripes):
+            # A stripe without columns would not say how many rows it has.
+            rows = file.read_stripe(stripe, columns=wanted or None)
+            for batch in pa.Table.from_batches([rows]).to_batches(max_chunksize=BATCH_ROWS):
+                if batch.num_rows:
+                    yield _conformed(batch, names, schema, location)
+
+
+def _names_in_file(found: pa.Schema, schema: pa.Schema, location: Location) -> list[str | None]:
+    """The name in the file of each declared column, None for one that the file lacks. Case does not matter."""
+    names: list[str | None] = []
+    for field in schema:
+        same = [name for name in found.names if name.lower() == field.name.lower()]
+        exact = [name for name in same if name == field.name]
+        if len(exact or same) > 1:
+            raise FileFormatError(location, f"it has several columns {field.name!r}: {', '.join(same)}")
+        names.append((exact or same or [None])[0])
+    return names
+
+
+def _batches_of_nulls(rows: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for start in range(0, rows, BATCH_ROWS):
+        count = min(BATCH_ROWS, rows - start)
+        yield pa.RecordBatch.from_arrays([pa.nulls(count, field.type) for field in schema], schema=schema)
+
+
+def _conformed(batch: pa.RecordBatch, names: list[str | None], schema: pa.Schema, location: Location) -> pa.RecordBatch:
+    columns = []
+    for name, field in zip(names, schema, strict=True):
+        if name is None:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        column = batch.column(name)
+        if not _is_widened(column.type, field.type):
+            raise FileFormatError(
+                location,
+                f"column {field.name!r} is {column.type} and was declared as {field.type}; declare the "
+                "type of the file and cast the column in the program",
+            )
+        if pa.types.is_timestamp(column.type) and column.type.tz != field.type.tz:
+            column = column.cast(pa.timestamp(column.type.unit)).cast(field.type, safe=False)
+        columns.append(column if column.type == field.type else column.cast(field.type, safe=False))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _is_widened(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether Spark's readers give the type of the file as the declared one, with equal values."""
+    if pa.types.is_dictionary(found):
+        return _is_widened(found.value_type, wanted)
+    if pa.types.is_signed_integer(found) and pa.types.is_signed_integer(wanted):
+        return bool(found.bit_width <= wanted.bit_width)
+    if pa.types.is_decimal(found) and pa.types.is_decimal(wanted):
+        return bool(found.scale == wanted.scale and found.precision <= wanted.precision)
+    if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
+        return wanted.tz is not None or found.tz is None
+    if pa.types.is_list(found) and pa.types.is_list(wanted):
+        return _is_widened(found.value_type, wanted.value_type)
+    if pa.types.is_map(found) and pa.types.is_map(wanted):
+        return _is_widened(found.key_type, wanted.key_type) and _is_widened(found.item_type, wanted.item_type)
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        pairs = [(found.field(at), wanted.field(at)) for at in range(min(found.num_fields, wanted.num_fields))]
+        same = found.num_fields == wanted.num_fields and all(one.name == two.name for one, two in pairs)
+        return same and all(_is_widened(one.type, two.type) for one, two in pairs)
+    plain = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    widened = {(pa.float32(), pa.float64())}
+    return plain.get(found, found) == wanted or (found, wanted) in widened
+
+
+def _text(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    if len(schema) != 1:
+        raise FileFormatError(
+            location, f"format 'text' has one column, and those of partitions behind it, not {schema.names}"
+        )
+    if options["wholetext"]:
+        with _opened(location) as stream:
+            whole = stream.read().decode("utf-8", "replace")
+        yield pa.RecordBatch.from_arrays([pa.array([whole], pa.string())], schema=schema)
+        return
+    for lines in lines_of(location, options["lineSep"]):
+        yield pa.RecordBatch.from_arrays([pa.array(lines, pa.string())], schema=schema)
+
+
+@contextmanager
+def _opened(location: Location) -> Iterator[Any]:
+    """The bytes of a file, decompressed if its name says that it is compressed."""
+    name = location.name.lower()
+    if name.endswith(_UNREADABLE):
+        raise FileFormatError(location, "it is compressed in a way that cannot be read; use .gz, .bz2 or .zst")
+    compression = next((kind for end, kind in _COMPRESSIONS.items() if name.endswith(end)), None)
+    with closing(location.filesystem.open(location.path, "rb")) as raw:
+        if compression is None:
+            yield raw
+            return
+        with pa.CompressedInputStream(pa.PythonFile(raw, "r"), compression) as stream:
+            yield stream
+
+
+def lines_of(location: Location, separator: str | None) -> Iterator[list[str]]:
+    """Yields the lines of a file, some at a time. Without a separator a line ends with LF, CR or both.
+
+    Bytes that are no UTF-8 become U+FFFD. A mark of byte order at the beginning is left out.
+    """
+    end = None if separator is None else separator.encode()
+    rest = b""
+    first = True
+    with _opened(location) as stream:
+        while True:
+            block = stream.read(_BLOCK_BYTES)
+            data = rest + block
+            if first and (len(data) >= len(codecs.BOM_UTF8) or not block):
+                data = data.removeprefix(codecs.BOM_UTF8)
+                first = False
+            if end is None:
+                # The last character may be the first half of CR LF.
+                lines = data.splitlines(keepends=True)
+                rest = lines.pop() if lines and block else b""
+                lines = [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
+            else:
+                lines = data.split(end)
+                rest = lines.pop()
+                if not block and rest:
+                    lines.append(rest)
+            for start in range(0, len(lines), BATCH_ROWS):
+                yield [line.decode("utf-8", "replace") for line in lines[start : start + BATCH_ROWS]]
+            if not block:
+                return

@@ -1,0 +1,262 @@
+"""Formats ``parquet``, ``orc``, ``text``, ``csv`` and ``json``: the files of a directory, found while the job runs.
+
+A split is a file; its position counts the rows that were emitted. The enumerator lists the directory from time to
+time and keeps the names of the files that it has sent. Like Spark, it takes files in the order in which they were
+written, ignores names that begin with ``_`` or ``.``, and expects that a file is complete when it appears. Never
+changes a file, except with ``cleanSource``, after the completion of the checkpoint that covers it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from ckpt_runtime.connectors.file_rows import open_rows
+from ckpt_runtime.graph.formats import source_options
+from ckpt_runtime.graph.source_formats import duration_ms
+from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
+from ckpt_runtime.storage.filesystem import (
+    FileEntry,
+    Location,
+    delete_file,
+    exists,
+    file_entry,
+    is_directory,
+    list_entries,
+    move_file,
+    resolve,
+)
+
+_LOG = logging.getLogger(__name__)
+_LIST_EVERY_MS = 500
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+class FileSource(Source):
+    """The source behind the formats of files."""
+
+    def __init__(self, format_: str, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._format = format_
+        self._values = source_options(format_, options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Not used: the formats are built in."""
+        return "files"
+
+    @property
+    def acknowledges(self) -> bool:
+        return bool(self._values["cleanSource"] != "off")
+
+    def schema(self, declared: pa.Schema | None) -> pa.Schema:
+        assert declared is not None
+        return declared
+
+    def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
+        return FileEnumerator(self._values, schema, state, bounded=bounded)
+
+    def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
+        return FileReader(self._format, self._values, schema)
+
+
+class FileEnumerator(SplitEnumerator):
+    """Lists a directory. Its state holds each file that was sent, with the time when the file was written."""
+
+    idle_ms = _LIST_EVERY_MS
+
+    def __init__(self, options: dict[str, Any], schema: pa.Schema, state: Any, *, bounded: bool) -> None:
+        self._root = resolve(options["path"])
+        self._schema = schema
+        self._options = options
+        self._bounded = bounded
+        self._seen: dict[str, int] = dict(state["seen"]) if state else {}
+        self._oldest_ms = int(state["oldest_ms"]) if state else 0
+        self._limit: int | None = options["maxFilesPerTrigger"]
+        # Spark ignores the greatest age then, too: old files would be forgotten before they were read.
+        aged = not (options["latestFirst"] and self._limit)
+        self._max_age_ms = duration_ms("maxFileAge", options["maxFileAge"], "ms") if aged else None
+        self._there: deque[tuple[FileEntry, dict[str, str | None]]] | None = None
+
+    def discover(self) -> Sequence[Split]:
+        """Lists the directory when all files of the last listing were sent. A bounded source lists it once."""
+        if self._there is None or (not self._there and not self._bounded):
+            self._there = deque(self._new_files())
+        splits: list[Split] = []
+        while self._there and len(splits) < (self._limit or len(self._there) + len(splits)):
+            entry, partition = self._there.popleft()
+            self._seen[self._key(entry.location)] = entry.modified_ms
+            url = entry.location.url
+            description = {"size": entry.size, "modified_ms": entry.modified_ms, "partition": partition}
+            splits.append(Split(url, description))
+        self._forget_old_files()
+        return splits
+
+    def snapshot(self) -> Any:
+        return {"seen": dict(self._seen), "oldest_ms": self._oldest_ms}
+
+    def _key(self, location: Location) -> str:
+        return location.name if self._options["fileNameOnly"] else location.url
+
+    def _new_files(self) -> list[tuple[FileEntry, dict[str, str | None]]]:
+        if not self._root.is_local or is_directory(self._root):
+            found = list(self._files(self._root, {}))
+        else:
+            found = []
+        if not found and (single := file_entry(self._root)) is not None:
+            found = [(single, {})]
+        self._check_partitions(found)
+        fresh = [
+            (entry, partition)
+            for entry, partition in found
+            if entry.modified_ms >= self._oldest_ms and self._key(entry.location) not in self._seen
+        ]
+        newest_first = self._options["latestFirst"]
+        fresh.sort(key=lambda file: (file[0].modified_ms, file[0].location.path), reverse=newest_first)
+        unique: dict[str, tuple[FileEntry, dict[str, str | None]]] = {}
+        for file in fresh:
+            unique.setdefault(self._key(file[0].location), file)
+        return list(unique.values())
+
+    def _files(
+        self, directory: Location, partition: dict[str, str | None]
+    ) -> Iterator[tuple[FileEntry, dict[str, str | None]]]:
+        """The files below a directory, each with the columns that its directories name."""
+        files, directories = list_entries(directory)
+        wanted = self._options["pathGlobFilter"] or "*"
+        for entry in files:
+            if _is_visible(entry.location.name) and fnmatchcase(entry.location.name, wanted):
+                yield entry, partition
+        for below in directories:
+            name, equals, value = below.name.partition("=")
+            if not _is_visible(below.name):
+                continue
+            if self._options["recursiveFileLookup"]:
+                yield from self._files(below, partition)
+            elif equals and name:
+                text = None if value == _NULL_PARTITION else unquote(value)
+                yield from self._files(below, {**partition, unquote(name): text})
+
+    def _check_partitions(self, found: Sequence[tuple[FileEntry, dict[str, str | None]]]) -> None:
+        """Spark puts columns of directories behind all others: the program has to declare them there."""
+        layouts = {tuple(partition) for _, partition in found}
+        if len(layouts) > 1:
+            raise ValueError(f"{self._root.url}: files lie under different partition columns: {sorted(layouts)}")
+        for layout in layouts:
+            last = [name.lower() for name in self._schema.names[len(self._schema.names) - len(layout) :]]
+            if [name.lower() for name in layout] != last:
+                raise ValueError(
+                    f"{self._root.url} is partitioned by {', '.join(layout)}: declare these columns as the last ones "
+                    f"of the schema, in this order; it has {', '.join(self._schema.names)}"
+                )
+
+    def _forget_old_files(self) -> None:
+        """Files that are older than the newest one by ``maxFileAge`` are neither remembered nor read."""
+        if self._max_age_ms is None or self._there or not self._seen:
+            return
+        self._oldest_ms = max(self._oldest_ms, int(max(self._seen.values()) - self._max_age_ms))
+        self._seen = {key: at for key, at in self._seen.items() if at >= self._oldest_ms}
+
+
+def _is_visible(name: str) -> bool:
+    """Spark's rule, by which a directory ``_column=value`` is visible."""
+    hidden = name.startswith(".") or (name.startswith("_") and "=" not in name)
+    return not hidden and not name.endswith("._COPYING_")
+
+
+class FileReader(SplitReader):
+    """Reads one file after the other."""
+
+    def __init__(self, format_: str, options: dict[str, Any], schema: pa.Schema) -> None:
+        self._format = format_
+        self._options = options
+        self._schema = schema
+        self._waiting: deque[tuple[Split, int]] = deque()
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._rest: pa.RecordBatch | None = None
+
+    def add(self, split: Split, position: Any) -> None:
+        self._waiting.append((split, int(position or 0)))
+
+    def read(self, most_rows: int) -> SplitRows | None:
+        if not self._waiting:
+            return None
+        split, position = self._waiting[0]
+        if self._batches is None:
+            self._batches = self._open(split, position)
+        if self._rest is None:
+            self._rest = next(self._batches, None)
+        if self._rest is None:
+            self._waiting.popleft()
+            self._batches = None
+            return SplitRows(split.id, position, ended=True)
+        batch, rest = self._rest.slice(0, most_rows), self._rest.slice(most_rows)
+        self._rest = rest if rest.num_rows else None
+        position += batch.num_rows
+        self._waiting[0] = (split, position)
+        return SplitRows(split.id, position, batch)
+
+    def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
+        """Deletes or archives files that were read. A file that cannot be is left where it is, with a warning."""
+        for split in ended:
+            location = resolve(split.id)
+            try:
+                if self._options["cleanSource"] == "delete":
+                    delete_file(location)
+                elif exists(location):
+                    archive = resolve(self._options["sourceArchiveDir"])
+                    parts = [part for part in location.path.split("/") if part]
+                    move_file(location, archive.child(*parts))
+            except OSError as error:
+                _LOG.warning("cleanSource: %s stays where it is: %s", split.id, error)
+
+    def close(self) -> None:
+        self._batches = self._rest = None
+        self._waiting.clear()
+
+    def _open(self, split: Split, position: int) -> Iterator[pa.RecordBatch]:
+        description = split.description
+        if not description["size"]:
+            return  # as in Spark, in every format
+        location = resolve(split.id)
+        if position:
+            now = file_entry(location)
+            if now is None or (now.size, now.modified_ms) != (description["size"], description["modified_ms"]):
+                raise ValueError(
+                    f"{split.id} has changed after {position} rows of it were read; files must not change once they "
+                    "have appeared"
+                )
+        partition = description["partition"]
+        names = {name.lower() for name in partition}
+        inside = pa.schema([field for field in self._schema if field.name.lower() not in names])
+        values = {name.lower(): text for name, text in partition.items()}
+        skip = position
+        for batch in open_rows(self._format, location, inside, self._options):
+            if skip >= batch.num_rows:
+                skip -= batch.num_rows
+                continue
+            yield self._with_partition(batch.slice(skip), values, split.id)
+            skip = 0
+
+    def _with_partition(self, batch: pa.RecordBatch, values: dict[str, str | None], url: str) -> pa.RecordBatch:
+        """Adds the columns that the file's directories name."""
+        if not values:
+            return batch
+        columns = []
+        for field in self._schema:
+            text = values.get(field.name.lower())
+            if field.name.lower() not in values:
+                columns.append(batch.column(field.name))
+                continue
+            try:
+                value = pa.scalar(text, pa.string()).cast(field.type)
+            except pa.ArrowException as error:
+                raise ValueError(f"{url}: {text!r} is no {field.type} for column {field.name!r}") from error
+            columns.append(pa.repeat(value, batch.num_rows))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)

@@ -1,0 +1,191 @@
+"""Formats ``rate`` and ``rate-micro-batch``: rows of a time and a growing number, for trying things out, as in Spark.
+
+Row ``i`` of ``rate`` has value ``i`` and the time at which it is due. A split holds the rows with one remainder modulo
+the number of splits. Rows continue where they were after a restore: none is repeated or left out, and those that were
+due meanwhile come at once. ``rate-micro-batch`` makes as many rows as are taken; those of a batch have one time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ckpt_runtime.graph.formats import source_options, source_schema
+from ckpt_runtime.graph.source_formats import duration_ms
+from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
+
+_DEFAULT_SPLITS = 8
+
+
+class RateSource(Source):
+    """The source behind both formats."""
+
+    def __init__(self, format_: str, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._format = format_
+        self._values = source_options(format_, options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Not used: the formats are built in."""
+        return "rate"
+
+    def schema(self, declared: pa.Schema | None) -> pa.Schema:
+        return source_schema(self._format, self.options, declared)
+
+    def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
+        splits = self._values["numPartitions"] or _DEFAULT_SPLITS
+        if self._format == "rate":
+            return _RateEnumerator(splits, state)
+        return _BatchEnumerator(self._values, splits, state, bounded=bounded)
+
+    def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
+        if self._format == "rate":
+            ramp_s = int(duration_ms("rampUpTime", self._values["rampUpTime"], "s") / 1000)
+            return _RateReader(schema, Schedule(int(self._values["rowsPerSecond"]), ramp_s))
+        return _BatchReader(schema)
+
+
+class _RateEnumerator(SplitEnumerator):
+    """Makes all splits at the start."""
+
+    def __init__(self, splits: int, state: Any) -> None:
+        self._splits = splits
+        self._made = state is not None and state["made"]
+
+    def discover(self) -> Sequence[Split]:
+        if self._made:
+            return ()
+        self._made = True
+        now_ms = int(time.time() * 1000)
+        return [
+            Split(str(at), {"remainder": at, "splits": self._splits, "start_ms": now_ms}, bounded=False)
+            for at in range(self._splits)
+        ]
+
+    def snapshot(self) -> Any:
+        return {"made": self._made}
+
+
+class Schedule:
+    """When rows are due. The rate grows in equal steps, second by second, while it ramps up."""
+
+    def __init__(self, rows_per_second: int, ramp_up_s: int) -> None:
+        self._rate = rows_per_second
+        self._ramp_s = ramp_up_s
+        step = rows_per_second // (ramp_up_s + 1)
+        seconds = np.arange(ramp_up_s + 1, dtype=np.int64)
+        self._ramp = seconds * (seconds + 1) // 2 * step
+        """The rows that are due after each second of the ramp."""
+
+    def due_after(self, ms: int) -> int:
+        """How many rows are due ``ms`` after the start."""
+        second, rest = divmod(max(ms, 0), 1000)
+        return self._after(second) + rest * (self._after(second + 1) - self._after(second)) // 1000
+
+    def times_ms(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """When each row is due, in ms after the start: spread evenly over its second."""
+        behind = rows - self._ramp[-1]
+        seconds = np.where(behind >= 0, self._ramp_s + behind // self._rate, 0)
+        first, of_second = rows - behind % self._rate, np.full(len(rows), self._rate)
+        early = behind < 0
+        if early.any():
+            at = np.searchsorted(self._ramp, rows[early], side="right") - 1
+            seconds[early], first[early] = at, self._ramp[at]
+            of_second[early] = self._ramp[at + 1] - self._ramp[at]
+        offsets: npt.NDArray[np.int64] = np.rint((rows - first) * 1000 / of_second).astype(np.int64)
+        offsets += seconds * 1000
+        return offsets
+
+    def _after(self, second: int) -> int:
+        if second <= self._ramp_s:
+            return int(self._ramp[second])
+        return int(self._ramp[-1]) + (second - self._ramp_s) * self._rate
+
+
+class _RateReader(SplitReader):
+    """Gives the rows of its splits that are due."""
+
+    def __init__(self, schema: pa.Schema, schedule: Schedule) -> None:
+        self._schema = schema
+        self._schedule = schedule
+        self._splits: deque[tuple[Split, int]] = deque()
+
+    def add(self, split: Split, position: Any) -> None:
+        self._splits.append((split, int(split.description["remainder"] if position is None else position)))
+
+    def read(self, most_rows: int) -> SplitRows | None:
+        now_ms = int(time.time() * 1000)
+        for _ in range(len(self._splits)):
+            split, position = self._splits.popleft()
+            start_ms, step = split.description["start_ms"], split.description["splits"]
+            due = self._schedule.due_after(now_ms - start_ms)
+            rows = np.arange(position, min(due, position + most_rows * step), step, dtype=np.int64)
+            position += len(rows) * step
+            self._splits.append((split, position))
+            if len(rows):
+                times = (self._schedule.times_ms(rows) + start_ms) * 1000
+                columns = [pa.array(times, self._schema.field(0).type), pa.array(rows)]
+                return SplitRows(split.id, position, pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        return None
+
+
+class _BatchEnumerator(SplitEnumerator):
+    """Makes one batch at each call; a bounded one makes one batch in all."""
+
+    def __init__(self, options: dict[str, Any], splits: int, state: Any, *, bounded: bool) -> None:
+        self._rows = int(options["rowsPerBatch"])
+        self._start_ms = int(options["startTimestamp"])
+        self._advance_ms = int(options["advanceMillisPerBatch"])
+        self._splits = splits
+        self._batch = int(state["batch"]) if state else 0
+        self._bounded = bounded
+        self._ended = False
+
+    def discover(self) -> Sequence[Split]:
+        if self._ended:
+            return ()
+        self._ended = self._bounded
+        first, time_ms = self._batch * self._rows, self._start_ms + self._batch * self._advance_ms
+        self._batch += 1
+        return [
+            Split(
+                f"{self._batch}-{at}",
+                {"first": first + at, "end": first + self._rows, "step": self._splits, "ms": time_ms},
+            )
+            for at in range(min(self._splits, self._rows))
+        ]
+
+    def snapshot(self) -> Any:
+        return {"batch": self._batch}
+
+
+class _BatchReader(SplitReader):
+    """Gives the rows of one split after the other."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._splits: deque[tuple[Split, int]] = deque()
+
+    def add(self, split: Split, position: Any) -> None:
+        self._splits.append((split, int(split.description["first"] if position is None else position)))
+
+    def read(self, most_rows: int) -> SplitRows | None:
+        if not self._splits:
+            return None
+        split, position = self._splits.popleft()
+        end, step = split.description["end"], split.description["step"]
+        rows = np.arange(position, min(end, position + most_rows * step), step, dtype=np.int64)
+        position += len(rows) * step
+        if position < end:
+            self._splits.appendleft((split, position))
+        times = pa.repeat(pa.scalar(split.description["ms"] * 1000, pa.int64()), len(rows))
+        columns = [times.cast(self._schema.field(0).type), pa.array(rows)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return SplitRows(split.id, position, batch, ended=position >= end)

@@ -1,0 +1,114 @@
+"""What readers of splits have in common: when they read, when they look at their input, and where ranges end.
+
+An enumerator sends splits as rows of ``SPLIT_SCHEMA``. Those that it found at one time are a range. A reader reads in
+small steps, and the subtask serves its mailbox between two of them. Never reads anything itself.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, WaitingInput
+
+_TAKE_EVERY_MS = 10
+_LEAST_TAKE_MS = 20
+_GREATEST_TAKE_MS = 2_000
+
+
+class SplitHost(Operator):
+    """Takes further splits after it has read the pending ones.
+
+    It asks for the next step with a timer that is always due; a subtask looks at its input only when none is. While
+    reading may be interrupted it also takes splits that precede a barrier, and some from time to time, since a
+    barrier behind them may not have been sent yet for lack of credit. MAX_WATERMARK is forwarded when everything
+    pending is read. Any other watermark is the enumerator's: everything below that sequence number was sent. It, or
+    the first split of a later range, shows that this subtask has got all of its splits of a range.
+    """
+
+    requires_final_checkpoint = False
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._take_after_ms = 0.0
+        self._ends = False
+        self._dealt_out = 0
+        self._passed = 0
+
+    @property
+    @abstractmethod
+    def reads(self) -> bool:
+        """Whether it has a split to read."""
+
+    @property
+    @abstractmethod
+    def unread_range(self) -> int | None:
+        """The sequence number with which the first range begins that is not read to its end here; None if all are."""
+
+    @abstractmethod
+    def take(self, row: dict[str, Any]) -> None:
+        """Takes a row of ``SPLIT_SCHEMA``."""
+
+    @abstractmethod
+    def read_step(self) -> int | None:
+        """Does one step, which emits at most one batch. Returns how many ms to wait before the next one, if any."""
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        if not self.reads:
+            self._taken = 0
+        for row in batch.to_pylist():
+            self.take(row)
+        self._taken += 1
+        pause = min(max(self._taken * _TAKE_EVERY_MS, _LEAST_TAKE_MS), _GREATEST_TAKE_MS)
+        self._take_after_ms = self.context.monotonic_ms() + pause
+        self.pass_ends_on()
+        self.ask_for_next_step()
+
+    def process_watermark(self, timestamp_ms: int) -> None:
+        if timestamp_ms == MAX_WATERMARK:
+            self._ends = True
+        else:
+            self._dealt_out = max(self._dealt_out, timestamp_ms)
+        self.pass_ends_on()
+
+    def on_processing_time(self, now_ms: int) -> None:
+        wait_ms = None
+        if self.reads:
+            wait_ms = self.read_step()
+            self.pass_ends_on()
+        self.ask_for_next_step(wait_ms)
+
+    def continue_in_range(self, range_start: int) -> None:
+        """Notes at a restore that rows of that range may have been emitted already: it has not just begun."""
+        self._passed = range_start
+
+    def pass_ends_on(self) -> None:
+        """Forwards the end of ranges whose splits sent here are read, and the end of data."""
+        unread = self.unread_range
+        read_up_to = self._dealt_out if unread is None else unread
+        if read_up_to > self._passed:
+            self._passed = read_up_to
+            self.output.emit_end_of_range()
+        if self._ends and unread is None:
+            self._ends = False
+            self.output.emit_watermark(MAX_WATERMARK)
+
+    def ask_for_next_step(self, wait_ms: int | None = None) -> None:
+        if not self.reads:
+            return
+        if wait_ms:
+            self.context.set_timer(self.context.now_ms() + wait_ms)
+        else:
+            # A timer that is due goes before the input; one of the next millisecond lets the subtask look there first.
+            self.context.set_timer(self.context.now_ms() + 1 if self._may_take_input() else 0)
+
+    def _may_take_input(self) -> bool:
+        """Whether the subtask may look at its input before everything pending is read."""
+        if self.holds_checkpoints_back:
+            return False
+        waiting = self.context.waiting_input()
+        if waiting is WaitingInput.ROWS:
+            return self.context.monotonic_ms() >= self._take_after_ms
+        return waiting is WaitingInput.BARRIER

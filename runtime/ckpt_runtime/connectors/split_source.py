@@ -1,0 +1,228 @@
+"""Runs a source of the public protocol (``ckpt_runtime/sources.py``): one enumerator in front of the readers.
+
+The enumerator sends each split to one reader as data, in front of the barrier of the checkpoint that counts it as
+sent. So each split that was found is in the state of exactly one reader until it has ended. A restore at any
+parallelism deals the readers' splits out with their positions. A checkpoint may come between any two batches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.connectors.split_host import SplitHost
+from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
+from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
+from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
+from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader
+from ckpt_runtime.state.errors import StateSchemaError
+
+_VERSION = 1
+_ENUMERATOR, _OPEN, _ENDED = "enumerator", "open-splits", "ended-splits"
+
+_FIRST_ROWS = 1024
+_LEAST_ROWS, _MOST_ROWS = 16, 32_768
+_SHORT_MS, _LONG_MS = 5.0, 20.0
+
+
+class SplitEnumeratorOperator(SourceOperator):
+    """Sends the splits that an enumerator finds; parallelism 1. An ended source stays ended for the same job."""
+
+    requires_final_checkpoint = False
+
+    def __init__(self, spec: EnumeratorSpec, source: Source, schema: pa.Schema) -> None:
+        self._source = source
+        self._schema = schema
+        self._bounded = available_now(spec.options)
+        self._enumerator: SplitEnumerator | None = None
+        self._splits = 0
+        self._ended = False
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        state = None
+        for item in _checked(context.uid, context.operator_state.restored(_ENUMERATOR)):
+            state, self._splits = item["state"], int(item["splits"])
+            self._ended = item["ended_in"] == context.job_id
+        self._enumerator = self._source.open_enumerator(self._schema, state, bounded=self._bounded)
+        if self._splits:
+            # Watermarks in flight at the snapshot are not part of any state.
+            output.emit_watermark(self._splits)
+
+    def poll(self) -> SourceStatus:
+        assert self._enumerator is not None
+        if self._ended:
+            return SourceStatus.END_OF_INPUT
+        found = self._enumerator.discover()
+        if found:
+            self.output.emit(pa.RecordBatch.from_pylist(list(self._rows_of(found)), schema=SPLIT_SCHEMA))
+            self._splits += len(found)
+            self.output.emit_watermark(self._splits)
+            return SourceStatus.MORE_AVAILABLE
+        self._ended = self._bounded
+        return SourceStatus.END_OF_INPUT if self._ended else SourceStatus.NOTHING_AVAILABLE
+
+    def idle_ms(self) -> int:
+        assert self._enumerator is not None
+        return self._enumerator.idle_ms
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        assert self._enumerator is not None
+        ended_in = self.context.job_id if self._ended else None
+        item = {"state": self._enumerator.snapshot(), "splits": self._splits, "ended_in": ended_in}
+        self.context.operator_state.put(_ENUMERATOR, [{"version": _VERSION, **item}])
+
+    def close(self) -> None:
+        if self._enumerator is not None:
+            self._enumerator.close()
+
+    def _rows_of(self, splits: Iterable[Split]) -> Iterable[dict[str, Any]]:
+        for number, split in enumerate(splits):
+            text = json.dumps({"id": split.id, "description": split.description, "bounded": split.bounded})
+            yield {"sequence": self._splits + number, "number": number, "partition": text, "rows": None}
+
+
+@dataclass(slots=True)
+class _OpenSplit:
+    """A split that is being read: its position, and the sequence number with which its range begins."""
+
+    split: Split
+    position: Any
+    range_start: int
+
+
+class SplitReaderOperator(SplitHost):
+    """Reads the splits that were sent to this subtask. The size of batches follows the time that their rows take."""
+
+    def __init__(self, spec: RangeReaderSpec, source: Source, schema: pa.Schema) -> None:
+        super().__init__()
+        self._source = source
+        self._schema = schema
+        self._acknowledges = spec.acknowledges and source.acknowledges
+        self.requires_final_checkpoint = self._acknowledges
+        self._reader: SplitReader | None = None
+        self._open: dict[str, _OpenSplit] = {}
+        self._ended: list[Split] = []
+        self._covered: dict[int, tuple[dict[str, Any], list[Split]]] = {}
+        self._most_rows = _FIRST_ROWS
+        self._in_range = False
+
+    @property
+    def has_work_left(self) -> bool:
+        """Whether splits with an end are to be read. Others stay where they are when the job is drained."""
+        return any(opened.split.bounded for opened in self._open.values())
+
+    @property
+    def reads(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def unread_range(self) -> int | None:
+        return min((opened.range_start for opened in self._open.values() if opened.split.bounded), default=None)
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._reader = self._source.open_reader(
+            self._schema, subtask=context.subtask_index, parallelism=context.parallelism
+        )
+        restored = _checked(context.uid, context.operator_state.restored(_OPEN))
+        for item in sorted(restored, key=lambda item: int(item["range_start"])):
+            self._add(_split_of(item["split"]), item["position"], int(item["range_start"]))
+        if self.unread_range is not None:
+            self.continue_in_range(self.unread_range)
+        ended = [_split_of(item["split"]) for item in _checked(context.uid, context.operator_state.restored(_ENDED))]
+        if ended and self._acknowledges:
+            self._reader.completed({}, ended)
+        self.ask_for_next_step()
+
+    def take(self, row: dict[str, Any]) -> None:
+        self._add(_split_of(json.loads(row["partition"])), None, row["sequence"] - row["number"])
+
+    def read_step(self) -> int | None:
+        assert self._reader is not None
+        rows = self._reader.read(self._most_rows)
+        if rows is None:
+            if self._in_range and not self.has_work_left:
+                self._in_range = False
+                self.output.emit_end_of_range()
+            return self._reader.idle_ms
+        self._in_range = True
+        opened = self._open[rows.split_id]
+        opened.position = rows.position
+        if rows.ended:
+            del self._open[rows.split_id]
+            if self._acknowledges:
+                self._ended.append(opened.split)
+        if rows.batch is not None and rows.batch.num_rows:
+            self._emit(rows.batch)
+        return None
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        store = self.context.operator_state
+        items = (
+            {"split": _item_of(opened.split), "position": opened.position, "range_start": opened.range_start}
+            for opened in self._open.values()
+        )
+        store.put(_OPEN, [{"version": _VERSION, **item} for item in items])
+        store.put(_ENDED, [{"version": _VERSION, "split": _item_of(split)} for split in self._ended])
+        if self._acknowledges:
+            positions = {split_id: opened.position for split_id, opened in self._open.items()}
+            self._covered[checkpoint_id] = (positions, list(self._ended))
+        self.ask_for_next_step()
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        covered = [known for known in self._covered if known <= checkpoint_id]
+        if not covered:
+            return
+        assert self._reader is not None
+        positions, ended = self._covered[max(covered)]
+        for known in covered:
+            del self._covered[known]
+        self._reader.completed(positions, ended)
+        self._ended = [split for split in self._ended if split not in ended]
+
+    def close(self) -> None:
+        self._open.clear()
+        if self._reader is not None:
+            self._reader.close()
+
+    def _add(self, split: Split, position: Any, range_start: int) -> None:
+        assert self._reader is not None
+        if split.id in self._open:
+            raise ValueError(f"source {self.context.uid!r}: split {split.id!r} was found while it is being read")
+        self._open[split.id] = _OpenSplit(split, position, range_start)
+        self._reader.add(split, position)
+
+    def _emit(self, batch: pa.RecordBatch) -> None:
+        """Emits a batch: no barrier or mail is served before the operators of the chain have processed all of it."""
+        before = self.context.monotonic_ms()
+        self.output.emit(batch)
+        took = self.context.monotonic_ms() - before
+        if took > _LONG_MS:
+            self._most_rows = max(self._most_rows // 2, _LEAST_ROWS)
+        elif took < _SHORT_MS and batch.num_rows >= self._most_rows:
+            self._most_rows = min(self._most_rows * 2, _MOST_ROWS)
+
+
+def _item_of(split: Split) -> dict[str, Any]:
+    return {"id": split.id, "description": split.description, "bounded": split.bounded}
+
+
+def _split_of(item: dict[str, Any]) -> Split:
+    return Split(item["id"], item["description"], item["bounded"])
+
+
+def _checked(uid: str, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the items of restored state. Raises StateSchemaError for those of another version."""
+    checked = list(items)
+    for item in checked:
+        if item.get("version") != _VERSION:
+            raise StateSchemaError(
+                f"source {uid!r}: the snapshot holds positions of version {item.get('version')}, and this engine reads "
+                f"version {_VERSION}; start the source with a new uid"
+            )
+    return checked

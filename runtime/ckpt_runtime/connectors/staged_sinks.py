@@ -1,0 +1,153 @@
+"""``foreachBatch`` and ``foreach``: functions of the program get the rows of each completed checkpoint.
+
+The rows of a checkpoint are staged in hidden files, as those of a sink of files are. When the checkpoint has completed,
+the function is called with them and with the checkpoint's id; when it has returned, the files are deleted. After a
+failure in between it is called again with the same id and rows. So a missing file says that the function has returned:
+files are deleted only then, or when no snapshot covers them.
+
+``foreachBatch`` is called in one place, in the order of checkpoints, with a frame of the session's own Spark.
+``foreach`` is called in each subtask, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, spark_schema, struct_type
+from ckpt_runtime.connectors.file_sink import FileSink, PendingFile, part_of
+from ckpt_runtime.connectors.part_directory import PartDirectory
+from ckpt_runtime.frontend.live_session import session_of_query
+from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec, UserFunction
+from ckpt_runtime.operators.task_context import new_task, running
+from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, Transaction
+
+
+def staged_sink(spec: SinkSpec | CommitterSpec) -> Sink:
+    """The sink behind ``foreach`` or ``foreachBatch``."""
+    assert spec.function is not None
+    kind = _ForeachSink if spec.format == "foreach" else _ForeachBatchSink
+    return kind(spec.options["path"], spec.function)
+
+
+class _StagedSink(FileSink):
+    def __init__(self, directory: str, function: UserFunction) -> None:
+        parsed = {"path": directory, "maxRowsPerFile": 0, "onMissing": "fail", "partitionBy": None}
+        super().__init__("foreach", {"path": directory}, parsed)
+        self.function = function
+
+
+class _ForeachBatchSink(_StagedSink):
+    single_committer = True
+
+    def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
+        assert schema is not None
+        return _BatchCommitter(self.directory, self.function, schema, context)
+
+
+class _ForeachSink(_StagedSink):
+    def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
+        self.directory.create()
+        return _RowCommitter(self.directory, self.function.call, context)
+
+
+class _StagedCommitter(SinkCommitter):
+    """Reads staged files, and deletes them behind the call."""
+
+    def __init__(self, directory: PartDirectory) -> None:
+        self._directory = directory
+
+    def commit(self, transaction: Transaction, committables: Sequence[PendingFile]) -> CommitOutcome:
+        files = sorted(committables, key=_order)
+        outcome = CommitOutcome.ALREADY_COMMITTED
+        if all(self._directory.has(file.name) for file in files):
+            self._call(transaction.checkpoint_id, files)
+            outcome = CommitOutcome.COMMITTED
+        self.abort(transaction, committables)
+        return outcome
+
+    def abort(self, transaction: Transaction, committables: Sequence[PendingFile]) -> None:
+        for pending in committables:
+            self._directory.delete(part_of(pending).pending)
+
+    def _call(self, checkpoint_id: int, files: Sequence[PendingFile]) -> None:
+        raise NotImplementedError
+
+    def _read(self, file: PendingFile) -> pa.Table:
+        with self._directory.open_for_reading(part_of(file).pending) as stream:
+            return pa.ipc.open_file(stream).read_all()
+
+
+class _BatchCommitter(_StagedCommitter):
+    """Calls the function of ``foreachBatch``; connects to Spark before the first call."""
+
+    def __init__(
+        self, directory: PartDirectory, function: UserFunction, schema: pa.Schema, context: SinkContext
+    ) -> None:
+        super().__init__(directory)
+        self._function = function
+        self._schema = schema
+        self._context = context
+        self._session: Any = None
+
+    def _call(self, checkpoint_id: int, files: Sequence[PendingFile]) -> None:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        if self._session is None:
+            assert self._context.spark_url is not None
+            url, place, function = self._context.spark_url(), self._context, self._function
+            self._session = session_of_query(function.session, url, place.job_id, place.uid, function.configuration)
+        rows = pa.concat_tables([self._read(file) for file in files])
+        frame = self._session.createDataFrame(rows, from_arrow_schema(self._schema, prefer_timestamp_ntz=True))
+        self._function.call(frame, checkpoint_id)
+
+
+class _RowCommitter(_StagedCommitter):
+    """Calls the function of ``foreach``, or its object's ``open``, ``process`` and ``close``, as Spark does."""
+
+    def __init__(self, directory: PartDirectory, function: Any, context: SinkContext) -> None:
+        super().__init__(directory)
+        self._function = function
+        self._context = context
+
+    def _call(self, checkpoint_id: int, files: Sequence[PendingFile]) -> None:
+        partitions: dict[int, list[PendingFile]] = {}
+        for file in files:
+            partitions.setdefault(part_of(file).subtask, []).append(file)
+        for partition, its_files in partitions.items():
+            with running(new_task(partition, self._context.attempt)):
+                self._process(partition, checkpoint_id, its_files)
+
+    def _process(self, partition: int, checkpoint_id: int, files: Sequence[PendingFile]) -> None:
+        process = getattr(self._function, "process", None)
+        if process is None:
+            self._each(files, self._function)
+            return
+        begin, end = getattr(self._function, "open", None), getattr(self._function, "close", None)
+        wanted = begin is None or begin(partition, checkpoint_id)
+        error: Exception | None = None
+        try:
+            if wanted:
+                self._each(files, process)
+        except Exception as raised:
+            error = raised
+            raise
+        finally:
+            if end is not None:
+                end(error)
+
+    def _each(self, files: Sequence[PendingFile], call: Any) -> None:
+        for file in files:
+            rows = self._read(file)
+            struct = struct_type(rows.schema)
+            schema = spark_schema(struct)
+            for batch in rows.to_batches():
+                for row in batch_to_rows(batch_of_spark(batch, schema), struct):
+                    call(row)
+
+
+def _order(file: PendingFile) -> tuple[int, int]:
+    part = part_of(file)
+    return part.subtask, part.sequence

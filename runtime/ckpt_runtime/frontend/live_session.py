@@ -1,0 +1,80 @@
+"""Connects the ``SparkSession`` of a captured program to a real Spark, in the worker that calls the program's function.
+
+The program was run to find its functions, with a session whose channel goes nowhere. From now on the channel of this
+session leads to the server, so that a function finds Spark by the variable ``spark`` that it closes over and by
+``SparkSession.builder.getOrCreate()``. Its frames belong to another session, that of the query.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from ckpt_runtime.frontend.capture import REMOTE_MODE
+
+_MOST_BYTES = 128 << 20
+_CONNECTING = threading.Lock()
+_SESSIONS = uuid.UUID("8f4c5d5e-2f0b-4a53-9a55-6b0d2c5f6a11")
+
+
+class RealChannel:
+    """A connection to a server of Spark Connect whose calls carry the token."""
+
+    def __init__(self, url: str) -> None:
+        """``url`` is ``sc://host:port/;token=...``."""
+        import grpc
+
+        self.url = url
+        parts = urlsplit(f"http{url[2:]}")
+        token = parts.path.partition("token=")[2]
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        limits = [("grpc.max_send_message_length", _MOST_BYTES), ("grpc.max_receive_message_length", _MOST_BYTES)]
+        self._channel = grpc.insecure_channel(parts.netloc, options=limits)
+
+    def method(self, kind: str, path: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
+        """Returns a method of the service, as a gRPC channel does."""
+        call = getattr(self._channel, kind)(path, *arguments, **named)
+
+        def called(request: Any, metadata: Any = (), **options: Any) -> Any:
+            return call(request, metadata=(*(metadata or ()), *self._metadata), **options)
+
+        return called
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def session_of_query(program: Any, url: str, job_id: str, uid: str, configuration: Mapping[str, str]) -> Any:
+    """Returns a session of Spark for one query, and connects the program's own session if it is not connected yet.
+
+    As in Spark, a query has a session of its own: views that its function creates are not those of other queries. A
+    session has the same id in every attempt. What an earlier attempt still runs in it is interrupted: its function did
+    not return, and will be called again.
+    """
+    from pyspark.sql.connect.session import SparkSession
+
+    with _CONNECTING:
+        os.environ.update(REMOTE_MODE)
+        if program.client._channel.live is None or program.client._channel.live.url != url:
+            _connect(program, url, job_id, configuration)
+        SparkSession._set_default_and_active_session(program)
+        query = type(program)(program.client._builder)
+        _connect(query, url, f"{job_id}/{uid}", configuration)
+        return query
+
+
+def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, str]) -> None:
+    client = session.client
+    if client._channel.live is not None:
+        client._channel.live.close()
+    client._channel.live = RealChannel(url)
+    client._session_id = str(uuid.uuid5(_SESSIONS, identity))
+    client._artifact_manager._session_id = client._session_id
+    client._server_session_id = None
+    session.interruptAll()
+    for key, value in configuration.items():
+        session.conf.set(key, value)

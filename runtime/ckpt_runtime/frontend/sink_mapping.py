@@ -1,0 +1,91 @@
+"""From a query's ``writeStream`` to the spec of its sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.frontend.batch_writers import BATCH_FORMATS, Console, SparkWrite
+from ckpt_runtime.frontend.capture import Capture
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import check_sink, check_types_of_pyspark, partition_option
+from ckpt_runtime.graph.source_formats import check_location
+from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
+
+_CHECKPOINT_LOCATION = "checkpointlocation"
+"""An option of Spark's own engine: a session has its checkpoint directory, so that a query needs none."""
+
+
+def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type], schema: pa.Schema) -> SinkSpec:
+    """Returns the sink of a query that writes rows of a schema.
+
+    ``start`` is Spark's own request. Raises PlanError for what the engine cannot write as Spark does.
+    """
+    if duplicates := {name for name in schema.names if schema.names.count(name) > 1}:
+        raise PlanError("writeStream", f"two columns are called {sorted(duplicates)[0]!r}; give them aliases")
+    options = {key: value for key, value in start.options.items() if key.lower() != _CHECKPOINT_LOCATION}
+    if start.path:
+        options["path"] = start.path
+    columns = list(start.partitioning_column_names)
+    if start.HasField("foreach_batch"):
+        return _staged("foreachBatch", _function(start.foreach_batch, capture), start, capture, schema)
+    if start.HasField("foreach_writer"):
+        function = _function(start.foreach_writer, capture)
+        _check_foreach(function)
+        return _staged("foreach", function, start, capture, schema)
+    name = (start.format or "parquet").lower()
+    target = resolve(start.format or "parquet")
+    if not isinstance(target, type):
+        if name in {format_.lower() for format_ in STAGED_FORMATS}:
+            raise PlanError(
+                "format", f"{start.format!r} is a method: call .foreachBatch(function) or .foreach(function)"
+            )
+        if name == "memory":
+            raise PlanError(
+                "format",
+                "'memory' has no table that a query could read later; write to parquet, or show rows with console",
+            )
+        if name == "console":
+            return _staged("foreachBatch", Console.of(options), start, capture, schema)
+        if name in BATCH_FORMATS:
+            write = SparkWrite(name, options, tuple(columns))
+            return _staged("foreachBatch", write, start, capture, schema)
+    if columns:
+        options["partitionBy"] = partition_option(target, columns)
+    check_sink(target, options, schema)
+    return SinkSpec(target, options)
+
+
+def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: pa.Schema) -> SinkSpec:
+    """The sink that calls a function with the rows of each checkpoint, which are staged in files until then."""
+    check_types_of_pyspark("writeStream", schema)
+    key = CheckpointingOptions.CHECKPOINTS_DIRECTORY.key
+    directory = capture.option(key)
+    given = {key.lower(): value for key, value in start.options.items()}
+    location = directory or given.get(_CHECKPOINT_LOCATION)
+    if not location:
+        raise PlanError(
+            "writeStream",
+            f"the rows of a checkpoint are staged in files until it completes: set {key}, or the query's option "
+            "checkpointLocation, to a directory that all workers share",
+        )
+    check_location(location)
+    user_function = UserFunction(function, capture.session, dict(capture.configuration))
+    return SinkSpec(format_, {"path": f"{location.rstrip('/')}/staged"}, user_function)
+
+
+def _function(given: Any, capture: Capture) -> Any:
+    return capture.functions[int(given.python_function.command)]
+
+
+def _check_foreach(function: Any) -> None:
+    """Raises PlanError for what Spark would not take either."""
+    if callable(function) and not hasattr(function, "process"):
+        return
+    for name in ("open", "process", "close"):
+        method = getattr(function, name, None)
+        if (method is None and name == "process") or (method is not None and not callable(method)):
+            raise PlanError("foreach", f"expected a function, or an object with a method process; {name} is not one")

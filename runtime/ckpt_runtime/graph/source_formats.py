@@ -1,0 +1,166 @@
+"""The built-in sources that are read split by split, at planning time: their options, and the schemas that they emit.
+
+The names of formats, options and columns are Spark's. The operators behind them are in ``connectors/``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.options import Option
+
+SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFormat:
+    """A built-in source: its options and ``schema(options, declared schema)``.
+
+    ``splits``: it is read split by split. ``ends``: what is there at the start can be read to its end.
+    """
+
+    name: str
+    options: tuple[Option, ...]
+    schema: SourceSchema
+    splits: bool = False
+    ends: bool = True
+
+
+def check_location(path: str) -> None:
+    """Checks a location that subtasks resolve in other directories and on other machines than the author's."""
+    if not path.startswith("/") and ":/" not in path:
+        raise PlanError("option 'path'", f"{path!r} is relative; give an absolute path or a URL")
+
+
+_DURATION = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?")
+_MS_OF = {"us": 0.001, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6, "d": 8.64e7}
+
+
+def duration_ms(key: str, text: str, without_unit: str) -> float:
+    """A duration as Spark's options have it: a whole number and us, ms, s, m, min, h or d. Raises PlanError."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise PlanError(f"option {key!r}", f"{text!r} is no duration such as 10s, 5m or 7d")
+    return int(match[1]) * _MS_OF[match[2] or without_unit]
+
+
+_FILE_OPTIONS = (
+    Option("path", required=True),
+    Option("maxFilesPerTrigger", int, None, minimum=1),
+    Option("maxFileAge", default="7d"),
+    Option("latestFirst", bool, False),
+    Option("fileNameOnly", bool, False),
+    Option("recursiveFileLookup", bool, False),
+    Option("pathGlobFilter"),
+    Option("cleanSource", default="off", choices=("off", "archive", "delete")),
+    Option("sourceArchiveDir"),
+)
+
+
+def _file_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    check_location(options["path"])
+    if any(mark in options["path"] for mark in "*?{["):
+        raise PlanError("option 'path'", f"{options['path']!r} is a pattern; name the directory and use pathGlobFilter")
+    duration_ms("maxFileAge", options["maxFileAge"], "ms")
+    archive = options["sourceArchiveDir"]
+    if options["cleanSource"] == "archive":
+        if not archive:
+            raise PlanError("option 'sourceArchiveDir'", "cleanSource=archive needs it")
+        check_location(archive)
+        inside, around = archive.rstrip("/") + "/", options["path"].rstrip("/") + "/"
+        if inside.startswith(around) or around.startswith(inside):
+            raise PlanError(
+                "option 'sourceArchiveDir'", f"{archive!r} and the path {options['path']!r} contain each other"
+            )
+    if declared is None:
+        raise PlanError("schema", "a stream of files needs its schema: .schema('name STRING, ...')")
+    return declared
+
+
+def _text_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    declared = pa.schema([("value", pa.string())]) if declared is None else declared
+    if not pa.types.is_string(declared.field(0).type):
+        raise PlanError("schema", f"format 'text' gives a text as first column, not {declared.field(0).type}")
+    return _file_schema(options, declared)
+
+
+def _orc_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    schema = _file_schema(options, declared)
+    for column in schema:
+        if "timestamp" in str(column.type):
+            raise PlanError(
+                "schema",
+                f"column {column.name!r}: timestamps of ORC files depend on the time zone of their writer, which "
+                "cannot be read; leave the column out, or write Parquet",
+            )
+    return schema
+
+
+def _rate_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    _check_undeclared("rate", declared)
+    if "rampUpTime" in options:
+        duration_ms("rampUpTime", options["rampUpTime"], "s")
+    return pa.schema([("timestamp", _TIMESTAMP), ("value", pa.int64())])
+
+
+def _socket_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    _check_undeclared("socket", declared)
+    columns: list[tuple[str, pa.DataType]] = [("value", pa.string())]
+    if options["includeTimestamp"]:
+        columns.append(("timestamp", _TIMESTAMP))
+    return pa.schema(columns)
+
+
+def _check_undeclared(format_: str, declared: pa.Schema | None) -> None:
+    if declared is not None:
+        raise PlanError("schema", f"format {format_!r} has columns of its own; leave the schema out")
+
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
+
+SPLIT_SOURCES = (
+    SourceFormat("parquet", _FILE_OPTIONS, _file_schema, splits=True),
+    SourceFormat("orc", _FILE_OPTIONS, _orc_schema, splits=True),
+    SourceFormat(
+        "text", (*_FILE_OPTIONS, Option("wholetext", bool, False), Option("lineSep")), _text_schema, splits=True
+    ),
+    SourceFormat(
+        "rate",
+        (
+            Option("rowsPerSecond", int, 1, minimum=1),
+            Option("rampUpTime", default="0s"),
+            Option("numPartitions", int, None, minimum=1),
+        ),
+        _rate_schema,
+        splits=True,
+        ends=False,
+    ),
+    SourceFormat(
+        "rate-micro-batch",
+        (
+            Option("rowsPerBatch", int, required=True, minimum=1),
+            Option("numPartitions", int, None, minimum=1),
+            Option("startTimestamp", int, 0, minimum=0),
+            Option("advanceMillisPerBatch", int, 1000, minimum=0),
+        ),
+        _rate_schema,
+        splits=True,
+    ),
+    SourceFormat(
+        "socket",
+        (
+            Option("host", required=True),
+            Option("port", int, required=True, minimum=1),
+            Option("includeTimestamp", bool, False),
+        ),
+        _socket_schema,
+        splits=True,
+        ends=False,
+    ),
+)

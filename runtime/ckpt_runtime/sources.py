@@ -1,0 +1,147 @@
+"""The public protocol of sources: splits that are discovered, read and resumed.
+
+A source is a class that a program registers with ``spark.dataSource.register`` and reads by its name. A *split* is a
+part of the data that one reader reads in order: a file, a partition of a topic. One *enumerator* per job discovers
+splits; each split goes to one of the *readers*, one per subtask, and belongs to that reader's state until it has ended.
+The engine asks a reader for rows step by step. With the rows, the reader says how far it has come in the split. This
+position is part of each checkpoint: after a failure, a rescale or an upgrade a reader gets the split with its position.
+
+    enumerator.discover* -> reader.add(split, position) -> reader.read* -> (checkpoint completes) -> reader.completed
+
+Descriptions and positions of splits and the state of an enumerator are values of JSON. Nothing is pickled. All calls
+of one object come from one thread and should return within milliseconds: the engine cannot take a checkpoint meanwhile.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A part of the data. ``description`` says what to read, as a value of JSON.
+
+    ``id`` is unique among the splits of the source at one time. ``bounded``: the split has an end, which the reader
+    reports. A job that is drained reads bounded splits to their ends, and leaves the others where they are.
+    """
+
+    id: str
+    description: Any
+    bounded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRows:
+    """What a reader has read: rows of one split, and the ``position`` behind them, as a value of JSON.
+
+    ``batch`` None stands for no rows. ``ended``: the split has no more rows; the reader has forgotten it.
+    """
+
+    split_id: str
+    position: Any
+    batch: pa.RecordBatch | None = None
+    ended: bool = False
+
+
+class SplitEnumerator(ABC):
+    """Finds splits. One object per job, created at each start of the job."""
+
+    idle_ms: int = 500
+    """How long to wait after :meth:`discover` has found nothing."""
+
+    @abstractmethod
+    def discover(self) -> Sequence[Split]:
+        """Returns splits that it has not returned before; none if there are none now.
+
+        What one call returns belongs together: event time advances when all rows of these splits have been read. A
+        bounded enumerator is asked until it returns nothing, which ends the source.
+        """
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """What an enumerator needs in order to continue behind what it has returned so far, as a value of JSON.
+
+        The value is stored later: it must not change any more.
+        """
+
+    def close(self) -> None:
+        """Releases resources. Called once."""
+
+
+class SplitReader(ABC):
+    """Reads splits in one subtask."""
+
+    @abstractmethod
+    def add(self, split: Split, position: Any) -> None:
+        """Takes a split, to be read from a position that :meth:`read` has returned; None stands for its beginning."""
+
+    @abstractmethod
+    def read(self, most_rows: int) -> SplitRows | None:
+        """Returns the next rows of any of its splits, at most ``most_rows``; None if there are none now.
+
+        It does not wait for rows. None also says that all rows that were there have been read: event time may advance.
+        """
+
+    @property
+    def idle_ms(self) -> int:
+        """How long to wait after :meth:`read` has found nothing."""
+        return 10
+
+    def backlog(self) -> int | None:
+        """How many rows wait to be read in its splits; None if that is not known."""
+        return None
+
+    def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
+        """A checkpoint has completed that covers the ``positions`` of open splits, and splits that have ``ended``.
+
+        Only sources that :attr:`Source.acknowledges` is true of are called. An ended split is reported once or more.
+        """
+
+    def close(self) -> None:
+        """Releases resources. Called once."""
+
+
+class Source(ABC):
+    """A format that programs read. One object is created from the options wherever it is needed."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """``options`` are those of ``readStream``, the path among them. Raises ValueError for a bad one."""
+        self.options = options
+
+    @classmethod
+    @abstractmethod
+    def name(cls) -> str:
+        """The name that ``readStream.format`` takes."""
+
+    @abstractmethod
+    def schema(self, declared: pa.Schema | None) -> pa.Schema:
+        """The schema of the rows. ``declared`` is that of ``readStream.schema``, None without it.
+
+        Called when the program is planned, in each worker, too. Raises ValueError for a schema that it cannot have.
+        """
+
+    @property
+    def acknowledges(self) -> bool:
+        """Whether readers want to know which checkpoints have completed: see :meth:`SplitReader.completed`."""
+        return False
+
+    @abstractmethod
+    def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
+        """Returns the enumerator, which continues behind a ``state`` of :meth:`SplitEnumerator.snapshot`.
+
+        ``state`` is None at a first start. ``bounded``: it finds what is there now and nothing that comes later.
+        """
+
+    @abstractmethod
+    def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
+        """Returns the reader of a subtask."""
+
+
+def is_source(value: Any) -> bool:
+    """Whether a value is a class of a :class:`Source`."""
+    return isinstance(value, type) and issubclass(value, Source)

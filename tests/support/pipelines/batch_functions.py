@@ -1,0 +1,78 @@
+"""Functions of a program that get the rows of checkpoints; a test drops a file to have the process killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+SCHEMA = "n BIGINT, name STRING, price DECIMAL(10,2), at TIMESTAMP, tags ARRAY<STRING>"
+
+
+def killed(faults: str, step: str) -> None:
+    """Kills this process if the file is there; removes the file first, so that the next attempt gets further."""
+    try:
+        Path(faults, step).unlink()
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Epochs:
+    """Writes the rows of each partition and epoch to a file of their own, whose name comes from their ids."""
+
+    def __init__(self, output: str, faults: str) -> None:
+        self.output, self.faults = output, faults
+
+    def open(self, partition_id: int, epoch_id: int) -> bool:
+        self.name = f"{epoch_id}-{partition_id}"
+        self.rows: list[dict[str, Any]] = []
+        return True
+
+    def process(self, row: Row) -> None:
+        killed(self.faults, "process")
+        self.rows.append(row.asDict())
+
+    def close(self, error: Exception | None) -> None:
+        killed(self.faults, "close")
+        assert error is None
+        Path(self.output, self.name).write_text(json.dumps(self.rows, default=str))
+        killed(self.faults, "closed")
+
+
+def pipeline(spark: SparkSession, source: str, rate: str, output: str, faults: str) -> None:
+    rows = spark.readStream.format("replay").schema(SCHEMA).option("rowsPerSecond", rate).load(source)
+    doubled = rows.hint("uid", "rows").withColumn("twice", F.col("n") * 2)
+    seen: list[int] = []
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        """Idempotent, as Spark's guide advises: a repetition overwrites the directory of its batch."""
+        killed(faults, "called")
+        assert SparkSession.builder.getOrCreate() is spark
+        assert spark.range(3).count() == 3
+        batch.createOrReplaceTempView("batch")
+        (
+            batch.sparkSession.sql("SELECT *, upper(name) AS shout FROM batch")
+            .withColumn("batch_id", F.lit(batch_id))
+            .write.mode("overwrite")
+            .parquet(f"{output}/batches/{batch_id}")
+        )
+        seen.append(batch_id)
+        assert seen == sorted(set(seen))
+        killed(faults, "returned")
+
+    doubled.writeStream.foreachBatch(write).queryName("batches").start()
+    doubled.select("n").writeStream.foreach(Epochs(f"{output}/epochs", faults)).queryName("epochs").start()
+
+
+def printed(spark: SparkSession, source: str, output: str) -> None:
+    """Spark's batch writer, and the console."""
+    rows = spark.readStream.format("replay").schema(SCHEMA).load(source)
+    orc = rows.writeStream.format("orc").partitionBy("name").queryName("orc")
+    orc.start(output)
+    rows.select("n", "name", "at").writeStream.format("console").option("numRows", 2).queryName("console").start()

@@ -1,0 +1,384 @@
+"""Sources of the public protocol, run by their operators: restores, rescales, ranges, completions."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import orc
+
+from ckpt_runtime.checkpoint.state_handles import OperatorListState
+from ckpt_runtime.connectors.rate_source import Schedule
+from ckpt_runtime.connectors.registry import create_connector
+from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator, SplitReaderOperator
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import source_schema
+from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
+from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
+from ckpt_runtime.storage.errors import StorageError
+from tests.docs.markdown import blocks
+from tests.unit.runtime.connectors.harness import Collector, context, opened, redistributed, snapshot_of
+
+States = list[list[OperatorListState]]
+
+
+class Job:
+    """An enumerator and its readers. ``run`` lets them work; ``checkpoint`` returns what a restore takes."""
+
+    def __init__(
+        self,
+        format_: str | type,
+        options: dict[str, str],
+        declared: pa.Schema | None = None,
+        *,
+        parallelism: int = 1,
+        restored: tuple[States, States] | None = None,
+        most_rows: int | None = None,
+    ) -> None:
+        schema = source_schema(format_, options, declared)
+        head, tails = restored or ([[]], [[] for _ in range(parallelism)])
+        enumerator = create_connector(EnumeratorSpec(format_, options, schema))
+        assert isinstance(enumerator, SplitEnumeratorOperator)
+        self.enumerator = enumerator
+        self.readers: list[SplitReaderOperator] = []
+        self.outputs: list[Collector] = []
+        self.ended = False
+        self._turn = 0
+        for subtask in range(parallelism):
+            reader = create_connector(RangeReaderSpec(format_, options, schema))
+            assert isinstance(reader, SplitReaderOperator)
+            if most_rows is not None:
+                reader._most_rows = most_rows
+            self.readers.append(reader)
+            self.outputs.append(opened(reader, context(subtask, parallelism, state=tails[subtask])))
+        self._sent = opened(self.enumerator, context(state=head[0]))
+        self._deliver()
+
+    def discover(self) -> bool:
+        """Lets the enumerator find splits, and says whether it found any."""
+        status = self.enumerator.poll()
+        self._deliver()
+        if status is SourceStatus.END_OF_INPUT and not self.ended:
+            self.ended = True
+            for reader in self.readers:
+                reader.process_watermark(MAX_WATERMARK)
+        return status is SourceStatus.MORE_AVAILABLE
+
+    def read(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            for reader in self.readers:
+                reader.on_processing_time(0)
+
+    def run(self) -> list[dict[str, Any]]:
+        """Finds and reads everything that is there, and returns all rows so far."""
+        while self.discover():
+            pass
+        while any(reader.has_work_left for reader in self.readers):
+            self.read()
+        return self.rows
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for output in self.outputs for row in output.rows]
+
+    def checkpoint(self, number: int, parallelism: int | None = None) -> tuple[States, States]:
+        head = [list(snapshot_of(self.enumerator, number))]
+        tails = [snapshot_of(reader, number) for reader in self.readers]
+        return head, redistributed(tails, parallelism or len(self.readers))
+
+    def complete(self, number: int) -> None:
+        for reader in self.readers:
+            reader.notify_complete(number)
+
+    def _deliver(self) -> None:
+        batches, self._sent.batches = self._sent.batches, []
+        for batch in batches:
+            for row in range(batch.num_rows):
+                self.readers[self._turn % len(self.readers)].process_batch(batch.slice(row, 1), 0)
+                self._turn += 1
+        watermarks, self._sent.watermarks = self._sent.watermarks, []
+        for watermark in watermarks:
+            for reader in self.readers:
+                reader.process_watermark(watermark)
+
+
+TEXT = pa.schema([("value", pa.string())])
+NUMBERS = pa.schema([("n", pa.int64()), ("name", pa.string())])
+
+
+def table(first: int, rows: int) -> pa.Table:
+    numbers = range(first, first + rows)
+    return pa.table({"n": list(numbers), "name": [f"row {n}" for n in numbers]}, NUMBERS)
+
+
+def write(directory: Path, format_: str, name: str, first: int, rows: int) -> Path:
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if format_ == "parquet":
+        pq.write_table(table(first, rows), path, row_group_size=7)
+    elif format_ == "orc":
+        orc.write_table(table(first, rows), path)
+    else:
+        path.write_text("".join(f"{n}\n" for n in range(first, first + rows)))
+    return path
+
+
+def ids(rows: Sequence[dict[str, Any]]) -> Counter[int]:
+    return Counter(int(row["n"] if "n" in row else row["value"]) for row in rows)
+
+
+@pytest.mark.parametrize("format_", ["parquet", "orc", "text"])
+@pytest.mark.parametrize("seed", range(4))
+def test_files_with_restores_at_other_parallelisms_give_each_row_once(tmp_path: Path, format_: str, seed: int) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    generator = random.Random(seed)
+    declared = TEXT if format_ == "text" else NUMBERS
+    options = {"path": str(source), "maxFilesPerTrigger": "2"}
+    job = Job(format_, options, declared, parallelism=2, most_rows=3)
+    kept: list[dict[str, Any]] = []
+    written = 0
+    for number in range(1, 13):
+        rows = generator.randrange(20)
+        write(source, format_, f"part-{number}.{format_}", written, rows)
+        written += rows
+        if generator.random() < 0.7:
+            job.discover()
+        job.read(generator.randrange(6))
+        parallelism = generator.randrange(1, 4)
+        state = job.checkpoint(number, parallelism)
+        kept += job.rows
+        job.read(generator.randrange(4))  # rows behind the checkpoint are lost with the attempt
+        job = Job(format_, options, declared, parallelism=parallelism, restored=state, most_rows=3)
+    assert ids(kept + job.run()) == Counter(range(written))
+
+
+def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+    for at, name in enumerate(("c", "a", "b")):
+        path = write(tmp_path, "text", name, at, 1)
+        os.utime(path, (1_000 + at, 1_000 + at))
+    options = {"path": str(tmp_path), "availableNow": "true"}
+    assert [row["value"] for row in Job("text", options).run()] == ["0", "1", "2"]
+    newest = Job("text", {**options, "latestFirst": "true", "maxFilesPerTrigger": "1"})
+    assert [row["value"] for row in newest.run()] == ["2", "1", "0"]
+    assert newest.ended
+
+
+def test_hidden_files_and_other_names_are_left_out(tmp_path: Path) -> None:
+    for at, name in enumerate(("a.txt", "_b.txt", ".c.txt", "d.txt._COPYING_", "e.csv", "below/f.txt", "_g/h.txt")):
+        write(tmp_path, "text", name, at, 1)
+    options = {"path": str(tmp_path), "availableNow": "true"}
+    assert ids(Job("text", options).run()) == Counter([0, 4])
+    assert ids(Job("text", {**options, "pathGlobFilter": "*.txt"}).run()) == Counter([0])
+    assert ids(Job("text", {**options, "recursiveFileLookup": "true"}).run()) == Counter([0, 4, 5])
+
+
+def test_a_source_of_files_has_found_what_came_later_but_not_what_was_read(tmp_path: Path) -> None:
+    write(tmp_path, "text", "a", 0, 5)
+    job = Job("text", {"path": str(tmp_path)})
+    assert ids(job.run()) == Counter(range(5))
+    assert not job.discover()
+    write(tmp_path, "text", "b", 5, 5)
+    assert ids(job.run()) == Counter(range(10))
+    assert not job.ended
+
+
+def test_a_file_with_a_known_name_in_another_directory_is_new_unless_names_alone_count(tmp_path: Path) -> None:
+    options = {"path": str(tmp_path), "recursiveFileLookup": "true", "availableNow": "true"}
+    for at, name in enumerate(("one/a", "two/a")):
+        write(tmp_path, "text", name, at, 1)
+    assert ids(Job("text", options).run()) == Counter([0, 1])
+    assert len(Job("text", {**options, "fileNameOnly": "true"}).run()) == 1
+
+
+def test_old_files_are_forgotten_and_not_read_again(tmp_path: Path) -> None:
+    now = 2_000_000_000
+    for at in range(3):
+        os.utime(write(tmp_path, "text", str(at), at, 1), (now - 100 * at, now - 100 * at))
+    job = Job("text", {"path": str(tmp_path), "maxFileAge": "150s"})
+    assert ids(job.run()) == Counter([0, 1, 2])
+    os.utime(write(tmp_path, "text", "late", 9, 1), (now - 500, now - 500))
+    assert ids(job.run()) == Counter([0, 1, 2])
+    [state] = job.checkpoint(1)[0][0]
+    assert len(state.items[0]["state"]["seen"]) == 2
+
+
+def test_columns_of_directories_have_the_declared_types(tmp_path: Path) -> None:
+    write(tmp_path, "text", "country=DE/day=2026-01-02/a", 0, 2)
+    write(tmp_path, "text", "country=__HIVE_DEFAULT_PARTITION__/day=2026-01-03/a", 2, 1)
+    write(tmp_path, "text", "country=a%2Fb/day=2026-01-03/a", 3, 1)
+    declared = pa.schema([("value", pa.string()), ("country", pa.string()), ("day", pa.date32())])
+    rows = Job("text", {"path": str(tmp_path), "availableNow": "true"}, declared).run()
+    assert {row["value"]: (row["country"], str(row["day"])) for row in rows} == {
+        "0": ("DE", "2026-01-02"),
+        "1": ("DE", "2026-01-02"),
+        "2": (None, "2026-01-03"),
+        "3": ("a/b", "2026-01-03"),
+    }
+
+
+def test_columns_of_directories_that_are_not_declared_last_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "text", "country=DE/a", 0, 2)
+    with pytest.raises(ValueError, match="partitioned by country: declare these columns as the last ones"):
+        Job("text", {"path": str(tmp_path)}).discover()
+
+
+def test_a_file_that_changes_while_it_is_read_fails_the_job_after_a_restore(tmp_path: Path) -> None:
+    write(tmp_path, "text", "a", 0, 20)
+    job = Job("text", {"path": str(tmp_path)}, most_rows=3)
+    job.discover()
+    job.read(2)
+    state = job.checkpoint(1)
+    write(tmp_path, "text", "a", 100, 30)
+    with pytest.raises(ValueError, match="has changed after 9 rows of it were read"):
+        Job("text", {"path": str(tmp_path)}, restored=state).run()
+
+
+@pytest.mark.parametrize("how", ["delete", "archive"])
+def test_a_file_is_cleaned_when_a_checkpoint_that_covers_it_completes(tmp_path: Path, how: str) -> None:
+    source, archive = tmp_path / "in", tmp_path / "archive"
+    first = write(source, "text", "a", 0, 2)
+    options = {"path": str(source), "cleanSource": how, "sourceArchiveDir": str(archive)}
+    job = Job("text", options)
+    before = job.checkpoint(1)
+    assert before
+    job.run()
+    job.complete(1)
+    assert first.exists()
+    state = job.checkpoint(2)
+    second = write(source, "text", "b", 2, 2)
+    job.run()
+    job.complete(2)
+    assert not first.exists()
+    assert second.exists()
+    assert (archive / str(first)[1:]).exists() == (how == "archive")
+    again = Job("text", options, restored=state)  # the completion may not have been heard of
+    assert ids(again.run()) == Counter([2, 3])
+    again.checkpoint(3)
+    again.complete(3)
+    assert not second.exists()
+
+
+def test_lines_end_as_in_spark_and_bad_bytes_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n\nfo\xffur")
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"five\n"))
+    options = {"path": str(tmp_path), "availableNow": "true"}
+    wanted = Counter(["one", "two", "three", "", "fo\ufffdur", "five"])
+    assert Counter(row["value"] for row in Job("text", options).run()) == wanted
+    (tmp_path / "b.gz").unlink()
+    halves = [row["value"] for row in Job("text", {**options, "lineSep": "three"}).run()]
+    assert halves == ["one\r\ntwo\r", "\n\nfo\ufffdur"]
+
+
+def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"N": pa.array([1, 2], pa.int16())}), tmp_path / "a.parquet")
+    rows = Job("parquet", {"path": str(tmp_path), "availableNow": "true"}, NUMBERS).run()
+    assert rows == [{"n": 1, "name": None}, {"n": 2, "name": None}]
+    pq.write_table(pa.table({"n": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(StorageError, match=r"b\.parquet: column 'n' is string and was declared as int64"):
+        Job("parquet", {"path": str(tmp_path), "availableNow": "true"}, NUMBERS).run()
+
+
+@pytest.mark.parametrize(
+    ("options", "declared", "problem"),
+    [
+        ({"path": "relative"}, NUMBERS, "is relative"),
+        ({"path": "/a/*.parquet"}, NUMBERS, "use pathGlobFilter"),
+        ({"path": "/a"}, None, "needs its schema"),
+        ({"path": "/a", "mergeSchema": "true"}, NUMBERS, "does not know it"),
+        ({"path": "/a", "maxFilesPerTrigger": "0"}, NUMBERS, "less than the least"),
+        ({"path": "/a", "maxFileAge": "soon"}, NUMBERS, "no duration"),
+        ({"path": "/a", "cleanSource": "archive"}, NUMBERS, "needs it"),
+        ({"path": "/a", "cleanSource": "archive", "sourceArchiveDir": "/a/b"}, NUMBERS, "contain each other"),
+    ],
+)
+def test_options_of_files_that_cannot_be_are_refused(
+    options: dict[str, str], declared: pa.Schema | None, problem: str
+) -> None:
+    with pytest.raises(PlanError, match=problem):
+        source_schema("parquet", options, declared)
+
+
+@pytest.mark.parametrize("ramp_s", [0, 3])
+def test_rate_has_the_values_and_times_of_spark(ramp_s: int) -> None:
+    schedule = Schedule(10, ramp_s)
+    due = [schedule.due_after(second * 1000) for second in range(6)]
+    # Spark: the speed is a fourth of the rate in the first second, and grows by that.
+    assert due == ([0, 10, 20, 30, 40, 50] if ramp_s == 0 else [0, 2, 6, 12, 22, 32])
+    times = schedule.times_ms(pa.array(range(due[-1])).to_numpy()).tolist()
+    assert times == sorted(times)
+    for second in range(5):
+        assert [time // 1000 for time in times[due[second] : due[second + 1]]] == [second] * (
+            due[second + 1] - due[second]
+        )
+    assert times[due[4] : due[5]] == [4000 + 100 * at for at in range(10)]
+
+
+def test_rows_of_rate_continue_after_a_restore_at_another_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr("ckpt_runtime.connectors.rate_source.time.time", lambda: now)
+    options = {"rowsPerSecond": "10", "numPartitions": "3"}
+    job = Job("rate", options, parallelism=2)
+    job.discover()
+    now += 2
+    job.read(9)
+    kept = job.rows
+    state = job.checkpoint(1, 3)
+    now += 1
+    again = Job("rate", options, parallelism=3, restored=state)
+    again.discover()
+    again.read(9)
+    rows = sorted((row["value"], row["timestamp"].timestamp()) for row in kept + again.rows)
+    assert rows == [(at, pytest.approx(1_000 + at / 10)) for at in range(30)]
+    assert len(kept) == 20
+
+
+def test_batches_of_rate_have_one_time_each() -> None:
+    options = {"rowsPerBatch": "5", "numPartitions": "2", "startTimestamp": "1000"}
+    job = Job("rate-micro-batch", options, most_rows=1)
+    job.discover()
+    job.discover()
+    job.read(50)
+    rows = sorted((row["value"], row["timestamp"].timestamp()) for row in job.rows)
+    assert rows == [(at, 1.0 + at // 5) for at in range(10)]
+    bounded = Job("rate-micro-batch", {**options, "availableNow": "true"})
+    assert len(bounded.run()) == 5
+
+
+def test_rate_and_socket_cannot_end_with_what_is_there() -> None:
+    with pytest.raises(PlanError, match="no data at its start"):
+        source_schema("rate", {"availableNow": "true"}, None)
+
+
+def test_the_source_of_the_documentation_gives_each_row_once_through_restores(tmp_path: Path) -> None:
+    [block] = [block for block in blocks("python") if block.page.name == "sources.md" and "(Source)" in block.text]
+    names: dict[str, Any] = {}
+    exec(compile(block.text, str(block), "exec"), names)
+    options = {"path": str(tmp_path), "availableNow": "true"}
+    for file in range(3):
+        with closing(sqlite3.connect(tmp_path / f"{file}.db")) as database:
+            database.execute("CREATE TABLE rows (word TEXT)")
+            database.executemany("INSERT INTO rows VALUES (?)", [(f"{file}-{at}",) for at in range(10)])
+            database.commit()
+    job = Job(names["Databases"], options, parallelism=2, most_rows=3)
+    job.discover()
+    job.read(2)
+    state = job.checkpoint(1, 1)
+    kept = job.rows
+    assert 0 < len(kept) < 30
+    again = Job(names["Databases"], options, restored=state)
+    again.run()
+    assert Counter(row["word"] for row in kept + again.rows) == Counter(
+        f"{f}-{at}" for f in range(3) for at in range(10)
+    )
+    assert again.ended
