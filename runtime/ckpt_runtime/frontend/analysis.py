@@ -29,6 +29,7 @@ from ckpt_runtime.frontend.typed_plan import (
     PlanNode,
     Project,
     Source,
+    StatefulFunction,
     TypedAggregate,
     TypedColumn,
     Union,
@@ -36,6 +37,8 @@ from ckpt_runtime.frontend.typed_plan import (
 )
 from ckpt_runtime.graph.schema import DocumentError
 
+_PANDAS = 211
+"""PySpark's number for processors of pandas frames."""
 _SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "Repartition", "RepartitionByExpression"})
 _PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
@@ -153,7 +156,7 @@ _RUN_CODE = ("reflect", "java_method", "try_reflect")
 
 
 def _checked(kind: str, given: bytes) -> bytes:
-    """Returns a message of Spark Connect (``Relation`` or ``Expression``).
+    """Returns a message of Spark Connect of that kind.
 
     Raises UnsupportedExpressionError for one that may make Spark read, connect or run code.
     """
@@ -163,7 +166,7 @@ def _checked(kind: str, given: bytes) -> bytes:
     try:
         todo: list[Any] = [getattr(proto, kind).FromString(given)]
     except DecodeError as error:
-        raise UnsupportedExpressionError("the plan", f"it is not a relation of Spark Connect: {error}") from None
+        raise UnsupportedExpressionError("the plan", f"it is not a {kind} of Spark Connect: {error}") from None
     while todo:
         message = todo.pop()
         name = message.DESCRIPTOR.name
@@ -216,11 +219,11 @@ class _Planner:
         from pyspark.sql.connect.proto import CommonInlineUserDefinedFunction, Expression
 
         called = Expression()
-        called.common_inline_user_defined_function.CopyFrom(CommonInlineUserDefinedFunction.FromString(function))
-        text = _checked("Expression", called.SerializeToString())
-        parsed = self._jvm.org.apache.spark.connect.proto.Expression.parseFrom(text)
-        read = self._planner.transformExpression(parsed)
+        checked = _checked("CommonInlineUserDefinedFunction", function)
+        called.common_inline_user_defined_function.MergeFrom(CommonInlineUserDefinedFunction.FromString(checked))
         name = called.common_inline_user_defined_function.function_name
+        parsed = self._jvm.org.apache.spark.connect.proto.Expression.parseFrom(called.SerializeToString())
+        read = self._planner.transformExpression(parsed)
         kind = self._jvm.org.apache.spark.sql.execution.python.UserDefinedPythonFunction
         facts = (read.func(), read.dataType(), read.evalType(), read.udfDeterministic())
         python = kind(name, *facts, self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList())
@@ -248,12 +251,13 @@ class _PlanReader:
         self._tag = _companion(jvm.org.apache.spark.sql.catalyst.plans.logical, "LogicalPlan").PLAN_ID_TAG()
         self._nodes: list[PlanNode] = []
         self._ids: list[tuple[int, ...]] = []
+        self._places: dict[str, str] = {}
 
     def read(self, plan: Any) -> Analysis:
         self._node(plan)
-        return Analysis(columns=self._nodes[-1].columns, nodes=tuple(self._nodes))
+        return Analysis(columns=self._nodes[-1].columns, nodes=tuple(self._nodes), places=self._places)
 
-    def _node(self, plan: Any) -> int:  # noqa: PLR0911 one for each operation
+    def _node(self, plan: Any) -> int:
         """Adds the nodes of a plan and returns the position of its last one."""
         name = jvm_name(plan)
         if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
@@ -280,6 +284,17 @@ class _PlanReader:
                     Watermark(columns=columns, inputs=inputs, plan_id=plan_id, column=column.index, delay_ms=delay_ms),
                     ids,
                 )
+            case "Union":
+                return self._add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
+            case "Aggregate":
+                return self._aggregate(plan, inputs[0], plan_id, columns, ids)
+        return self._with_functions(name, plan, inputs, columns, ids)
+
+    def _with_functions(
+        self, name: str, plan: Any, inputs: tuple[int, ...], columns: tuple[TypedColumn, ...], ids: tuple[int, ...]
+    ) -> int:
+        """Adds a generator, or an operation that calls a function of the author."""
+        match name:
             case "Generate":
                 function = self._expressions([plan.generator()], inputs[0])[0]
                 outer = bool(plan.outer())
@@ -293,17 +308,68 @@ class _PlanReader:
                     MapPartitions(
                         columns=columns,
                         inputs=inputs,
-                        plan_id=plan_id,
+                        plan_id=self._plan_id(plan),
                         function=function_number(plan.functionExpr().func()),
                         in_pandas=name == "MapInPandas",
                     ),
                     ids,
                 )
-            case "Union":
-                return self._add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
-            case "Aggregate":
-                return self._aggregate(plan, inputs[0], plan_id, columns, ids)
+            case "TransformWithStateInPySpark" | "FlatMapGroupsInPandasWithState":
+                return self._stateful(name, plan, inputs[0], columns, ids)
+            case "UpdateEventTimeWatermarkColumn":
+                return self._with_event_time(plan, inputs[0])
         raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
+
+    def _stateful(
+        self, name: str, plan: Any, input_: int, columns: tuple[TypedColumn, ...], ids: tuple[int, ...]
+    ) -> int:
+        """Adds an operator with the author's function. Spark puts the keys in front of the columns for it."""
+        group_state = name == "FlatMapGroupsInPandasWithState"
+        if not group_state and plan.hasInitialState():
+            raise UnsupportedExpressionError("initialState", "start the job from a savepoint that holds the state")
+        width = plan.groupingAttributes().size() if group_state else plan.groupingAttributesLen()
+        project, known = self._nodes[input_], self._ids[input_]
+        if missing := [at for at in range(width) if known[at] not in known[width:]]:
+            column = project.columns[missing[0]].name
+            raise UnsupportedExpressionError(
+                f"groupBy of the expression {column}", "add it as a column first, and group by its name"
+            )
+        rows = input_
+        if isinstance(project, Project):
+            trees = project.expressions[width:]
+            node = Project(columns=project.columns[width:], inputs=project.inputs, expressions=trees)
+            self._nodes[input_], self._ids[input_] = node, known[width:]
+        else:
+            trees = tuple(Column(at, column.type) for at, column in enumerate(project.columns))[width:]
+            rows = self._add(
+                Project(columns=project.columns[width:], inputs=(input_,), expressions=trees), known[width:]
+            )
+        kind: Any = "group_state" if group_state else "pandas" if plan.functionExpr().evalType() == _PANDAS else "rows"
+        return self._add(
+            StatefulFunction(
+                columns=columns,
+                inputs=(rows,),
+                plan_id=self._plan_id(plan),
+                function=function_number(plan.functionExpr().func()),
+                kind=kind,
+                keys=tuple(self._ids[rows].index(id_) for id_ in known[:width]),
+                output_mode=str(plan.outputMode().toString()),
+                time=str((plan.timeout() if group_state else plan.timeMode()).toString()),
+                state=spark_type(plan.stateType()) if group_state else "void",
+            ),
+            ids,
+        )
+
+    def _with_event_time(self, plan: Any, input_: int) -> int:
+        """Marks the column of ``transformWithState`` that ``eventTimeColumnName`` names."""
+        node = self._nodes[input_]
+        column = self._expressions([plan.eventTime()], input_)[0]
+        assert isinstance(node, StatefulFunction)
+        assert isinstance(column, Column)
+        if column.type not in ("timestamp", "timestamp_ntz"):
+            raise UnsupportedExpressionError("eventTimeColumnName", "its column is not a timestamp")
+        self._nodes[input_] = msgspec.structs.replace(node, event_time=column.index)
+        return input_
 
     def _add(self, node: PlanNode, ids: tuple[int, ...]) -> int:
         self._nodes.append(node)
@@ -315,7 +381,8 @@ class _PlanReader:
         return int(found.get()) if found.isDefined() else None
 
     def _expressions(self, expressions: Sequence[Any], input_: int) -> tuple[Expression, ...]:
-        reader = ExpressionReader({id_: at for at, id_ in enumerate(self._ids[input_])}, ansi=self._ansi)
+        columns = {id_: at for at, id_ in enumerate(self._ids[input_])}
+        reader = ExpressionReader(columns, ansi=self._ansi, places=self._places)
         return tuple(reader.read(expression) for expression in expressions)
 
     def _aggregate(
@@ -323,7 +390,7 @@ class _PlanReader:
     ) -> int:
         """Adds three nodes: the keys and arguments, the aggregates, and what is computed from their results."""
         reader = ExpressionReader(
-            {id_: at for at, id_ in enumerate(self._ids[input_])}, ansi=self._ansi, aggregates=True
+            {id_: at for at, id_ in enumerate(self._ids[input_])}, ansi=self._ansi, aggregates=True, places=self._places
         )
         keys = [reader.read(expression) for expression in _items(plan.groupingExpressions())]
         results = [reader.read(expression) for expression in _items(plan.aggregateExpressions())]

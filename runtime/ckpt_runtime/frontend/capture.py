@@ -140,7 +140,8 @@ class Capture:
                 self._take_hint(message)
                 return
         elif name == "Origin":
-            message.Clear()
+            place = message.python_origin.call_site.splitlines()[:1]
+            message.python_origin.call_site = os.path.basename(place[0]) if place else ""
             return
         for descriptor, value in message.ListFields():
             if descriptor.message_type is None:

@@ -12,7 +12,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import FUNCTIONS
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable, rewritten
 from ckpt_runtime.expressions.types import SparkType
 
@@ -38,13 +40,17 @@ class ExpressionReader:
     """Reads expressions over the columns of one operator's input.
 
     ``columns`` maps Spark's ids of attributes to positions; ``ansi`` is the session's ``spark.sql.ansi.enabled``. With
-    ``aggregates``, calls of aggregate functions are read, too, and have the setting ``aggregate``.
+    ``aggregates``, calls of aggregate functions are read, too, and have the setting ``aggregate``. ``places`` gets
+    the author's file and line for each function that the engine may lack.
     """
 
-    def __init__(self, columns: Mapping[int, int], *, ansi: bool, aggregates: bool = False) -> None:
+    def __init__(
+        self, columns: Mapping[int, int], *, ansi: bool, aggregates: bool = False, places: dict[str, str] | None = None
+    ) -> None:
         self._columns = columns
         self._aggregates = aggregates
         self._definitions: list[tuple[int, Expression]] = []
+        self._places: dict[str, str] = {} if places is None else places
         self._mode: Mode = "ansi" if ansi else "legacy"
 
     def read(self, expression: Any) -> Expression:
@@ -79,7 +85,13 @@ class ExpressionReader:
         jvm = root.apply(at)
         if jvm_name(jvm) != name:
             raise UnsupportedExpressionError(name, "Spark numbers the nodes of its tree in an unknown order")
-        return self._of_node(name, node, jvm, children), end
+        try:
+            found = self._of_node(name, node, jvm, children)
+        except UnsupportedExpressionError as error:
+            raise error.called_in(_place_of(jvm)) from None
+        if isinstance(found, Call) and found.function not in FUNCTIONS and name not in self._places:
+            self._places[name] = _place_of(jvm)
+        return found, end
 
     def _of_node(self, name: str, node: Mapping[str, Any], jvm: Any, children: list[Expression]) -> Expression:
         """Returns the tree of a node whose children are read."""
@@ -123,6 +135,12 @@ class ExpressionReader:
         if "failOnError" in dir(jvm):
             return "ansi" if jvm.failOnError() else "legacy"
         return self._mode
+
+
+def _place_of(jvm: Any) -> str:
+    """Returns file and line of the author's call that a node comes from; empty for SQL text and what Spark adds."""
+    found = jvm.origin().pysparkErrorContext()
+    return str(found.get()._2()) if found.isDefined() else ""
 
 
 def spark_type(jvm: Any) -> SparkType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -16,6 +16,7 @@ from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.generators import generate_spec
 from ckpt_runtime.frontend.python_functions import functions_spec, separated
 from ckpt_runtime.frontend.sink_mapping import sink_spec
+from ckpt_runtime.frontend.stateful_functions import stateful_spec
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Filter,
@@ -24,6 +25,7 @@ from ckpt_runtime.frontend.typed_plan import (
     PlanNode,
     Project,
     Source,
+    StatefulFunction,
     TypedColumn,
     Union,
     Watermark,
@@ -84,14 +86,18 @@ class _QueryMapper:
         self._resolve = resolve
         self._sources = sources
         self._inputs: list[tuple[LogicalInput, ...]] = []
+        self._places: Mapping[str, str] = {}
 
     def add(self, query: CapturedQuery) -> None:
         nodes = query.analysis.nodes
+        self._places = query.analysis.places
         for node in nodes:
             self._inputs.append(self._operators(node, nodes))
         self._sink(query, self._inputs[-1], _arrow_schema(query.analysis.columns))
 
-    def _operators(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
+    def _operators(  # noqa: PLR0911 one for each kind of node
+        self, node: PlanNode, nodes: tuple[PlanNode, ...]
+    ) -> tuple[LogicalInput, ...]:
         """Adds the operators of a node and returns what their rows come from."""
         inputs = self._inputs[node.inputs[0]] if node.inputs else ()
         schema = _arrow_schema(node.columns)
@@ -115,6 +121,11 @@ class _QueryMapper:
                 return self._apply(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
             case Generate():
                 return self._generate(node, nodes, inputs, schema)
+            case StatefulFunction():
+                below = _arrow_schema(nodes[node.inputs[0]].columns)
+                spec = stateful_spec(node, self._capture.called, inputs, below, schema)
+                by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, spec.keys) for edge in inputs)
+                return self._apply(spec, by_key, schema, node.plan_id)
             case Union():
                 return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
             case Aggregate():
@@ -180,7 +191,7 @@ class _QueryMapper:
     def _apply(
         self, spec: specs.OperatorSpec, inputs: tuple[LogicalInput, ...], schema: pa.Schema, plan_id: int | None
     ) -> tuple[LogicalInput, ...]:
-        _check_expressions(spec)
+        _check_expressions(spec, self._places)
         node = self._plan.add(LogicalNode(spec, inputs, schema))
         hints = self._capture.hints.get(plan_id, {}) if plan_id is not None else {}
         node.uid = hints.get("uid")
@@ -271,7 +282,7 @@ class _QueryMapper:
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
 
 
-def _check_expressions(spec: specs.OperatorSpec) -> None:
+def _check_expressions(spec: specs.OperatorSpec, places: Mapping[str, str]) -> None:
     """Raises PlanError for an expression that no worker could evaluate."""
     trees = [spec.condition] if isinstance(spec, specs.ConditionSpec) else []
     if isinstance(spec, specs.EvaluateSpec):
@@ -280,7 +291,8 @@ def _check_expressions(spec: specs.OperatorSpec) -> None:
         try:
             compile_expression(tree)
         except UnsupportedExpressionError as error:
-            raise PlanError("expression", str(error)) from error
+            place = places.get(error.what.rpartition(" ")[2], "")
+            raise PlanError("expression", str(error.called_in(place))) from error
 
 
 def _check_start(start: object, *, aggregates: bool) -> None:

@@ -6,6 +6,7 @@ of the captured relation that a node stands for; where one relation becomes seve
 
 from __future__ import annotations
 
+from typing import Literal as OneOf
 from typing import TypeAlias
 
 import msgspec
@@ -87,7 +88,25 @@ class MapPartitions(_Node, frozen=True, tag="map_partitions", kw_only=True):
     in_pandas: bool
 
 
-PlanNode: TypeAlias = Source | Project | Filter | Watermark | Union | Aggregate | Generate | MapPartitions
+class StatefulFunction(_Node, frozen=True, tag="stateful_function", kw_only=True):
+    """``transformWithState`` (of rows or of pandas frames) or ``applyInPandasWithState`` (of a group's state).
+
+    Rows are grouped by the input columns ``keys``. ``time`` is Spark's name of the time mode or timeout, ``state`` the
+    type of a group's state, and ``event_time`` the output column that is event time for what follows.
+    """
+
+    function: int
+    kind: OneOf["rows", "pandas", "group_state"]
+    keys: tuple[int, ...]
+    output_mode: str
+    time: str
+    state: SparkType = "void"
+    event_time: int | None = None
+
+
+PlanNode: TypeAlias = (
+    Source | Project | Filter | Watermark | Union | Aggregate | Generate | MapPartitions | StatefulFunction
+)
 
 
 CONFIGURED = frozenset({"spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"})
@@ -115,12 +134,14 @@ class Analysis(msgspec.Struct, frozen=True):
     """Spark's answer: the plan's nodes, the last of which is the query's result; or why it refuses the query.
 
     ``parsed`` is the type that a text in DDL stands for.
+    ``places`` has the author's file and line for functions that the engine may lack, by the names of Spark's classes.
     ``unsupported`` tells a query that Spark takes and the engine does not from one that Spark refuses.
     """
 
     columns: tuple[TypedColumn, ...] = ()
     nodes: tuple[PlanNode, ...] = ()
     parsed: SparkType = "void"
+    places: dict[str, str] = {}
     error: str = ""
     unsupported: str = ""
 
