@@ -17,6 +17,7 @@ import msgspec
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, rewritten
 from ckpt_runtime.frontend.catalyst import ExpressionReader, function_number, jvm_name, spark_type
+from ckpt_runtime.frontend.joins import HOW
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     MOST_QUESTIONS,
@@ -25,6 +26,7 @@ from ckpt_runtime.frontend.typed_plan import (
     AnalysisRequest,
     Filter,
     Generate,
+    Join,
     MapPartitions,
     PlanNode,
     Project,
@@ -316,6 +318,18 @@ class _PlanReader:
                 )
             case "TransformWithStateInPySpark" | "FlatMapGroupsInPandasWithState":
                 return self._stateful(name, plan, inputs[0], columns, ids)
+            case "Join":
+                how = jvm_name(plan.joinType())
+                if how not in HOW:
+                    raise UnsupportedExpressionError(f"a join of type {how}", f"streams have {', '.join(HOW)}")
+                both = self._ids[inputs[0]] + self._ids[inputs[1]]
+                reader = ExpressionReader(
+                    {id_: at for at, id_ in enumerate(both)}, ansi=self._ansi, places=self._places
+                )
+                condition = reader.read(plan.condition().get()) if plan.condition().isDefined() else None
+                return self._add(
+                    Join(columns=columns, inputs=inputs, how=how, condition=condition, plan_id=self._plan_id(plan)), ids
+                )
             case "UpdateEventTimeWatermarkColumn":
                 return self._with_event_time(plan, inputs[0])
         raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")

@@ -14,6 +14,7 @@ from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.generators import generate_spec
+from ckpt_runtime.frontend.joins import Side, conditions_of
 from ckpt_runtime.frontend.python_functions import functions_spec, separated
 from ckpt_runtime.frontend.sink_mapping import sink_spec
 from ckpt_runtime.frontend.stateful_functions import stateful_spec
@@ -21,6 +22,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Filter,
     Generate,
+    Join,
     MapPartitions,
     PlanNode,
     Project,
@@ -33,10 +35,11 @@ from ckpt_runtime.frontend.typed_plan import (
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.event_time import event_time_column
 from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
-from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
+from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema, join_output_schema
 
 Resolve = Callable[[str], str | type]
 
@@ -121,6 +124,8 @@ class _QueryMapper:
                 return self._apply(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
             case Generate():
                 return self._generate(node, nodes, inputs, schema)
+            case Join():
+                return self._join(node, [nodes[at].columns for at in node.inputs], schema)
             case StatefulFunction():
                 below = _arrow_schema(nodes[node.inputs[0]].columns)
                 spec = stateful_spec(node, self._capture.called, inputs, below, schema)
@@ -168,6 +173,32 @@ class _QueryMapper:
         places = [at if at < len(columns) else at + added for at in range(len(schema))]
         trees = tuple((c.name, Column(at, c.type)) for at, c in zip(places, node.columns, strict=True))
         return self._apply(specs.EvaluateSpec(trees, schema), made, schema, None)
+
+    def _join(
+        self, node: Join, columns: Sequence[tuple[TypedColumn, ...]], schema: pa.Schema
+    ) -> tuple[LogicalInput, ...]:
+        sides = []
+        for at, typed in zip(node.inputs, columns, strict=True):
+            names = [column.name for column in typed]
+            event_time = event_time_column(self._inputs[at])
+            known = names.index(event_time) if event_time is not None and names.count(event_time) == 1 else None
+            sides.append(Side(typed, known))
+        conditions = conditions_of(node, *sides)
+        spec = conditions.spec()
+        edges: list[LogicalInput] = []
+        for side, letter, at, given in zip(sides, "lr", node.inputs, spec.sides, strict=True):
+            inputs = self._inputs[at]
+            for tree in side.filters:
+                inputs = self._apply(specs.ConditionSpec(tree), inputs, _arrow_schema(side.columns), None)
+            prepared = specs.EvaluateSpec(side.prepared(letter), given.schema)
+            inputs = self._apply(prepared, inputs, given.schema, None)
+            edges += [LogicalInput(edge.node, Partitioning.HASH, given.keys) for edge in inputs]
+        output = join_output_schema(spec)
+        joined = self._apply(spec, tuple(edges), output, node.plan_id)
+        for tree in conditions.remaining():
+            joined = self._apply(specs.ConditionSpec(tree), joined, output, None)
+        columns_out = tuple(zip(schema.names, conditions.joined(node.columns), strict=True))
+        return self._apply(specs.EvaluateSpec(columns_out, schema), joined, schema, None)
 
     def _settings(self) -> dict[str, str]:
         """Returns the options by which values are converted for Python functions."""

@@ -104,8 +104,15 @@ class StatefulFunction(_Node, frozen=True, tag="stateful_function", kw_only=True
     event_time: int | None = None
 
 
+class Join(_Node, frozen=True, tag="join", kw_only=True):
+    """Joins two inputs; ``how`` is Spark's name. The condition is over the left columns, then the right ones."""
+
+    how: str
+    condition: Expression | None
+
+
 PlanNode: TypeAlias = (
-    Source | Project | Filter | Watermark | Union | Aggregate | Generate | MapPartitions | StatefulFunction
+    Source | Project | Filter | Watermark | Union | Aggregate | Generate | MapPartitions | StatefulFunction | Join
 )
 
 

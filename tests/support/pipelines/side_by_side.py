@@ -1,4 +1,4 @@
-"""Runs a processor of ``side_processors`` or ``unusual_processors``, or a function of ``group_functions``, on batches."""
+"""Runs a stateful processor, or a function of ``group_functions``, on the batches of a directory."""
 
 from __future__ import annotations
 
