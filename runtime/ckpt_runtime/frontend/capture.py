@@ -64,7 +64,7 @@ class Capture:
 
     ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position;
     ``called`` are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts
-    values for them.
+    values for them. ``waited``: the program has waited for its queries, which are over then as far as it can see.
     """
 
     analyses: Mapping[str, str]
@@ -82,6 +82,7 @@ class Capture:
     option: Callable[[str], str | None] = lambda key: None  # noqa: ARG005
     functions: list[Any] = field(default_factory=list)
     session: Any = None
+    waited: bool = False
     _unanswered: list[str] = field(default_factory=list)
 
     def analysis_of(self, request: AnalysisRequest, *, later: bool = False) -> Analysis:
@@ -330,6 +331,8 @@ class Service:
             response.sql_command_result.relation.CopyFrom(request.plan.command.sql_command.input)
         elif kind == "streaming_query_command":
             self._query_command(request.plan.command.streaming_query_command, response)
+        elif kind == "streaming_query_manager_command":
+            self._manager_command(request.plan.command.streaming_query_manager_command, response)
         elif kind == "create_dataframe_view":
             view = request.plan.command.create_dataframe_view
             self._capture.views[view.name] = self._capture.request_of(view.input).relation
@@ -349,20 +352,49 @@ class Service:
         result.query_id.CopyFrom(command.query_id)
         kind = command.WhichOneof("command")
         if kind == "await_termination":
+            self._capture.waited = True
             result.await_termination.terminated = True
         elif kind == "status":
             result.status.status_message = "planned"
-            result.status.is_active = True
-        elif kind != "stop":
+            result.status.is_active = not self._capture.waited
+        elif kind in ("last_progress", "recent_progress"):
+            result.recent_progress.SetInParent()
+        elif kind == "exception":
+            result.exception.SetInParent()
+        elif kind not in ("stop", "process_all_available"):
             raise PlanError("query", f"{kind} has no answer while a pipeline is planned")
+
+    def _manager_command(self, command: Any, response: Any) -> None:
+        """Answers what scripts ask of ``spark.streams``."""
+        result = response.streaming_query_manager_command_result
+        kind = command.WhichOneof("command")
+        queries = {_id_of(at): query.start.query_name for at, query in enumerate(self._capture.queries)}
+        if kind == "active":
+            result.active.SetInParent()
+            for id_, name in queries.items():
+                result.active.active_queries.add(name=name).id.id = id_
+        elif kind == "get_query":
+            if command.get_query in queries:
+                result.query.id.id = command.get_query
+                result.query.name = queries[command.get_query]
+        elif kind == "await_any_termination":
+            self._capture.waited = True
+            result.await_any_termination.terminated = True
+        elif kind != "reset_terminated":
+            raise PlanError("spark.streams", f"{kind} is not supported; the REST API and metrics tell of a job")
 
     def _start(self, start: Any, response: Any) -> None:
         analysis = self._capture.analysis_of(self._capture.request_of(start.input), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
         result = response.write_stream_operation_start_result
-        result.query_id.id = str(uuid.UUID(int=len(self._capture.queries)))
+        result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
         result.name = start.query_name
+
+
+def _id_of(position: int) -> str:
+    """Returns the id of a program's query."""
+    return str(uuid.UUID(int=position + 1))
 
 
 _DEFAULTS = {
@@ -428,6 +460,8 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         """A program that waits for its queries has described them, and its job runs them for as long as it does."""
         if not capture.queries or threading.get_ident() != thread:
             sleep(seconds)
+        else:
+            capture.waited = True
 
     time.sleep = wait
     os.environ.update(REMOTE_MODE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import time
 from hashlib import sha256
 from typing import Any
 
@@ -94,3 +95,20 @@ def test_builder_of_a_program_gives_the_captured_session_in_an_environment_of_sp
     with captured_session(capture({}), lambda _: None) as spark:
         assert SparkSession.builder.appName("any").config("spark.sql.shuffle.partitions", "2").getOrCreate() is spark
     assert os.environ["MASTER"] == "local[2]"
+
+
+def test_queries_of_a_script_are_active_until_it_has_waited_for_them() -> None:
+    with captured_session(capture({}), lambda _: None) as spark:
+        query = (
+            spark.readStream.format("replay").load("/data").writeStream.format("parquet").queryName("q").start("/out")
+        )
+        assert [(found.id, found.name) for found in spark.streams.active] == [(query.id, "q")]
+        assert spark.streams.get(query.id).name == "q"
+        assert query.isActive
+        assert (query.lastProgress, query.recentProgress, query.exception()) == (None, [], None)
+        while query.isActive:
+            time.sleep(60)
+        assert query.awaitTermination(1)
+        assert spark.streams.awaitAnyTermination(1)
+        with pytest.raises(PlanError, match="explain"):
+            query.explain()
