@@ -6,11 +6,16 @@ One Spark and one session of the engine serve all tests of the folder.
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
@@ -82,3 +87,34 @@ def cluster() -> Iterator[MiniCluster]:
     """A session of the engine, without Spark."""
     with MiniCluster() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """2,000 orders with nulls, negative quantities and hours that overlap."""
+    directory = tmp_path_factory.mktemp("orders")
+    generator = random.Random(1)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [
+        {
+            "country": generator.choice(["at", "AU", "DE", "été", None]),
+            "amount": generator.choice([None, float(generator.randrange(100)) / 10]),
+            "quantity": generator.choice([None, -3, 0, 1, 2, 7]),
+            "price": generator.choice([None, Decimal(generator.randrange(100_000)).scaleb(-2)]),
+            "tags": generator.choice([None, [], ["a", None], ["b", "c"]]),
+            "placed_at": start + timedelta(seconds=17 * at),
+        }
+        for at in range(2_000)
+    ]
+    schema = pa.schema(
+        [
+            ("country", pa.string()),
+            ("amount", pa.float64()),
+            ("quantity", pa.int32()),
+            ("price", pa.decimal128(10, 2)),
+            ("tags", pa.list_(pa.string())),
+            ("placed_at", pa.timestamp("us", "UTC")),
+        ]
+    )
+    pq.write_table(pa.Table.from_pylist(rows, schema), directory / "orders.parquet")
+    return str(directory)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,37 +32,6 @@ PROGRAM, SCRIPT = PIPELINES / "spark_programs.py", PIPELINES / "spark_script.py"
 FUNCTIONS_PAGE = Path(__file__).parents[2] / "docs" / "functions.md"
 KEYS = {"windows": ("start", "country"), "by_letter": ("country",)}
 """Queries in update mode: the last row of each key counts, since both systems write others before it."""
-
-
-@pytest.fixture(scope="module")
-def orders(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """2,000 orders with nulls, negative quantities and hours that overlap."""
-    directory = tmp_path_factory.mktemp("orders")
-    generator = random.Random(1)
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    rows = [
-        {
-            "country": generator.choice(["at", "AU", "DE", "été", None]),
-            "amount": generator.choice([None, float(generator.randrange(100)) / 10]),
-            "quantity": generator.choice([None, -3, 0, 1, 2, 7]),
-            "price": generator.choice([None, Decimal(generator.randrange(100_000)).scaleb(-2)]),
-            "tags": generator.choice([None, [], ["a", None], ["b", "c"]]),
-            "placed_at": start + timedelta(seconds=17 * at),
-        }
-        for at in range(2_000)
-    ]
-    schema = pa.schema(
-        [
-            ("country", pa.string()),
-            ("amount", pa.float64()),
-            ("quantity", pa.int32()),
-            ("price", pa.decimal128(10, 2)),
-            ("tags", pa.list_(pa.string())),
-            ("placed_at", pa.timestamp("us", "UTC")),
-        ]
-    )
-    pq.write_table(pa.Table.from_pylist(rows, schema), directory / "orders.parquet")
-    return str(directory)
 
 
 def result(directory: Path, name: str) -> Counter[str]:
@@ -132,7 +99,11 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("function", r"Randn.*called in refused_programs.py:\d+"),
         ("type", "interval"),
         ("column", r"UNRESOLVED_COLUMN(.|\n)*refused_programs.py:\d+"),
-        ("operation", "Deduplicate"),
+        ("operation", "Sort"),
+        ("session", "another column"),
+        ("gap", "choose among constants"),
+        ("aggregate", "HistogramNumeric"),
+        ("distinct", "DISTINCT"),
         ("output mode", "append mode"),
         ("action", "needs a running Spark"),
         ("pattern", "GGGG"),

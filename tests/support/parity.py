@@ -37,7 +37,7 @@ _CHUNK = 40
 
 @dataclass(slots=True)
 class Example:
-    """One example of a function. ``kind`` is equal, refused or differs; ``note`` says why it is not equal."""
+    """One example of a function. ``kind`` is equal, clock, refused or differs; ``note`` says why it is not equal."""
 
     function: str
     group: str
@@ -58,7 +58,7 @@ def compare_examples(spark: SparkSession) -> list[Example]:
             continue
         _compute(example, expressions)
         computed.append(example)
-    comparable = [example for example in computed if example.kind != "refused"]
+    comparable = [example for example in computed if example.kind not in ("refused", "clock")]
     for at in range(0, len(comparable), _CHUNK):
         _compare(spark, comparable[at : at + _CHUNK])
     return computed
@@ -94,7 +94,10 @@ def _compute(example: Example, expressions: Sequence[Any]) -> None:
     """Evaluates the constants of an example as constants, then as columns: both have to give the same."""
     try:
         trees = [ExpressionReader({}, ansi=True).read(expression) for expression in expressions]
-        constants = [_evaluated(tree, Frame([], 1)) for tree in trees]
+        constants = [_evaluated(tree, Frame([], 1, moment=_MOMENT)) for tree in trees]
+        if any(_asks_for_the_time(tree) for tree in trees):
+            example.kind = "clock"
+            return
     except UnsupportedExpressionError as error:
         example.kind, example.note = "refused", str(error)
         return
@@ -106,11 +109,21 @@ def _compute(example: Example, expressions: Sequence[Any]) -> None:
         columns: list[pa.Array] = []
         varying = _with_columns(tree, columns)
         try:
-            value = _evaluated(varying, Frame(columns, 3))
+            value = _evaluated(varying, Frame(columns, 3, moment=_MOMENT))
         except UnsupportedExpressionError:
             continue  # patterns, units and names of zones have to be constant
         if shown(value) != shown(constant):
             example.kind, example.note = "differs", f"constants give {constant}, columns {value}"
+
+
+_CLOCKS = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp"})
+_MOMENT = 1_600_000_000_000_000
+
+
+def _asks_for_the_time(tree: Expression) -> bool:
+    if not isinstance(tree, Call):
+        return False
+    return tree.function in _CLOCKS or any(map(_asks_for_the_time, tree.arguments))
 
 
 def _evaluated(tree: Expression, frame: Frame) -> Any:
@@ -209,7 +222,7 @@ def page(examples: Sequence[Example]) -> str:
     lines = [_HEAD]
     for group, functions in statuses(examples).items():
         lines.append(f"\n## {group.removesuffix('_funcs').capitalize()}\n")
-        for title, status in (("Equal", "equal"), ("Partly", "partly"), ("Refused", "refused")):
+        for title, status in (("Equal", "equal"), ("Partly", "partly"), ("Clock", "clock"), ("Refused", "refused")):
             names = [f"`{name}`" for name, found in functions.items() if found == status]
             if names:
                 lines.append(f"{title}: {', '.join(names)}.\n")
@@ -221,7 +234,9 @@ _HEAD = """\
 
 This page is generated: every example of Spark's own catalogue of functions is computed by Spark and by the engine.
 *Equal* functions have Spark's results for all of their examples. *Partly* available ones have them for some; for the
-others the plan is refused. *Refused* functions are refused when the plan is made; nothing is computed in another way.
+others the plan is refused. *Clock* functions give the time at which an operator gets a batch of rows, the same for all
+of its rows; a recovery computes rows again with the time that it is then, as Spark does. *Refused* functions are
+refused when the plan is made; nothing is computed in another way.
 Aggregates, generators and functions of variants, XML, sketches and geometry are not on this page.
 """
 

@@ -79,7 +79,8 @@ class ExecutionOptions:
         "execution.buffer-timeout.interval",
         DURATION,
         100,
-        "A partly filled buffer is sent after this time; 0 sends after each batch.",
+        "A partly filled buffer is sent after this time, or as soon as its receiver has processed all buffers before "
+        "it; 0 sends after each batch.",
         fallback_keys=("execution.buffer-timeout",),
     )
     TASK_CANCELLATION_TIMEOUT = ConfigOption(

@@ -19,28 +19,38 @@ import pyarrow.compute as pc
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.literals import literal_scalar
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import value_type
 
 Value: TypeAlias = "pa.Array | pa.Scalar"
 
 
 class Frame:
-    """The rows that an expression is evaluated over: columns of one length, and the arguments of enclosing lambdas."""
+    """The rows that an expression is evaluated over: columns of one length, and the arguments of enclosing lambdas.
 
-    def __init__(self, columns: Sequence[pa.Array], length: int, variables: Mapping[int, Value] | None = None) -> None:
+    ``moment`` is what the current time is for these rows, in microseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[pa.Array],
+        length: int,
+        variables: Mapping[int, Value] | None = None,
+        moment: int | None = None,
+    ) -> None:
         self.columns = columns
         self.length = length
         self.variables = variables or {}
+        self.moment = moment
 
     def part(self, mask: pa.Array) -> Frame:
         """Returns the rows for which ``mask``, without nulls, is true."""
         columns = [column.filter(mask) for column in self.columns]
         variables = {id_: _filtered(value, mask) for id_, value in self.variables.items()}
-        return Frame(columns, pc.sum(mask).as_py() or 0, variables)
+        return Frame(columns, pc.sum(mask).as_py() or 0, variables, self.moment)
 
     def with_variables(self, values: Mapping[int, Value]) -> Frame:
         """Returns the same rows with the arguments of one more lambda."""
-        return Frame(self.columns, self.length, {**self.variables, **values})
+        return Frame(self.columns, self.length, {**self.variables, **values}, self.moment)
 
 
 Evaluator: TypeAlias = "Callable[[Frame], Value]"
@@ -48,6 +58,25 @@ Builder: TypeAlias = "Callable[[Call, Sequence[Evaluator]], Evaluator]"
 
 FUNCTIONS: dict[str, Builder] = {}
 """The builder of each function, by the name of Spark's expression class."""
+
+
+_NOT_REPEATABLE = "its values are others after a recovery; take a hash of the row's columns, such as xxhash64(id)"
+_NO_PARTITIONS = "rows of a stream have no partition or file of Spark's; write the value as a column where rows begin"
+_NO_JVM = "the engine has no Java classes; call a Python function"
+_REFUSED = {
+    **dict.fromkeys(("Rand", "Randn", "Uuid", "Uniform", "RandStr", "Shuffle"), _NOT_REPEATABLE),
+    **dict.fromkeys(("MonotonicallyIncreasingID", "SparkPartitionID"), _NO_PARTITIONS),
+    **dict.fromkeys(("InputFileName", "InputFileBlockStart", "InputFileBlockLength"), _NO_PARTITIONS),
+    **dict.fromkeys(("CallMethodViaReflection", "Invoke", "StaticInvoke"), _NO_JVM),
+    **dict.fromkeys(("Collate", "ResolvedCollation"), "the engine compares text by its bytes; use lower(...)"),
+}
+
+
+def refusal(name: str) -> UnsupportedExpressionError:
+    """Returns the error of a function that the engine does not have, with the way out where there is a known one."""
+    why = _REFUSED.get(name)
+    what = f"the function {name}"
+    return UnsupportedExpressionError(what) if why is None else UnsupportedExpressionError(what, why)
 
 
 def function(*names: str) -> Callable[[Builder], Builder]:
@@ -108,8 +137,8 @@ def compile_expression(tree: Expression) -> Evaluator:
             raise UnsupportedExpressionError("a lambda function", "it stands outside a higher-order function")
     builder = FUNCTIONS.get(tree.function)
     if builder is None:
-        raise UnsupportedExpressionError(f"the function {tree.function}")
-    arrow_type(tree.type)
+        raise refusal(tree.function)
+    value_type(tree.type)
     plain = [argument for argument in tree.arguments if not isinstance(argument, Lambda)]
     return builder(tree, [compile_expression(argument) for argument in plain])
 

@@ -33,6 +33,8 @@ _SIMPLE: dict[str, pa.DataType] = {
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 _CHARACTERS = re.compile(r"(var)?char\(\d+\)")
 _DAY_TIME = re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?")
+_YEAR_MONTH = re.compile(r"interval (year|month)( to month)?")
+CALENDAR_INTERVAL = pa.struct([("months", pa.int32()), ("days", pa.int32()), ("micros", pa.int64())])
 
 
 def arrow_type(type_: SparkType) -> pa.DataType:
@@ -62,6 +64,29 @@ def arrow_type(type_: SparkType) -> pa.DataType:
     if kind == "struct":
         return pa.struct([pa.field(field["name"], arrow_type(field["type"])) for field in type_["fields"]])
     raise UnsupportedTypeError(kind)
+
+
+def value_type(type_: SparkType) -> pa.DataType:
+    """Returns the Arrow type of values inside an expression: besides those of columns, the other two intervals.
+
+    Year-month intervals are a number of months; calendar intervals are structs of months, days and microseconds.
+    """
+    if isinstance(type_, str):
+        if _YEAR_MONTH.fullmatch(type_):
+            return pa.int32()
+        if type_ == "interval":
+            return CALENDAR_INTERVAL
+    return arrow_type(type_)
+
+
+def is_year_month(type_: SparkType) -> bool:
+    """Returns whether the type is an interval of years and months."""
+    return isinstance(type_, str) and _YEAR_MONTH.fullmatch(type_) is not None
+
+
+def is_day_time(type_: SparkType) -> bool:
+    """Returns whether the type is an interval of days, hours, minutes and seconds."""
+    return isinstance(type_, str) and _DAY_TIME.fullmatch(type_) is not None
 
 
 def is_integral(type_: SparkType) -> bool:

@@ -15,32 +15,24 @@ from typing import Any
 import msgspec
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
-from ckpt_runtime.expressions.nodes import Call, Column, Expression, rewritten
-from ckpt_runtime.frontend.catalyst import ExpressionReader, function_number, jvm_name, spark_type
-from ckpt_runtime.frontend.joins import HOW
+from ckpt_runtime.expressions.nodes import Column, Expression
+from ckpt_runtime.frontend.catalyst import ExpressionReader, items, jvm_name, output, spark_type
+from ckpt_runtime.frontend.function_analysis import FUNCTIONAL, read_functional
+from ckpt_runtime.frontend.stateful_analysis import STATEFUL, read_stateful
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     MOST_QUESTIONS,
-    Aggregate,
     Analysis,
     AnalysisRequest,
     Filter,
-    Generate,
-    Join,
-    MapPartitions,
     PlanNode,
     Project,
     Source,
-    StatefulFunction,
-    TypedAggregate,
-    TypedColumn,
     Union,
     Watermark,
 )
 from ckpt_runtime.graph.schema import DocumentError
 
-_PANDAS = 211
-"""PySpark's number for processors of pandas frames."""
 _SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "Repartition", "RepartitionByExpression"})
 _PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
@@ -111,9 +103,9 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
         for function in request.functions.values():
             planner.register_function(function)
         for name, relation in request.views.items():
-            planner.register(name, relation, _PlanReader(spark._jvm, ansi))
+            planner.register(name, relation, PlanReader(spark._jvm, ansi))
         plan = planner.analyzed(request.relation)
-        return _PlanReader(spark._jvm, ansi).read(plan)
+        return PlanReader(spark._jvm, ansi).read(plan)
     except UnsupportedExpressionError as error:
         return Analysis(unsupported=str(error))
     except Py4JJavaError as error:
@@ -132,6 +124,8 @@ _RELATIONS = frozenset(
         *("subquery_alias", "repartition", "repartition_by_expression", "to_df", "to_schema", "hint", "deduplicate"),
         *(
             "map_partitions",
+            "group_map",
+            "apply_in_pandas_with_state",
             "drop",
             "with_columns",
             "with_columns_renamed",
@@ -231,7 +225,7 @@ class _Planner:
         python = kind(name, *facts, self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList())
         self._session.udf().registerPython(name, python)
 
-    def register(self, name: str, relation: bytes, reader: _PlanReader) -> None:
+    def register(self, name: str, relation: bytes, reader: PlanReader) -> None:
         """Registers a view. Its plan is read first, because Spark runs a command as soon as a frame is made of it."""
         plan = self.analyzed(relation)
         reader.read(plan)
@@ -244,228 +238,70 @@ def _companion(package: Any, name: str) -> Any:
     return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
-class _PlanReader:
+class PlanReader:
     """Reads an analyzed plan from its leaves up."""
 
     def __init__(self, jvm: Any, ansi: bool) -> None:
         self._jvm = jvm
         self._ansi = ansi
         self._tag = _companion(jvm.org.apache.spark.sql.catalyst.plans.logical, "LogicalPlan").PLAN_ID_TAG()
-        self._nodes: list[PlanNode] = []
-        self._ids: list[tuple[int, ...]] = []
+        self.nodes: list[PlanNode] = []
+        self.ids: list[tuple[int, ...]] = []
         self._places: dict[str, str] = {}
 
     def read(self, plan: Any) -> Analysis:
         self._node(plan)
-        return Analysis(columns=self._nodes[-1].columns, nodes=tuple(self._nodes), places=self._places)
+        return Analysis(columns=self.nodes[-1].columns, nodes=tuple(self.nodes), places=self._places)
 
     def _node(self, plan: Any) -> int:
         """Adds the nodes of a plan and returns the position of its last one."""
         name = jvm_name(plan)
         if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
-            columns, ids = _output(plan.output())
-            return self._add(Source(columns=columns, plan_id=self._plan_id(plan)), ids)
-        inputs = tuple(self._node(child) for child in _items(plan.children()))
+            columns, ids = output(plan.output())
+            return self.add(Source(columns=columns, plan_id=self.plan_id(plan)), ids)
+        inputs = tuple(self._node(child) for child in items(plan.children()))
         if name in _SKIPPED:
             return inputs[0]
-        plan_id = self._plan_id(plan)
-        columns, ids = _output(plan.output())
+        plan_id = self.plan_id(plan)
+        columns, ids = output(plan.output())
         match name:
             case "Project":
-                expressions = self._expressions(_items(plan.projectList()), inputs[0])
-                return self._add(Project(columns=columns, inputs=inputs, plan_id=plan_id, expressions=expressions), ids)
+                expressions = self.expressions(items(plan.projectList()), inputs[0])
+                return self.add(Project(columns=columns, inputs=inputs, plan_id=plan_id, expressions=expressions), ids)
             case "Filter":
-                condition = self._expressions([plan.condition()], inputs[0])[0]
-                return self._add(Filter(columns=columns, inputs=inputs, plan_id=plan_id, condition=condition), ids)
+                condition = self.expressions([plan.condition()], inputs[0])[0]
+                return self.add(Filter(columns=columns, inputs=inputs, plan_id=plan_id, condition=condition), ids)
             case "EventTimeWatermark":
-                column = self._expressions([plan.eventTime()], inputs[0])[0]
+                column = self.expressions([plan.eventTime()], inputs[0])[0]
                 assert isinstance(column, Column)
                 event_times = _companion(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "EventTimeWatermark")
                 delay_ms = event_times.getDelayMs(plan.delay())
-                return self._add(
+                return self.add(
                     Watermark(columns=columns, inputs=inputs, plan_id=plan_id, column=column.index, delay_ms=delay_ms),
                     ids,
                 )
             case "Union":
-                return self._add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
-            case "Aggregate":
-                return self._aggregate(plan, inputs[0], plan_id, columns, ids)
-        return self._with_functions(name, plan, inputs, columns, ids)
-
-    def _with_functions(
-        self, name: str, plan: Any, inputs: tuple[int, ...], columns: tuple[TypedColumn, ...], ids: tuple[int, ...]
-    ) -> int:
-        """Adds a generator, or an operation that calls a function of the author."""
-        match name:
-            case "Generate":
-                function = self._expressions([plan.generator()], inputs[0])[0]
-                outer = bool(plan.outer())
-                return self._add(Generate(columns=columns, inputs=inputs, function=function, outer=outer), ids)
-            case "MapInPandas" | "MapInArrow" | "PythonMapInArrow":
-                if plan.isBarrier():
-                    raise UnsupportedExpressionError(
-                        f"{name} with barrier", "tasks of a stream never wait for each other; leave barrier out"
-                    )
-                return self._add(
-                    MapPartitions(
-                        columns=columns,
-                        inputs=inputs,
-                        plan_id=self._plan_id(plan),
-                        function=function_number(plan.functionExpr().func()),
-                        in_pandas=name == "MapInPandas",
-                    ),
-                    ids,
-                )
-            case "TransformWithStateInPySpark" | "FlatMapGroupsInPandasWithState":
-                return self._stateful(name, plan, inputs[0], columns, ids)
-            case "Join":
-                how = jvm_name(plan.joinType())
-                if how not in HOW:
-                    raise UnsupportedExpressionError(f"a join of type {how}", f"streams have {', '.join(HOW)}")
-                both = self._ids[inputs[0]] + self._ids[inputs[1]]
-                reader = ExpressionReader(
-                    {id_: at for at, id_ in enumerate(both)}, ansi=self._ansi, places=self._places
-                )
-                condition = reader.read(plan.condition().get()) if plan.condition().isDefined() else None
-                return self._add(
-                    Join(columns=columns, inputs=inputs, how=how, condition=condition, plan_id=self._plan_id(plan)), ids
-                )
-            case "UpdateEventTimeWatermarkColumn":
-                return self._with_event_time(plan, inputs[0])
+                return self.add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
+            case _ if name in STATEFUL:
+                return read_stateful(self, name, plan, inputs[0])
+            case _ if name in FUNCTIONAL:
+                return read_functional(self, name, plan, inputs)
         raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
 
-    def _stateful(
-        self, name: str, plan: Any, input_: int, columns: tuple[TypedColumn, ...], ids: tuple[int, ...]
-    ) -> int:
-        """Adds an operator with the author's function. Spark puts the keys in front of the columns for it."""
-        group_state = name == "FlatMapGroupsInPandasWithState"
-        if not group_state and plan.hasInitialState():
-            raise UnsupportedExpressionError("initialState", "start the job from a savepoint that holds the state")
-        width = plan.groupingAttributes().size() if group_state else plan.groupingAttributesLen()
-        project, known = self._nodes[input_], self._ids[input_]
-        if missing := [at for at in range(width) if known[at] not in known[width:]]:
-            column = project.columns[missing[0]].name
-            raise UnsupportedExpressionError(
-                f"groupBy of the expression {column}", "add it as a column first, and group by its name"
-            )
-        rows = input_
-        if isinstance(project, Project):
-            trees = project.expressions[width:]
-            node = Project(columns=project.columns[width:], inputs=project.inputs, expressions=trees)
-            self._nodes[input_], self._ids[input_] = node, known[width:]
-        else:
-            trees = tuple(Column(at, column.type) for at, column in enumerate(project.columns))[width:]
-            rows = self._add(
-                Project(columns=project.columns[width:], inputs=(input_,), expressions=trees), known[width:]
-            )
-        kind: Any = "group_state" if group_state else "pandas" if plan.functionExpr().evalType() == _PANDAS else "rows"
-        return self._add(
-            StatefulFunction(
-                columns=columns,
-                inputs=(rows,),
-                plan_id=self._plan_id(plan),
-                function=function_number(plan.functionExpr().func()),
-                kind=kind,
-                keys=tuple(self._ids[rows].index(id_) for id_ in known[:width]),
-                output_mode=str(plan.outputMode().toString()),
-                time=str((plan.timeout() if group_state else plan.timeMode()).toString()),
-                state=spark_type(plan.stateType()) if group_state else "void",
-            ),
-            ids,
-        )
+    def add(self, node: PlanNode, ids: tuple[int, ...]) -> int:
+        """Adds a node whose columns have these ids of Spark's, and returns its position."""
+        self.nodes.append(node)
+        self.ids.append(ids)
+        return len(self.nodes) - 1
 
-    def _with_event_time(self, plan: Any, input_: int) -> int:
-        """Marks the column of ``transformWithState`` that ``eventTimeColumnName`` names."""
-        node = self._nodes[input_]
-        column = self._expressions([plan.eventTime()], input_)[0]
-        assert isinstance(node, StatefulFunction)
-        assert isinstance(column, Column)
-        if column.type not in ("timestamp", "timestamp_ntz"):
-            raise UnsupportedExpressionError("eventTimeColumnName", "its column is not a timestamp")
-        self._nodes[input_] = msgspec.structs.replace(node, event_time=column.index)
-        return input_
-
-    def _add(self, node: PlanNode, ids: tuple[int, ...]) -> int:
-        self._nodes.append(node)
-        self._ids.append(ids)
-        return len(self._nodes) - 1
-
-    def _plan_id(self, plan: Any) -> int | None:
+    def plan_id(self, plan: Any) -> int | None:
+        """The id of the captured relation that a plan stands for."""
         found = plan.getTagValue(self._tag)
         return int(found.get()) if found.isDefined() else None
 
-    def _expressions(self, expressions: Sequence[Any], input_: int) -> tuple[Expression, ...]:
-        columns = {id_: at for at, id_ in enumerate(self._ids[input_])}
-        reader = ExpressionReader(columns, ansi=self._ansi, places=self._places)
+    def expressions(self, expressions: Sequence[Any], *inputs: int, aggregates: bool = False) -> tuple[Expression, ...]:
+        """Reads expressions over the columns of the nodes ``inputs``."""
+        columns = [id_ for input_ in inputs for id_ in self.ids[input_]]
+        positions = {id_: at for at, id_ in enumerate(columns)}
+        reader = ExpressionReader(positions, ansi=self._ansi, aggregates=aggregates, places=self._places)
         return tuple(reader.read(expression) for expression in expressions)
-
-    def _aggregate(
-        self, plan: Any, input_: int, plan_id: int | None, columns: tuple[TypedColumn, ...], ids: tuple[int, ...]
-    ) -> int:
-        """Adds three nodes: the keys and arguments, the aggregates, and what is computed from their results."""
-        reader = ExpressionReader(
-            {id_: at for at, id_ in enumerate(self._ids[input_])}, ansi=self._ansi, aggregates=True, places=self._places
-        )
-        keys = [reader.read(expression) for expression in _items(plan.groupingExpressions())]
-        results = [reader.read(expression) for expression in _items(plan.aggregateExpressions())]
-        calls: list[Call] = []
-        for result in results:
-            _collect(result, calls)
-        arguments: list[Expression] = [*keys]
-        aggregates = []
-        for call in calls:
-            positions = []
-            for argument in call.arguments:
-                if argument not in arguments:
-                    arguments.append(argument)
-                positions.append(arguments.index(argument))
-            aggregates.append(TypedAggregate(call.function, tuple(positions), call.type))
-        prepared = tuple(TypedColumn(f"_{at}", argument.type) for at, argument in enumerate(arguments))
-        before = self._add(Project(columns=prepared, inputs=(input_,), expressions=tuple(arguments)), ())
-        outcome = prepared[: len(keys)] + tuple(
-            TypedColumn(f"_agg{at}", aggregate.type) for at, aggregate in enumerate(aggregates)
-        )
-        grouped = self._add(
-            Aggregate(
-                columns=outcome,
-                inputs=(before,),
-                plan_id=plan_id,
-                keys=tuple(range(len(keys))),
-                aggregates=tuple(aggregates),
-            ),
-            (),
-        )
-        known = [*keys, *calls]
-
-        def computed(tree: Expression) -> Expression | None:
-            if tree in known:
-                return Column(known.index(tree), tree.type)
-            if isinstance(tree, Column):
-                raise UnsupportedExpressionError("an aggregation", "a result uses a column that is not one of its keys")
-            return None
-
-        finished = tuple(rewritten(result, computed) for result in results)
-        return self._add(Project(columns=columns, inputs=(grouped,), expressions=finished), ids)
-
-
-def _collect(tree: Expression, calls: list[Call]) -> None:
-    if not isinstance(tree, Call):
-        return
-    if tree.settings.get("aggregate"):
-        if tree not in calls:
-            calls.append(tree)
-        return
-    for argument in tree.arguments:
-        _collect(argument, calls)
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(at) for at in range(sequence.size())]
-
-
-def _output(attributes: Any) -> tuple[tuple[TypedColumn, ...], tuple[int, ...]]:
-    columns, ids = [], []
-    for attribute in _items(attributes):
-        columns.append(TypedColumn(attribute.name(), spark_type(attribute.dataType()), attribute.nullable()))
-        ids.append(int(attribute.exprId().id()))
-    return tuple(columns), tuple(ids)

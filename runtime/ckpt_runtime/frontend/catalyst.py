@@ -17,14 +17,23 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import FUNCTIONS
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable, rewritten
 from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.frontend.aggregate_calls import aggregate_call
+from ckpt_runtime.frontend.gaps import with_gap
+from ckpt_runtime.frontend.typed_plan import TypedColumn
 
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
 _TRANSPARENT = frozenset({"Alias", "KnownNullable", "KnownNotNull"})
-_SETTINGS = ("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError")
+_SETTINGS = (
+    *("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
+)
+_FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion"})
+"""Functions whose arguments are constant, or do not matter: Spark computes them when the plan is made."""
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
+    "JsonToStructs": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108 defined below
+    "StructsToJson": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
     "PythonUDF": {
         "name": lambda jvm: str(jvm.name()),
         "number": lambda jvm: function_number(jvm.func()),
@@ -96,32 +105,27 @@ class ExpressionReader:
     def _of_node(self, name: str, node: Mapping[str, Any], jvm: Any, children: list[Expression]) -> Expression:
         """Returns the tree of a node whose children are read."""
         if name == "AggregateExpression":
-            return self._aggregate(jvm, children[0])
+            if not self._aggregates:
+                raise UnsupportedExpressionError("an aggregate function", "it stands outside an aggregation")
+            return aggregate_call(jvm, children[0], children[1] if len(children) > 1 else None)
         if name == "CommonExpressionDef":
             self._definitions.append((_common_id(jvm), children[0]))
             return children[0]
         if name == "LambdaFunction":
             body, *parameters = children
             return Lambda(body, tuple(p for p in parameters if isinstance(p, Variable)))
+        if name == "UpdateFields":
+            return self.read(jvm.evalExpr())  # the struct that Spark makes of the fields
         type_ = spark_type(jvm.dataType())
         if name == "AttributeReference":
             return self._column(node, type_)
-        if name == "NamedLambdaVariable":
-            return Variable(node["exprId"]["id"], type_)
-        if name == "CommonExpressionRef":
-            return Variable(_common_id(jvm), type_)
-        if name == "Literal":
-            return _literal(jvm.value(), type_)
+        if name in ("NamedLambdaVariable", "CommonExpressionRef"):
+            return Variable(_common_id(jvm) if name == "CommonExpressionRef" else node["exprId"]["id"], type_)
+        if name == "Literal" or name in _FOLDED:
+            return _literal(jvm.value() if name == "Literal" else jvm.eval(None), type_)
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
-        return Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
-
-    def _aggregate(self, jvm: Any, function: Expression) -> Call:
-        if not self._aggregates:
-            raise UnsupportedExpressionError("an aggregate function", "it stands outside an aggregation")
-        if jvm.isDistinct() or jvm.filter().isDefined():
-            raise UnsupportedExpressionError("an aggregate with DISTINCT or FILTER")
-        assert isinstance(function, Call)
-        return Call(function.function, function.arguments, function.type, function.mode, {"aggregate": True})
+        call = Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
+        return with_gap(call) if name == "TimestampAddInterval" else call
 
     def _column(self, node: Mapping[str, Any], type_: SparkType) -> Column:
         position = self._columns.get(node["exprId"]["id"])
@@ -164,6 +168,12 @@ def jvm_name(jvm: Any) -> str:
     return str(jvm.getClass().getSimpleName()).rstrip("$")
 
 
+def _options(jvm: Any) -> dict[str, str]:
+    """Returns the options of a function of JSON or CSV."""
+    pairs = jvm.options().toSeq()
+    return {str(pairs.apply(at)._1()): str(pairs.apply(at)._2()) for at in range(pairs.size())}
+
+
 def _name(node: Mapping[str, Any]) -> str:
     return str(node["class"]).rsplit(".", 1)[-1].rstrip("$")
 
@@ -176,12 +186,31 @@ def _settings(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _literal(value: Any, type_: SparkType) -> Literal:
+    from py4j.java_gateway import get_field
+
     if value is None or isinstance(value, bool):
         return Literal(value, type_)
     if isinstance(value, bytes | bytearray):
         return Literal(bytes(value).hex(), type_)
     if isinstance(type_, dict):
         raise UnsupportedExpressionError(f"a constant of type {type_['type']}")
+    if type_ == "interval":
+        parts = (get_field(value, name) for name in ("months", "days", "microseconds"))
+        return Literal(",".join(map(str, parts)), type_)
     if isinstance(value, int | str):
         return Literal(str(value), type_)
     return Literal(repr(value) if isinstance(value, float) else str(value.toString()), type_)
+
+
+def items(sequence: Any) -> list[Any]:
+    """The elements of a Scala sequence."""
+    return [sequence.apply(at) for at in range(sequence.size())]
+
+
+def output(attributes: Any) -> tuple[tuple[TypedColumn, ...], tuple[int, ...]]:
+    """The typed columns of a plan's output, and Spark's ids of them."""
+    columns, ids = [], []
+    for attribute in items(attributes):
+        columns.append(TypedColumn(attribute.name(), spark_type(attribute.dataType()), attribute.nullable()))
+        ids.append(int(attribute.exprId().id()))
+    return tuple(columns), tuple(ids)

@@ -6,12 +6,12 @@ of the captured relation that a node stands for; where one relation becomes seve
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
 from typing import Literal as OneOf
-from typing import TypeAlias
 
 import msgspec
 
-from ckpt_runtime.expressions.nodes import Expression
+from ckpt_runtime.expressions.nodes import Expression, Mode
 from ckpt_runtime.expressions.types import SparkType
 
 
@@ -57,18 +57,29 @@ class Union(_Node, frozen=True, tag="union", kw_only=True):
 
 
 class TypedAggregate(msgspec.Struct, frozen=True):
-    """An aggregate function over input columns. ``function`` is the name of Spark's class; no argument counts rows."""
+    """An aggregate function over input columns. ``function`` is the name of Spark's class.
+
+    With ``filtered`` the last argument is a condition, and rows for which it is not true do not count.
+    """
 
     function: str
     arguments: tuple[int, ...]
     type: SparkType
+    mode: Mode = "ansi"
+    filtered: bool = False
+    settings: dict[str, Any] = {}
 
 
 class Aggregate(_Node, frozen=True, tag="aggregate", kw_only=True):
-    """Groups by input columns; its output is the keys, then the results of the aggregates."""
+    """Groups by input columns; its output is the keys, then the results of the aggregates.
+
+    ``event_time`` is the key by which groups end, ``session`` the key that is a session window.
+    """
 
     keys: tuple[int, ...]
     aggregates: tuple[TypedAggregate, ...]
+    event_time: int | None = None
+    session: int | None = None
 
 
 class Generate(_Node, frozen=True, tag="generate", kw_only=True):
@@ -111,8 +122,36 @@ class Join(_Node, frozen=True, tag="join", kw_only=True):
     condition: Expression | None
 
 
+class Expand(_Node, frozen=True, tag="expand", kw_only=True):
+    """Computes several rows from each row: one for each of its windows, or one for each set of grouping keys."""
+
+    rows: tuple[tuple[Expression, ...], ...]
+
+
+class Deduplicate(_Node, frozen=True, tag="deduplicate", kw_only=True):
+    """Passes the first row of each key. ``event_time`` is the column by which rows are late.
+
+    With ``within_ms`` a key is forgotten that long behind its first row, otherwise with its own event time.
+    """
+
+    keys: tuple[int, ...]
+    event_time: int | None = None
+    within_ms: int | None = None
+
+
 PlanNode: TypeAlias = (
-    Source | Project | Filter | Watermark | Union | Aggregate | Generate | MapPartitions | StatefulFunction | Join
+    Source
+    | Project
+    | Filter
+    | Watermark
+    | Union
+    | Aggregate
+    | Expand
+    | Deduplicate
+    | Generate
+    | MapPartitions
+    | StatefulFunction
+    | Join
 )
 
 

@@ -18,11 +18,14 @@ from ckpt_runtime.graph.specs import (
     AggregateSpec,
     CommitterSpec,
     ConditionSpec,
+    DeduplicateSpec,
     DrillSinkSpec,
     EnumeratorSpec,
     EvaluateSpec,
+    ExpandSpec,
     FilterSpec,
     GenerateSpec,
+    GroupSpec,
     JoinSpec,
     MapInArrowSpec,
     OperatorSpec,
@@ -48,6 +51,9 @@ KINDS: dict[type, str] = {
     PythonFunctionsSpec: "python",
     WatermarkSpec: "watermark",
     AggregateSpec: "aggregate",
+    ExpandSpec: "expand",
+    GroupSpec: "aggregate",
+    DeduplicateSpec: "deduplicate",
     ProcessSpec: "process",
     JoinSpec: "join",
     SinkSpec: "sink",
@@ -55,7 +61,10 @@ KINDS: dict[type, str] = {
     DrillSinkSpec: "drill_sink",
 }
 STATEFUL_KINDS = frozenset(
-    {"source", "enumerator", "range_reader", "aggregate", "process", "join", "sink", "committer", "drill_sink"}
+    {
+        *("source", "enumerator", "range_reader", "aggregate", "deduplicate", "process", "join"),
+        *("sink", "committer", "drill_sink"),
+    }
 )
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.nodes import Expression
 from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.graph.aggregates import GroupAggregate
 
 FILE_FORMATS = frozenset({"parquet"})
 """Sinks that write files to the directory that option ``path`` names."""
@@ -167,6 +168,52 @@ class AggregateSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpandSpec:
+    """Computes several rows from each row, one by each list of typed expressions; ``schema`` is that of the results."""
+
+    rows: tuple[tuple[Expression, ...], ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Aggregates rows by ``keys``. ``schema`` is the input's, ``mode`` is append or update.
+
+    ``event_time`` is the timestamp column, a key, by which a row is late and a group ends; without it no group ends.
+    ``session`` names the columns, not keys, of a session's start and end: sessions of a key that touch become one, and
+    the end is their event time. The result has the session's columns first, then the keys, then the aggregates.
+    """
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    aggregates: tuple[GroupAggregate, ...]
+    mode: str
+    event_time: str | None = None
+    session: tuple[str, str] | None = None
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        grouped = [self.schema.field(name) for name in (*(self.session or ()), *self.keys)]
+        return pa.schema([*grouped, *(pa.field(aggregate.name, aggregate.result) for aggregate in self.aggregates)])
+
+
+@dataclass(frozen=True, slots=True)
+class DeduplicateSpec:
+    """Passes the first row of each key. ``schema`` is that of the rows.
+
+    ``event_time`` is the timestamp by which rows are late. A key is forgotten when the watermark reaches its
+    ``forget_by``, a timestamp among the keys, or with ``within_ms`` the event time of its first row plus so much; in
+    all other cases never.
+    """
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    event_time: str | None = None
+    forget_by: str | None = None
+    within_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessSpec:
     """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; time: None, ProcessingTime, EventTime.
 
@@ -303,6 +350,9 @@ OperatorSpec = (
     | PythonFunctionsSpec
     | WatermarkSpec
     | AggregateSpec
+    | ExpandSpec
+    | GroupSpec
+    | DeduplicateSpec
     | ProcessSpec
     | JoinSpec
     | SinkSpec

@@ -10,19 +10,27 @@ from __future__ import annotations
 class SenderCredit:
     """The credit of a sender. One thread may grant and another spend: each writes its own counter."""
 
-    __slots__ = ("_granted", "_spent")
+    __slots__ = ("_granted", "_spent", "_window")
 
     def __init__(self) -> None:
         self._granted = 0
         self._spent = 0
+        self._window = 0
 
     @property
     def available(self) -> int:
         return self._granted - self._spent
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole window is available, so that the receiver has consumed everything that was sent."""
+        return self.available == self._window
+
     def grant(self, count: int) -> None:
         if count <= 0:
             raise ValueError(f"credit grant must be positive, was {count}")
+        # The first grant is the window.
+        self._window = self._window or count
         self._granted += count
 
     def spend(self) -> None:

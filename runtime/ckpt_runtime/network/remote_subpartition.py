@@ -39,6 +39,7 @@ class RemoteSubpartition:
     def __init__(self, channel: int, capacity: int, wake_producer: Callable[[], None]) -> None:
         self.channel = channel
         self.buffer_size = DesiredBufferSize()
+        self.held = False
         self._wake_producer = wake_producer
         self._queue = OutputQueue(capacity)
         self._moving = threading.Lock()
@@ -56,6 +57,11 @@ class RemoteSubpartition:
     def is_empty(self) -> bool:
         """Whether everything has been handed to the connection."""
         return self._queue.is_empty
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the receiver has processed all buffers that were sent: it has returned all of its credit."""
+        return self._queue.is_empty and self._credit.is_complete
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -110,6 +116,8 @@ class RemoteSubpartition:
         """Adds credit (I/O thread). The first grant also means that the receiver exists: nothing is sent before it."""
         self._opened = True
         self._credit.grant(count)
+        if self.held and self.is_drained:
+            self._wake_producer()
 
     def drain_into(self, out: deque[bytes | memoryview | pa.Buffer]) -> None:
         """Moves as many elements to ``out`` as credit allows."""

@@ -6,8 +6,8 @@ import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
-from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec
-from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
+from ckpt_runtime.operators.operator import Operator, OperatorContext
 
 
 class ConditionOperator(Operator):
@@ -19,7 +19,7 @@ class ConditionOperator(Operator):
         self._holds = compile_expression(spec.condition)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        mask = evaluate(self._holds, Frame(batch.columns, batch.num_rows), pa.bool_())
+        mask = evaluate(self._holds, _frame(batch, self.context), pa.bool_())
         kept = batch.filter(mask)
         if kept.num_rows:
             self.output.emit(kept)
@@ -37,6 +37,27 @@ class EvaluateOperator(Operator):
         ]
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        frame = Frame(batch.columns, batch.num_rows)
+        frame = _frame(batch, self.context)
         arrays = [evaluate(compute, frame, kind) for compute, kind in self._columns]
         self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+
+class ExpandOperator(Operator):
+    """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
+
+    requires_final_checkpoint = False
+
+    def __init__(self, spec: ExpandSpec) -> None:
+        self._schema = spec.schema
+        self._rows = [[compile_expression(tree) for tree in row] for row in spec.rows]
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        frame = _frame(batch, self.context)
+        for row in self._rows:
+            arrays = [evaluate(compute, frame, kind) for compute, kind in zip(row, self._schema.types, strict=True)]
+            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+
+def _frame(batch: pa.RecordBatch, context: OperatorContext) -> Frame:
+    """Returns the rows of a batch. The current time is when the operator gets them, and the same for all of them."""
+    return Frame(batch.columns, batch.num_rows, moment=context.now_ms() * 1000)

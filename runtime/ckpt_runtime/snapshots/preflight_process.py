@@ -19,9 +19,12 @@ from ckpt_runtime.api.entry_point import load_plan
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import decoded
-from ckpt_runtime.graph.specs import AggregateSpec, JoinSpec, ProcessSpec
+from ckpt_runtime.graph.specs import AggregateSpec, DeduplicateSpec, GroupSpec, JoinSpec, ProcessSpec
 from ckpt_runtime.limited_process import serve
 from ckpt_runtime.operators.aggregate import AggregateOperator
+from ckpt_runtime.operators.deduplicate import DeduplicateOperator
+from ckpt_runtime.operators.group_state import GroupStateOperator
+from ckpt_runtime.operators.groups import GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore, Output
 from ckpt_runtime.snapshots.preflight import UNTIL_IT_RUNS, PreflightAnswer, Question, StateVerdict
@@ -43,6 +46,10 @@ def verdicts(plan: CompiledPlan, stored: Mapping[str, Mapping[str, dict[str, Any
                 yield from _opened(AggregateOperator(spec, plan.input_schemas[uid]), uid, present)
             case JoinSpec():
                 yield from _opened(JoinOperator(spec), uid, present)
+            case GroupSpec():
+                yield from _opened(GroupOperator(spec), uid, present)
+            case DeduplicateSpec():
+                yield from _opened(DeduplicateOperator(spec), uid, present)
             case AggregateSpec() | ProcessSpec():
                 for name, descriptor in present.items():
                     yield StateVerdict(uid, name, UNTIL_IT_RUNS, _fields(descriptor))
@@ -88,7 +95,7 @@ class NoOutput(Output):
 
 
 def _opened(
-    operator: AggregateOperator | JoinOperator, uid: str, stored: Mapping[str, dict[str, Any]]
+    operator: AggregateOperator | JoinOperator | GroupStateOperator, uid: str, stored: Mapping[str, dict[str, Any]]
 ) -> Iterator[StateVerdict]:
     refused: str | None = None
     asked: _Asked | None = None

@@ -126,8 +126,7 @@ class ChainEnd:
 
     def flush_due(self, now_ms: float) -> None:
         for partition in self.partitions:
-            if partition.flush_at is not None and partition.flush_at <= now_ms:
-                partition.flush()
+            partition.flush_due(now_ms)
 
     @property
     def next_flush_ms(self) -> float | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 
 from ckpt_runtime.connectors.registry import create_connector
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
     ConditionSpec,
+    DeduplicateSpec,
     EvaluateSpec,
+    ExpandSpec,
     FilterSpec,
     GenerateSpec,
+    GroupSpec,
     JoinSpec,
     MapInArrowSpec,
     OperatorSpec,
@@ -20,40 +25,45 @@ from ckpt_runtime.graph.specs import (
     WatermarkSpec,
 )
 from ckpt_runtime.operators.aggregate import AggregateOperator
+from ckpt_runtime.operators.deduplicate import DeduplicateOperator
 from ckpt_runtime.operators.expressions import FilterOperator, ProjectOperator
 from ckpt_runtime.operators.generate import GenerateOperator
+from ckpt_runtime.operators.groups import GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
+from ckpt_runtime.operators.sessions import SessionOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
-from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator
+from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator, ExpandOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
+
+_OF_SPEC: dict[type, Callable[..., Operator]] = {
+    FilterSpec: FilterOperator,
+    ProjectSpec: ProjectOperator,
+    ConditionSpec: ConditionOperator,
+    EvaluateSpec: EvaluateOperator,
+    ExpandSpec: ExpandOperator,
+    GenerateSpec: GenerateOperator,
+    PythonFunctionsSpec: PythonFunctionsOperator,
+    MapInArrowSpec: MapInArrowOperator,
+    WatermarkSpec: WatermarkOperator,
+    DeduplicateSpec: DeduplicateOperator,
+    JoinSpec: JoinOperator,
+}
+"""Operators that are made from their spec alone."""
 
 
 def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Operator:
     """A new operator, not opened yet. ``input_schema`` is None for sources."""
+    make = _OF_SPEC.get(type(spec))
+    if make is not None:
+        return make(spec)
     match spec:
-        case FilterSpec():
-            return FilterOperator(spec)
-        case ProjectSpec():
-            return ProjectOperator(spec)
-        case ConditionSpec():
-            return ConditionOperator(spec)
-        case EvaluateSpec():
-            return EvaluateOperator(spec)
-        case GenerateSpec():
-            return GenerateOperator(spec)
-        case PythonFunctionsSpec():
-            return PythonFunctionsOperator(spec)
-        case MapInArrowSpec():
-            return MapInArrowOperator(spec)
-        case WatermarkSpec():
-            return WatermarkOperator(spec)
         case AggregateSpec():
             return AggregateOperator(spec, input_schema)
-        case JoinSpec():
-            return JoinOperator(spec)
+        case GroupSpec():
+            return GroupOperator(spec) if spec.session is None else SessionOperator(spec)
         case ProcessSpec():
             return StatefulProcessorOperator(spec, input_schema)
         case _:
@@ -62,4 +72,4 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
 
 def is_keyed(spec: OperatorSpec) -> bool:
     """Whether the operator keeps state per key, and so needs a keyed backend."""
-    return isinstance(spec, AggregateSpec | ProcessSpec | JoinSpec)
+    return isinstance(spec, AggregateSpec | GroupSpec | DeduplicateSpec | ProcessSpec | JoinSpec)

@@ -1,8 +1,9 @@
 """The outputs of a subtask: one result partition per outgoing job edge, with its channels.
 
 Rows are split over the channels, gathered into buffers of good size, and sent when a buffer is full, when the buffer
-timeout has passed, or before a control element. Nothing here blocks: the subtask checks ``has_room`` before it does
-any work that may emit.
+timeout has passed, or before a control element. A partly filled buffer leaves earlier when its receiver has processed
+everything that was sent to it: while the receiver is busy, buffers fill, and at low rates rows wait for nothing.
+Nothing here blocks: the subtask checks ``has_room`` before it does any work that may emit.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ class Subpartition(Protocol):
         """Whether no element waits on the sending side."""
 
     @property
+    def is_drained(self) -> bool:
+        """Whether the receiver has processed all buffers that were sent."""
+
+    held: bool
+    """Whether rows wait for the channel to be drained; the producer is woken when it is."""
+
+    @property
     def schema(self) -> pa.Schema | None:
         """The schema of the rows that wait here; None before the first."""
 
@@ -61,6 +69,7 @@ class LocalSubpartition:
     """
 
     error: BaseException | None = None
+    held = False
     is_empty = True
     schema: pa.Schema | None = None
 
@@ -78,6 +87,10 @@ class LocalSubpartition:
     @property
     def has_room(self) -> bool:
         return self._sent - self._consumed < self._capacity
+
+    @property
+    def is_drained(self) -> bool:
+        return self._sent == self._consumed
 
     def send_batch(self, batch: pa.RecordBatch) -> None:
         self._sent += 1
@@ -99,7 +112,7 @@ class LocalSubpartition:
     def _give_back(self, count: int) -> None:
         """Reads the sent count only after returning credit, so that a producer that fills it meanwhile is woken."""
         self._consumed += count
-        if self._sent - self._consumed + count >= self._capacity:
+        if self._sent - self._consumed + count >= self._capacity or (self.held and self.is_drained):
             self._wake_producer()
 
 
@@ -122,12 +135,17 @@ class _Gathering:
 class BufferLimits:
     """The limits of a buffer; a row larger than ``bytes`` gets its own buffer.
 
-    ``timeout_ms`` is how long rows are gathered; with 0 each batch is sent at once.
+    ``timeout_ms`` is how long rows are gathered at most; with 0 each batch is sent at once.
     """
 
     rows: int
     bytes: int
     timeout_ms: int
+
+
+EARLY_PAUSE_MS = 1.0
+"""Shortest time between buffers of a partition that leave before they are half full, for up to four channels and
+longer in proportion for more. It bounds what small buffers cost a producer that is slower than its receivers."""
 
 
 class ResultPartition:
@@ -162,6 +180,8 @@ class ResultPartition:
         self._now_ms = now_ms
         self._sizer = BatchSizer()
         self._flush_at: float | None = None
+        self._early_pause_ms = EARLY_PAUSE_MS * max(1, len(self._subpartitions) / 4)
+        self._early_at = 0.0
         self._watermark: int | None = None
         self._next = 0
         self.rows = 0
@@ -186,8 +206,21 @@ class ResultPartition:
 
     @property
     def flush_at(self) -> float | None:
-        """When :meth:`flush` is due (clock of ``now_ms``); None when nothing is held back."""
+        """When :meth:`flush_due` has something to send (clock of ``now_ms``); None when nothing is held back."""
+        if self._flush_at is not None and self._early_at < self._flush_at and self._leaves_early():
+            return self._early_at
         return self._flush_at
+
+    def _leaves_early(self) -> bool:
+        """Whether a receiver has nothing left to do and rows, or a watermark for all receivers, wait here."""
+        waits_alone = self._watermark is not None
+        for gathering, subpartition in zip(self._gathering, self._subpartitions, strict=True):
+            if subpartition.is_drained:
+                if gathering.rows:
+                    return True
+            else:
+                waits_alone = False
+        return waits_alone
 
     def limit_bytes(self, index: int, size: int) -> None:
         """Sets the buffer size that the consumer of that channel requests (FLIP-183). Called by any thread.
@@ -220,6 +253,8 @@ class ResultPartition:
             self.send_control(Watermark(timestamp_ms))
             return
         self._watermark = timestamp_ms
+        for subpartition in self._subpartitions:
+            subpartition.held = True
         self._hold()
 
     def emit_end_of_range(self) -> None:
@@ -277,16 +312,39 @@ class ResultPartition:
                     limit -= found.bytes
         return captured
 
+    def flush_due(self, now_ms: float) -> None:
+        """Sends what is held back if its timeout has passed, and the rows of receivers that have nothing left to do."""
+        if self._flush_at is None:
+            return
+        if self._flush_at <= now_ms:
+            self.flush()
+        elif self._early_at <= now_ms and self._leaves_early():
+            self._early_at = now_ms + self._early_pause_ms
+            drained = [at for at, subpartition in enumerate(self._subpartitions) if subpartition.is_drained]
+            if len(drained) == len(self._subpartitions):
+                self.flush()
+            else:
+                # A watermark stays: it has to reach every receiver behind the rows before it.
+                for at in drained:
+                    self._send(at)
+
     def flush(self) -> None:
         """Sends the rows and the watermark that are held back."""
         self._flush_at = None
-        for index, gathering in enumerate(self._gathering):
-            if gathering.rows:
-                self._subpartitions[index].send_batch(gathering.take())
+        for index in range(len(self._gathering)):
+            self._send(index)
         if self._watermark is not None:
             watermark, self._watermark = Watermark(self._watermark), None
             for subpartition in self._subpartitions:
+                subpartition.held = False
                 subpartition.send_control(watermark)
+
+    def _send(self, index: int) -> None:
+        """Sends the rows that are gathered for a channel, if there are any."""
+        subpartition = self._subpartitions[index]
+        subpartition.held = self._watermark is not None
+        if self._gathering[index].rows:
+            subpartition.send_batch(self._gathering[index].take())
 
     def _forward(self, batch: pa.RecordBatch) -> None:
         self._add(0, batch)
@@ -337,8 +395,9 @@ class ResultPartition:
         gathering.bytes += size
         # Sent from half full on, since the next batch may be as large: no rows are copied to fill a buffer completely.
         if gathering.rows * 2 >= limits.rows or gathering.bytes * 2 >= limits.bytes or not limits.timeout_ms:
-            self._subpartitions[index].send_batch(gathering.take())
+            self._send(index)
         else:
+            self._subpartitions[index].held = True
             self._hold()
 
     def _hold(self) -> None:

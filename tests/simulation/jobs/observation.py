@@ -60,6 +60,18 @@ class ObservedSubpartition:
         return self._inner.is_empty
 
     @property
+    def is_drained(self) -> bool:
+        return self._inner.is_drained
+
+    @property
+    def held(self) -> bool:
+        return self._inner.held
+
+    @held.setter
+    def held(self, held: bool) -> None:
+        self._inner.held = held
+
+    @property
     def schema(self) -> pa.Schema | None:
         return self._inner.schema
 

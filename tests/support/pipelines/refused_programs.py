@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 
@@ -21,15 +21,29 @@ def pipeline(spark: SparkSession, path: str, output: str, case: str) -> None:
     writer.start(output)
 
 
+def sessions(rows: DataFrame, gap: Column | str) -> DataFrame:
+    return rows.groupBy(F.session_window("placed_at", gap)).count()
+
+
 CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "random plan": lambda rows: rows.select(F.uuid().alias("id")),
     "function": lambda rows: rows.select(F.randn(1).alias("n")),
     "type": lambda rows: rows.select(F.expr("make_ym_interval(1, 2)").alias("months")),
     "column": lambda rows: rows.select("missing"),
-    "operation": lambda rows: rows.dropDuplicates(["country"]),
+    "operation": lambda rows: rows.orderBy("country"),
     "output mode": lambda rows: rows.groupBy("country").count(),
     "barrier": lambda rows: rows.mapInPandas(lambda frames: frames, rows.schema, barrier=True),
     "generator": lambda rows: rows.select(F.json_tuple("country", "a")),
     "Python in a lambda": lambda rows: rows.select(F.transform(F.array("country"), F.udf(str, "string"))),
+    "session": lambda rows: (
+        rows.withWatermark("placed_at", "1 minute").groupBy(F.session_window("placed_at", "1 minute")).count()
+    ),
+    "gap": lambda rows: rows.groupBy(
+        "country", F.session_window("placed_at", F.concat("country", F.lit(" days")))
+    ).count(),
+    "aggregate": lambda rows: (
+        rows.withWatermark("placed_at", "1 minute").groupBy("placed_at").agg(F.histogram_numeric(F.lit(2), F.lit(3)))
+    ),
+    "distinct": lambda rows: rows.groupBy("country").agg(F.sum_distinct(F.length("country"))),
     "pattern": lambda rows: rows.select(F.date_format("placed_at", "GGGG yyyy").alias("era")),
 }

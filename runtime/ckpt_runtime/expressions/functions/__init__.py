@@ -3,12 +3,31 @@
 from ckpt_runtime.expressions.functions import (
     arithmetic,
     casts,
+    clocks,
     conditionals,
     datetimes,
+    documents,
+    formats,
+    hashing,
+    intervals,
     mathematics,
     nested,
     predicates,
     strings,
 )
 
-__all__ = ["arithmetic", "casts", "conditionals", "datetimes", "mathematics", "nested", "predicates", "strings"]
+__all__ = [
+    "arithmetic",
+    "casts",
+    "clocks",
+    "conditionals",
+    "datetimes",
+    "documents",
+    "formats",
+    "hashing",
+    "intervals",
+    "mathematics",
+    "nested",
+    "predicates",
+    "strings",
+]

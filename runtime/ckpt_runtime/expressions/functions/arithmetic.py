@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
+from ckpt_runtime.expressions.functions.intervals import interval_arithmetic, is_interval
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import EXACT, per_row
 from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
@@ -59,6 +60,8 @@ def checked(call: Call, kernel: Callable[..., Value]) -> Callable[..., Value]:
 @strict("Add", "Subtract", "Multiply")
 def _sum_difference_product(call: Call) -> Callable[..., Value]:
     name = _WRAPPING[call.function]
+    if is_interval(call.type):
+        return interval_arithmetic(call)
     if decimal_of(call.type):
         return _decimal_operation(call, name)
     if not is_integral(call.type):
@@ -283,6 +286,8 @@ def _vectorised(compute: Callable[..., np.ndarray], left: Value, right: Value) -
 @strict("UnaryMinus", "Abs")
 def _negated(call: Call) -> Callable[..., Value]:
     name = "negate" if call.function == "UnaryMinus" else "abs"
+    if is_interval(call.type):
+        return interval_arithmetic(call)
     if is_integral(call.type) and call.mode == "ansi":
         return checked(call, kernel_of(f"{name}_checked"))
     return kernel_of(name)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.evaluation import (
     Evaluator,
     Frame,
@@ -68,6 +69,27 @@ def _coalesce(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         return result
 
     return run
+
+
+@function("RaiseError")
+def _raise_error(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    """Arguments: the condition's name and a map of what its message needs."""
+
+    def run(frame: Frame) -> Value:
+        if frame.length:
+            name, details = (broadcast(argument(frame), frame.length)[0].as_py() for argument in arguments)
+            values = [str(value) for _, value in details or []]
+            raise EvaluationError(str(name), ", ".join(values))
+        return pa.nulls(0)
+
+    return run
+
+
+@strict("NullIfResult")
+def _null_if(call: Call) -> Callable[..., Value]:
+    """Null where the condition holds, the value otherwise."""
+    kind = arrow_type(call.type)
+    return lambda condition, value: _if_else(pc.fill_null(condition, False), pa.scalar(None, kind), value)
 
 
 @function("NaNvl")

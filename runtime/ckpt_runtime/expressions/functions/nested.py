@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ckpt_runtime.expressions.evaluation import (
     strict,
 )
 from ckpt_runtime.expressions.functions.predicates import sort_key
-from ckpt_runtime.expressions.lists import as_list, with_elements
+from ckpt_runtime.expressions.lists import as_list, with_elements, with_entries
 from ckpt_runtime.expressions.nodes import Call, Lambda
 from ckpt_runtime.expressions.rows import per_row
 from ckpt_runtime.expressions.types import arrow_type
@@ -314,7 +315,7 @@ def _elements(value: Value, frame: Frame) -> tuple[pa.Array, pa.Array, Frame]:
     rows = pc.list_parent_indices(array)
     columns = [column.take(rows) for column in frame.columns]
     variables = {id_: held if isinstance(held, pa.Scalar) else held.take(rows) for id_, held in frame.variables.items()}
-    return array, rows, Frame(columns, len(rows), variables)
+    return array, rows, Frame(columns, len(rows), variables, frame.moment)
 
 
 def _positions(array: pa.Array) -> pa.Array:
@@ -435,5 +436,75 @@ def _zip_with(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         flat = array.flatten()
         values = {body.parameters[0].id: flat.field(0), body.parameters[1].id: flat.field(1)}
         return with_elements(array, broadcast(evaluator(inner.with_variables(values)), inner.length), kind)
+
+    return run
+
+
+def _lookup(orders: dict[tuple[int, int], int]) -> Callable[[int, int], int]:
+    return lambda a, b: orders[a, b] if a != b else 0
+
+
+@function("ArraySort")
+def _array_sort(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    """Sorts by a comparison that is evaluated for all pairs of the elements of each array at once."""
+    body, evaluator = _compiled(call, 1)
+    kind = arrow_type(call.type)
+
+    def run(frame: Frame) -> Value:
+        array, rows, _ = _elements(arguments[0](frame), frame)
+        flat = array.flatten()
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_pylist()
+        pairs: list[tuple[int, int]] = []
+        start = 0
+        for length in lengths:
+            pairs += [(start + a, start + b) for a in range(length) for b in range(length) if a != b]
+            start += length
+        left = pa.array([a for a, _ in pairs], pa.int64())
+        right = pa.array([b for _, b in pairs], pa.int64())
+        of_row = rows.take(left)
+        variables = {id_: v if isinstance(v, pa.Scalar) else v.take(of_row) for id_, v in frame.variables.items()}
+        inner = Frame([column.take(of_row) for column in frame.columns], len(pairs), variables, frame.moment)
+        values = {body.parameters[0].id: flat.take(left), body.parameters[1].id: flat.take(right)}
+        orders = broadcast(evaluator(inner.with_variables(values)), len(pairs)).to_pylist()
+        if None in orders:
+            raise EvaluationError("COMPARATOR_RETURNS_NULL", "the comparison of array_sort gives null for two elements")
+        by_comparison = functools.cmp_to_key(_lookup(dict(zip(pairs, orders, strict=True))))
+        positions: list[int] = []
+        start = 0
+        for length in lengths:
+            positions += sorted(range(start, start + length), key=by_comparison)
+            start += length
+        return with_elements(array, flat.take(pa.array(positions, pa.int64())), kind)
+
+    return run
+
+
+@function("MapZipWith")
+def _map_zip_with(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    """The keys of the first map, then those of the second one that the first lacks, with the values of both."""
+    body, evaluator = _compiled(call, 2)
+    kind = arrow_type(call.type)
+
+    def run(frame: Frame) -> Value:
+        left, right = (broadcast(argument(frame), frame.length) for argument in arguments)
+        merged: list[list[dict[str, Any]] | None] = []
+        for a, b in zip(left.to_pylist(), right.to_pylist(), strict=True):
+            if a is None or b is None:
+                merged.append(None)
+                continue
+            entries: dict[Any, dict[str, Any]] = {}
+            for name, map_ in (("left", a), ("right", b)):
+                for key, value in map_:
+                    entry = entries.setdefault(sort_key(key), {"key": key, "left": None, "right": None})
+                    entry[name] = value
+            merged.append(list(entries.values()))
+        entry_type = pa.struct(
+            [("key", left.type.key_type), ("left", left.type.item_type), ("right", right.type.item_type)]
+        )
+        array, _, inner = _elements(pa.array(merged, pa.list_(entry_type)), frame)
+        flat = array.flatten()
+        values = {parameter.id: flat.field(at) for at, parameter in enumerate(body.parameters)}
+        results = broadcast(evaluator(inner.with_variables(values)), inner.length)
+        return with_entries(array, flat.field(0), results, kind)
 
     return run

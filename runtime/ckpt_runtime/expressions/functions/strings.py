@@ -127,9 +127,9 @@ def _trim(call: Call) -> Callable[..., Value]:
     return per_row(lambda text, characters: cut(text, characters) if characters else text, _STRING)
 
 
-@strict("StringLPad", "StringRPad")
+@strict("StringLPad", "StringRPad", "BinaryPad")
 def _pad(call: Call) -> Callable[..., Value]:
-    left = call.function == "StringLPad"
+    left = call.function == "StringLPad" or call.settings.get("funcName") == "lpad"
 
     def pad(text: Any, length: int, fill: Any) -> Any:
         missing = length - len(text)
@@ -194,6 +194,13 @@ def _search(call: Call) -> Callable[..., Value]:
         return lambda value, _: match(value)
     test = _SEARCHES[call.function]
     return per_row(lambda text, wanted: getattr(text, test)(wanted), pa.bool_())
+
+
+@strict("BinaryPredicate")
+def _search_bytes(call: Call) -> Callable[..., Value]:
+    """``startswith``, ``endswith`` and ``contains`` over bytes."""
+    test = {name.lower(): test for name, test in _SEARCHES.items()}[str(call.settings["prettyName"])]
+    return per_row(lambda data, wanted: getattr(data, test)(wanted), pa.bool_())
 
 
 @strict("SubstringIndex")

@@ -16,6 +16,18 @@ def test_sending_without_credit_is_an_error() -> None:
     assert credit.available == 0
 
 
+def test_credit_is_complete_when_everything_that_was_sent_is_consumed() -> None:
+    credit = SenderCredit()
+    credit.grant(4)
+    assert credit.is_complete
+    credit.spend()
+    credit.spend()
+    credit.grant(1)
+    assert not credit.is_complete
+    credit.grant(1)
+    assert credit.is_complete
+
+
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_grant_must_be_positive(count: int) -> None:
     with pytest.raises(ValueError, match="positive"):

@@ -54,6 +54,28 @@ def take(gate: InputGate) -> object:
     return element
 
 
+def test_producer_that_holds_rows_is_woken_when_its_receiver_has_processed_everything(
+    transports: tuple[DataTransport, DataTransport],
+) -> None:
+    sender, receiver = transports
+    gate, channel = new_channel(window=8)
+    wire = channel_id(1, 0)
+    receiver.register(wire, channel)
+    woken = threading.Event()
+    sending = sender.connect(receiver.address, wire, 8, woken.set)
+    for start in range(3):
+        sending.send_batch(batch(start))
+    assert not sending.is_drained
+    take(gate)
+    take(gate)
+    sending.held = True
+    woken.clear()
+    assert not sending.is_drained
+    take(gate)
+    assert woken.wait(60)
+    assert sending.is_drained
+
+
 def test_rows_and_control_elements_arrive_in_order(transports: tuple[DataTransport, DataTransport]) -> None:
     sender, receiver = transports
     gate, channel = new_channel(window=2)

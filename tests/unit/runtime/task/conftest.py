@@ -135,6 +135,8 @@ class Sent:
     def send_control(self, element: ControlElement) -> None:
         self.elements.append(element)
 
+    held = False
+    is_drained = False
     is_empty = True
     schema: pa.Schema | None = None
 

@@ -18,7 +18,7 @@ from ckpt_runtime.network.elements import CancelCheckpoint, EndOfRange, Watermar
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.state.hashing import hash_columns
-from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition, Subpartition
+from ckpt_runtime.task.output import EARLY_PAUSE_MS, BufferLimits, LocalSubpartition, ResultPartition, Subpartition
 from tests.support.reference_kernels import key_group_of_hash
 from tests.unit.runtime.task.conftest import TaskKit
 
@@ -106,6 +106,53 @@ class TestBuffers:
         part.emit(kit.rows(2))
         part.send_control(CancelCheckpoint(7))
         assert [out.elements for out in outs] == [[[1], CancelCheckpoint(7)], [[2], CancelCheckpoint(7)]]
+
+    def test_rows_leave_early_when_their_receiver_has_processed_everything(self, kit: TaskKit) -> None:
+        idle, busy = kit.Sent(), kit.Sent()
+        part = partition(Partitioning.REBALANCE, [idle, busy], now_ms=lambda: 1_000.0)
+        part.emit(kit.rows(1))
+        part.emit(kit.rows(2))
+        assert (idle.held, busy.held) == (True, True), "their producer is woken when they are drained"
+        assert part.flush_at == 1_100
+        part.flush_due(1_001)
+        assert idle.elements == []
+        idle.is_drained = True
+        assert (part.flush_at or 0) <= 1_001
+        part.flush_due(1_001)
+        assert (idle.elements, busy.elements) == ([[1]], [])
+        assert (idle.held, busy.held) == (False, True)
+        assert part.flush_at == 1_100, "the other rows wait for their receiver or the timeout"
+        part.flush_due(1_100)
+        assert busy.elements == [[2]]
+        assert part.flush_at is None
+
+    def test_buffers_that_leave_early_are_apart_by_a_pause(self, kit: TaskKit) -> None:
+        out = kit.Sent()
+        out.is_drained = True
+        part = partition(Partitioning.FORWARD, [out], now_ms=lambda: 1_000.0)
+        part.emit(kit.rows(1))
+        part.flush_due(1_000)
+        part.emit(kit.rows(2))
+        part.flush_due(1_000.5)
+        part.emit(kit.rows(3))
+        assert part.flush_at == 1_000 + EARLY_PAUSE_MS
+        part.flush_due(1_000 + EARLY_PAUSE_MS)
+        assert out.elements == [[1], [2, 3]]
+
+    def test_watermark_leaves_early_only_when_all_receivers_have_processed_everything(self, kit: TaskKit) -> None:
+        outs = [kit.Sent(), kit.Sent()]
+        part = partition(Partitioning.REBALANCE, outs, now_ms=lambda: 1_000.0)
+        part.emit(kit.rows(1))
+        part.emit_watermark(7)
+        outs[0].is_drained = True
+        part.flush_due(1_001)
+        assert [out.elements for out in outs] == [[[1]], []]
+        assert all(out.held for out in outs)
+        outs[1].is_drained = True
+        part.flush_due(1_003)
+        assert [out.elements for out in outs] == [[[1], Watermark(7)], [Watermark(7)]]
+        assert not any(out.held for out in outs)
+        assert part.flush_at is None
 
     def test_only_the_latest_watermark_is_sent_behind_the_rows_before_it(self, kit: TaskKit) -> None:
         out = kit.Sent()
@@ -323,6 +370,51 @@ class TestLocalSubpartition:
         assert local.has_room
         assert woken
         assert local.error is None
+
+    def test_producer_that_holds_rows_is_woken_when_the_channel_is_drained(self, kit: TaskKit) -> None:
+        woken: list[bool] = []
+        receiver = InputGate(lambda: None).add_channel(0, 8)
+        local = LocalSubpartition(receiver, 8, lambda: woken.append(True))
+        assert local.is_drained
+        for held in (False, True):
+            local.send_batch(kit.rows(1))
+            assert not local.is_drained
+            local.held = held
+            receiver.queue.clear()
+            receiver.buffer_consumed()
+            assert local.is_drained
+            assert bool(woken) is held
+
+    @pytest.mark.parametrize("line", range(1, 4))
+    def test_producer_that_holds_rows_while_the_channel_drains_sees_it_or_is_woken(
+        self, kit: TaskKit, line: int
+    ) -> None:
+        woken: list[bool] = []
+        seen: list[bool] = []
+        receiver = InputGate(lambda: None).add_channel(0, 8)
+        local = LocalSubpartition(receiver, 8, lambda: woken.append(True))
+        local.send_batch(kit.rows(1))
+        receiver.queue.clear()
+        lines = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal lines
+            if frame.f_code is not LocalSubpartition._give_back.__code__:
+                return None
+            if event == "line":
+                lines += 1
+                if lines == line:
+                    local.held = True
+                    seen.append(local.is_drained)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            receiver.buffer_consumed()
+        finally:
+            sys.settrace(before)
+        assert woken or seen != [False]
 
     def test_the_same_batch_arrives_without_a_copy(self, kit: TaskKit) -> None:
         gate = InputGate(lambda: None)

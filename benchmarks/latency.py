@@ -1,0 +1,64 @@
+"""Milliseconds from a source's stamp to the operator behind one shuffle, at a fixed rate of rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+
+from benchmarks.harness import BenchmarkError, BenchmarkJob, emit, parser_for, positive_int, progress, run_main, session
+from benchmarks.pipelines.latency import BUCKETS_PER_DECADE
+
+NAME = "latency"
+WARM_UP_S = 5.0
+
+
+def main() -> None:
+    """The command line."""
+    parser = parser_for(NAME, __doc__ or "")
+    parser.add_argument("--rows-per-s", type=positive_int, default=1_000, help="rate of all sources together")
+    parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks of each vertex, and slots")
+    parser.add_argument("--seconds", type=positive_int, default=20, help="length of the measurement")
+    parser.add_argument("--interval-ms", type=int, default=1_000, help="checkpoint interval; 0 for none")
+    parser.add_argument("--buffer-timeout", default="", help="execution.buffer-timeout.interval; the default if empty")
+    options = parser.parse_args()
+    configuration = {"restart-strategy.type": "none"}
+    if options.interval_ms:
+        configuration["execution.checkpointing.interval"] = f"{options.interval_ms} ms"
+    if options.buffer_timeout:
+        configuration["execution.buffer-timeout.interval"] = options.buffer_timeout
+    with session(options.parallelism) as running:
+        job = running.run(NAME, [options.rows_per_s], options.parallelism, configuration)
+        job.wait_for_rows()
+        job.wait_for_spares()
+        job.let_run(WARM_UP_S)
+        figures = _measured(job, options)
+        job.drain()
+        rss = running.peak_rss_mb
+    emit(NAME, options, figures, rss)
+
+
+def _measured(job: BenchmarkJob, options: argparse.Namespace) -> dict[str, float]:
+    before = job.report().total("rows")
+    job.file("begin").touch()
+    job.let_run(options.seconds)
+    rate = (job.report().total("rows") - before) / options.seconds
+    documents = [json.loads(file.read_text()) for file in job.file("begin").parent.glob("ages-*.json")]
+    if len(documents) != options.parallelism:
+        raise BenchmarkError(f"{len(documents)} of {options.parallelism} subtasks have measured ages")
+    counts = np.sum([document["counts"] for document in documents], axis=0)
+    if rate < 0.9 * options.rows_per_s:
+        raise BenchmarkError(f"the job kept up with {rate:,.0f} of {options.rows_per_s:,} rows/s only")
+    progress(f"measured {int(counts.sum()):,} rows")
+    edges = 10 ** ((np.arange(len(counts)) + 1) / BUCKETS_PER_DECADE) / 1_000
+    ranks = np.cumsum(counts) / counts.sum()
+    figures = {}
+    for part in (50, 95, 99):
+        figures[f"latency_ms_p{part}"] = round(float(edges[np.searchsorted(ranks, part / 100)]), 2)
+    greatest = max(document["max"] for document in documents)
+    return {**figures, "latency_ms_max": greatest / 1_000, "rows_per_s": round(rate)}
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,85 @@
+"""Rows at a fixed rate with the time at which they were made, one shuffle, and a map that measures their age."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.api import StreamSession
+
+SCHEMA = "row BIGINT, made_us BIGINT"
+BUCKETS_PER_DECADE = 200
+DECADES = 7
+"""The histogram reaches from 1 us to 10 s, in buckets that are 1.2 % wide."""
+REPORT_EVERY_S = 0.5
+
+
+def now_us() -> int:
+    """The time in microseconds since the epoch."""
+    return time.time_ns() // 1_000
+
+
+def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Adds the time in microseconds at which each buffer of the source was made."""
+    for batch in batches:
+        made = np.full(batch.num_rows, now_us(), dtype=np.int64)
+        yield pa.record_batch({"row": batch.column("row"), "made_us": pa.array(made)})
+
+
+class Measure:
+    """Counts the ages of rows from when the file ``begin`` exists, and writes them now and then; passes the rows on."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+        self._file = self._directory / f"ages-{uuid.uuid4().hex}.json"
+        self._counts = np.zeros(BUCKETS_PER_DECADE * DECADES, dtype=np.int64)
+        self._greatest = 0
+        self._begun = False
+        self._report_at = 0.0
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            ages = now_us() - batch.column("made_us").to_numpy()
+            if self._begun:
+                self._count(np.maximum(ages, 1))
+            if time.monotonic() >= self._report_at:
+                self._report_at = time.monotonic() + REPORT_EVERY_S
+                self._report()
+            yield pa.record_batch({"row": batch.column("row")})
+
+    def _count(self, ages: np.ndarray) -> None:
+        buckets = (np.log10(ages) * BUCKETS_PER_DECADE).astype(np.int64)
+        np.add.at(self._counts, np.minimum(buckets, len(self._counts) - 1), 1)
+        self._greatest = max(self._greatest, int(ages.max()))
+
+    def _report(self) -> None:
+        if not self._begun:
+            self._begun = (self._directory / "begin").exists()
+            return
+        text = json.dumps({"counts": self._counts.tolist(), "max": self._greatest})
+        written = self._file.with_suffix(".part")
+        written.write_text(text)
+        written.rename(self._file)
+
+
+def pipeline(session: StreamSession, report: str, rows_per_s: str) -> None:
+    """``report`` is a directory for reports and ages; ``rows_per_s`` is the rate of all subtasks together."""
+    numbers = session.readStream.format("numbers").options(keys=1, rowNumber=True, rowsPerSecond=int(rows_per_s)).load()
+    (
+        numbers.uid("source")
+        .mapInArrow(stamp, SCHEMA)
+        .uid("stamp")
+        .rebalance()
+        .mapInArrow(Measure(report), "row BIGINT")
+        .uid("measure")
+        .writeStream.format("verify")
+        .options(row="row", report=report, reportIntervalMs=200)
+        .uid("sink")
+        .start()
+    )

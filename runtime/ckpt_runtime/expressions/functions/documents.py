@@ -1,0 +1,473 @@
+"""JSON: ``from_json``, ``to_json``, ``get_json_object`` and their kin."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+import decimal
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from ckpt_runtime.expressions import patterns, texts
+from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import Value, strict
+from ckpt_runtime.expressions.json_reader import (
+    Document,
+    MalformedJson,
+    Members,
+    Number,
+    double_of,
+    is_blank,
+    json_text,
+    number_text,
+    quoted,
+    read_json,
+)
+from ckpt_runtime.expressions.nodes import Call, Literal
+from ckpt_runtime.expressions.rows import EXACT, per_row
+from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
+
+_STRING = pa.string()
+_Convert: TypeAlias = Callable[[Any], Any]
+_FORMATS = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat", "date": "dateFormat"}
+
+
+class _Unfit(Exception):
+    """A value of a document that a type does not take: null in its place."""
+
+
+class _Unsure(Exception):
+    """A value whose text in the document is needed."""
+
+
+def options_of(call: Call, known: frozenset[str]) -> dict[str, str]:
+    """Returns the options of a function. Raises UnsupportedExpressionError for one that the engine does not know."""
+    options = dict(call.settings.get("options") or {})
+    lower = {name.lower(): name for name in known}
+    for name in options:
+        if name.lower() not in lower:
+            raise UnsupportedExpressionError(
+                f"the option {name!r} of {call.function}", f"the engine knows {', '.join(sorted(known))}"
+            )
+    return {lower[name.lower()]: value for name, value in options.items()}
+
+
+@strict("JsonToStructs")
+def _from_json(call: Call) -> Callable[..., Value]:
+    options = options_of(call, frozenset({"mode", *_FORMATS.values()}))
+    if options.get("mode", "PERMISSIVE").upper() != "PERMISSIVE":
+        raise UnsupportedExpressionError(f"from_json in the mode {options['mode']}", "the engine knows PERMISSIVE")
+    type_ = call.type
+    assert isinstance(type_, dict)
+    if type_["type"] == "struct" and any(field["name"] == "_corrupt_record" for field in type_["fields"]):
+        raise UnsupportedExpressionError("from_json with a column _corrupt_record", "give it another name")
+    convert = _converter(type_, str(call.settings.get("zone", "UTC")), options)
+    if type_["type"] == "struct":
+        nothing: Any = {field["name"]: None for field in type_["fields"]}
+    else:
+        nothing = None
+    single = type_["type"] == "array" and type_["elementType"]
+
+    def parse(text: str) -> Any:
+        try:
+            return convert(msgspec.json.decode(text))
+        except (msgspec.DecodeError, _Unsure, _Unfit, RecursionError):
+            pass
+        if is_blank(text):
+            return None
+        try:
+            document = read_json(text, non_numeric=True)
+            if isinstance(document, Members) and isinstance(single, dict) and single["type"] == "struct":
+                document = [document]
+            return nothing if document is None else convert(document)
+        except (MalformedJson, _Unfit):
+            return nothing
+
+    return per_row(parse, arrow_type(type_))
+
+
+def _converter(type_: SparkType, zone: str, options: Mapping[str, str]) -> _Convert:
+    """Returns what takes a document of :func:`read_json`, or of msgspec as long as that has all that counts."""
+    if isinstance(type_, dict):
+        return _nested_converter(type_, zone, options)
+    if is_integral(type_):
+        return _to_integer(type_)
+    if is_fractional(type_):
+        return _to_double
+    if found := decimal_of(type_):
+        return _to_decimal(found)
+    if type_ == "string":
+        return _to_text
+    if type_ == "boolean":
+        return _to_boolean
+    if type_ == "binary":
+        return _to_bytes
+    if type_ in _FORMATS:
+        return _to_time(str(type_), zone, options.get(_FORMATS[str(type_)]))
+    raise UnsupportedExpressionError(f"from_json to the type {type_}")
+
+
+def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, str]) -> _Convert:
+    if type_["type"] == "array":
+        element = _converter(type_["elementType"], zone, options)
+
+        def array(value: Any) -> Any:
+            if not isinstance(value, list) or isinstance(value, Members):
+                raise _unfit(value)
+            return [None if each is None else element(each) for each in value]
+
+        return array
+    if type_["type"] == "map":
+        if type_["keyType"] != "string":
+            raise UnsupportedExpressionError("from_json to a map whose keys are not strings")
+        item = _converter(type_["valueType"], zone, options)
+
+        def entries(value: Any) -> Any:
+            if isinstance(value, dict):
+                raise _Unsure  # names that come twice are kept
+            if not isinstance(value, Members):
+                raise _Unfit
+            return [(name, None if each is None else item(each)) for name, each in value]
+
+        return entries
+    names = [field["name"] for field in type_["fields"]]
+    fields = {field["name"]: _converter(field["type"], zone, options) for field in type_["fields"]}
+    if len(fields) < len(names):
+        raise UnsupportedExpressionError("from_json to a struct with two fields of one name")
+
+    def struct(value: Any) -> Any:
+        row = dict.fromkeys(names)
+        if isinstance(value, dict):
+            for name, convert in fields.items():
+                found = value.get(name)
+                if found is not None:
+                    row[name] = convert(found)  # what does not fit is looked at again, with names that come twice
+            return row
+        if not isinstance(value, Members):
+            raise _Unfit
+        for name, found in value:
+            if name in fields:
+                try:
+                    row[name] = None if found is None else fields[name](found)
+                except _Unfit:
+                    continue
+        return row
+
+    return struct
+
+
+def _unfit(value: Any) -> Exception:
+    return _Unsure() if isinstance(value, dict) else _Unfit()
+
+
+def _to_integer(type_: SparkType) -> _Convert:
+    bits = {"byte": 8, "short": 16, "integer": 32, "long": 64}[str(type_)]
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    most = 255 if bits == 8 else high  # the reader of Spark takes bytes without a sign, too
+
+    def convert(value: Any) -> int:
+        if isinstance(value, Number) and value.is_whole:
+            value = int(value)
+        if type(value) is not int:
+            raise _Unfit
+        if not low <= value <= most:
+            raise _Unfit
+        return int(value) if value <= high else int(value) - 256
+
+    return convert
+
+
+_NOT_FINITE = {
+    **dict.fromkeys(("+INF", "+Infinity", "Infinity"), float("inf")),
+    **dict.fromkeys(("-INF", "-Infinity"), float("-inf")),
+    "NaN": float("nan"),
+}
+
+
+def _to_double(value: Any) -> float:
+    if isinstance(value, Number):
+        return double_of(value)
+    if type(value) in (int, float):
+        return float(value)
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return _NOT_FINITE[value]
+    raise _Unfit
+
+
+def _to_decimal(found: tuple[int, int]) -> _Convert:
+    quantum = decimal.Decimal(1).scaleb(-found[1])
+    limit = decimal.Decimal(10) ** (found[0] - found[1])
+
+    def convert(value: Any) -> decimal.Decimal:
+        if type(value) is float:
+            raise _Unsure
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise _Unfit
+        number = texts.parse_decimal(value.replace(",", "")) if isinstance(value, str) else decimal.Decimal(value)
+        if number is None or not number.is_finite():
+            raise _Unfit
+        rounded = number.quantize(quantum, decimal.ROUND_HALF_UP, EXACT)
+        if abs(rounded) >= limit:
+            raise _Unfit
+        return rounded
+
+    return convert
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, str) and not isinstance(value, Number):
+        return value
+    if isinstance(value, dict | list | int | float) and not isinstance(value, Members | bool):
+        if isinstance(value, list) and not _holds_python_numbers(value):
+            return json_text(value)
+        raise _Unsure
+    return json_text(value)
+
+
+def _holds_python_numbers(value: Any) -> bool:
+    """Whether a list is of msgspec's making; its texts and nulls are the same."""
+    if isinstance(value, Members):
+        return any(_holds_python_numbers(each) for _, each in value)
+    if isinstance(value, list):
+        return any(map(_holds_python_numbers, value))
+    return isinstance(value, dict | int | float) and not isinstance(value, bool)
+
+
+def _to_boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _Unfit
+    return value
+
+
+def _to_bytes(value: Any) -> bytes:
+    if not isinstance(value, str) or isinstance(value, Number):
+        raise _Unfit
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error:
+        raise _Unfit from None
+
+
+def _to_time(type_: str, zone: str, pattern: str | None) -> _Convert:
+    tokens = None if pattern is None else patterns.tokens_of(pattern)
+    of_zone = texts.zone_of(zone) if type_ == "timestamp" else datetime.UTC
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise _Unfit
+        whole = int(value) if isinstance(value, Number) and value.is_whole else value
+        if type_ == "timestamp" and type(whole) is int:
+            return whole * 1_000_000
+        if not isinstance(value, str) or isinstance(value, Number):
+            raise _Unfit
+        if tokens is None:
+            if type_ == "date":
+                date = texts.parse_date(value)
+                if date is None:
+                    raise _Unfit
+                return date
+            found = texts.parse_local(value)
+        else:
+            local = patterns.read(value, tokens)
+            found = None if local is None else (local, None)
+        if found is None:
+            raise _Unfit
+        if type_ == "date":
+            return found[0].date()
+        return texts.micros_of_local(found[0], (found[1] if type_ == "timestamp" else None) or of_zone)
+
+    return convert
+
+
+@strict("StructsToJson")
+def _to_json(call: Call) -> Callable[..., Value]:
+    options = options_of(call, frozenset({"ignoreNullFields", *_FORMATS.values()}))
+    ignore = options.get("ignoreNullFields", "true").lower() == "true"
+    writer = _writer(call.arguments[0].type, str(call.settings.get("zone", "UTC")), options, ignore)
+    return per_row(writer, _STRING)
+
+
+def _writer(type_: SparkType, zone: str, options: Mapping[str, str], ignore_nulls: bool) -> Callable[[Any], str]:
+    if isinstance(type_, dict):
+        return _nested_writer(type_, zone, options, ignore_nulls)
+    if type_ == "boolean":
+        return lambda value: "true" if value else "false"
+    if is_integral(type_) or decimal_of(type_):
+        return str
+    if is_fractional(type_):
+        return lambda value: number_text(value, single=type_ == "float")
+    if type_ == "string":
+        return quoted
+    if type_ == "binary":
+        return lambda value: f'"{base64.b64encode(value).decode()}"'
+    if type_ == "void":
+        return lambda value: "null"
+    if type_ in _FORMATS:
+        return _time_writer(str(type_), zone, options.get(_FORMATS[str(type_)]))
+    raise UnsupportedExpressionError(f"to_json of the type {type_}")
+
+
+def _time_writer(type_: str, zone: str, pattern: str | None) -> Callable[[Any], str]:
+    of_zone = texts.zone_of(zone)
+    tokens = None if pattern is None else patterns.tokens_of(pattern)
+
+    def write(value: Any) -> str:
+        if type_ == "date":
+            local = datetime.datetime.combine(value, datetime.time())
+        else:
+            local = value.astimezone(of_zone) if type_ == "timestamp" else value
+        if tokens is not None:
+            return quoted(patterns.write(local.replace(tzinfo=None), tokens))
+        if type_ == "date":
+            return f'"{texts.date_text(value)}"'
+        time = f"{local.hour:02}:{local.minute:02}:{local.second:02}.{local.microsecond // 1000:03}"
+        return f'"{texts.date_text(local)}T{time}{_offset(local) if type_ == "timestamp" else ""}"'
+
+    return write
+
+
+def _offset(moment: datetime.datetime) -> str:
+    shift = moment.utcoffset()
+    assert shift is not None
+    minutes, _ = divmod(abs(shift), datetime.timedelta(minutes=1))
+    if not minutes:
+        return "Z"
+    return f"{'-' if shift < datetime.timedelta() else '+'}{minutes // 60:02}:{minutes % 60:02}"
+
+
+def _nested_writer(
+    type_: dict[str, Any], zone: str, options: Mapping[str, str], ignore_nulls: bool
+) -> Callable[[Any], str]:
+    def writer(inner: SparkType) -> Callable[[Any], str]:
+        return _writer(inner, zone, options, ignore_nulls)
+
+    if type_["type"] == "array":
+        element = writer(type_["elementType"])
+        return lambda values: "[" + ",".join("null" if v is None else element(v) for v in values) + "]"
+    if type_["type"] == "map":
+        if type_["keyType"] not in ("string", "integer", "long", "short", "byte", "boolean", "double"):
+            raise UnsupportedExpressionError(f"to_json of a map with keys of the type {type_['keyType']}")
+        item, key_type = writer(type_["valueType"]), type_["keyType"]
+        return lambda entries: (
+            "{"
+            + ",".join(
+                f"{quoted(texts.value_text(key, key_type, datetime.UTC))}:{'null' if v is None else item(v)}"
+                for key, v in entries
+            )
+            + "}"
+        )
+    fields = [(field["name"], quoted(field["name"]), writer(field["type"])) for field in type_["fields"]]
+
+    def struct(value: dict[str, Any]) -> str:
+        parts = []
+        for name, text, write in fields:
+            found = value[name]
+            if found is not None:
+                parts.append(f"{text}:{write(found)}")
+            elif not ignore_nulls:
+                parts.append(f"{text}:null")
+        return "{" + ",".join(parts) + "}"
+
+    return struct
+
+
+_STEP = re.compile(r"\.([^.\[]+)|\[\s*(\d+)\s*\]|\[\s*(\*)\s*\]|\['([^'?]+)'\]")
+_EACH = ("each element",)
+
+
+def _steps(path: str) -> tuple[object, ...] | None:
+    """Returns the steps of a path: names, indexes and ``_EACH``; None for a path that finds nothing, as ``$.*``."""
+    if not path.startswith("$"):
+        return None
+    steps: list[object] = []
+    at = 1
+    while at < len(path):
+        found = _STEP.match(path, at)
+        if found is None:
+            return None
+        name = found[1] or found[4]
+        if name == "*":
+            return None
+        if name is not None:
+            steps.append(name)
+        else:
+            steps.append(_EACH if found[2] is None else int(found[2]))
+        at = found.end()
+    return tuple(steps)
+
+
+def _found(document: Document, steps: tuple[Any, ...], style: str) -> list[str]:
+    """Returns what a path finds, as texts of JSON to be put one after the other. ``style`` is raw, quoted or flat."""
+    if not steps:
+        if isinstance(document, str) and not isinstance(document, Number) and style == "raw":
+            return [document]
+        if isinstance(document, list) and not isinstance(document, Members) and style == "flat":
+            return [text for element in list[Any](document) for text in _found(element, (), style)]
+        return [json_text(document)]
+    step, *rest = steps
+    if isinstance(document, Members):
+        values = [value for name, value in document if name == step and value is not None]
+        return next(filter(None, (_found(value, tuple(rest), style) for value in values)), [])
+    if not isinstance(document, list):
+        return []
+    if step == _EACH:
+        return _found_in_elements(list[Any](document), tuple(rest), style)
+    if not isinstance(step, int) or step >= len(document):
+        return []
+    return _found(list[Any](document)[step], tuple(rest), "quoted" if rest and rest[0] == _EACH else style)
+
+
+def _found_in_elements(elements: list[Any], rest: tuple[Any, ...], style: str) -> list[str]:
+    if rest and rest[0] == _EACH:
+        inner = [text for each in elements for text in _found(each, rest[1:], "flat")]
+        return [f"[{','.join(inner)}]"] if inner else []
+    following = {"raw": "quoted", "flat": "flat", "quoted": "quoted"}[style]
+    inner = [",".join(found) for each in elements if (found := _found(each, rest, following))]
+    if not inner:
+        return []
+    if style != "quoted" and len(inner) == 1:
+        return inner
+    return [f"[{','.join(inner)}]"]
+
+
+@strict("GetJsonObject")
+def _get_json_object(call: Call) -> Callable[..., Value]:
+    path = call.arguments[1]
+    if not isinstance(path, Literal):
+        raise UnsupportedExpressionError("get_json_object with a path that is not constant")
+    steps = _steps(path.value) if isinstance(path.value, str) else None
+
+    def get(text: str, _path: str) -> str | None:
+        if steps is None:
+            return None
+        try:
+            found = _found(read_json(text, non_numeric=False), steps, "raw")
+        except MalformedJson:
+            return None
+        return ",".join(found) if found else None
+
+    return per_row(get, _STRING)
+
+
+@strict("LengthOfJsonArray", "JsonObjectKeys")
+def _json_parts(call: Call) -> Callable[..., Value]:
+    def document(text: str) -> Document:
+        try:
+            return read_json(text, non_numeric=False)
+        except MalformedJson:
+            return None
+
+    def length(text: str) -> int | None:
+        found = document(text)
+        return len(found) if isinstance(found, list) and not isinstance(found, Members) else None
+
+    def keys(text: str) -> list[str] | None:
+        found = document(text)
+        return [name for name, _ in found] if isinstance(found, Members) else None
+
+    return per_row(length if call.function == "LengthOfJsonArray" else keys, arrow_type(call.type))

@@ -1,0 +1,84 @@
+"""Reads calls of aggregate functions in Spark's analyzed plans: what they are beside a function and its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.nodes import Call, Expression, Literal, Mode
+
+FILTERED = "filtered"
+"""The setting of an aggregate whose last argument is the condition of its ``FILTER``."""
+_IGNORES_NULLS = {"ignoreNulls": lambda jvm: bool(jvm.ignoreNulls())}
+_ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "First": _IGNORES_NULLS,
+    "Last": _IGNORES_NULLS,
+    "AnyValue": _IGNORES_NULLS,
+    "CollectList": _IGNORES_NULLS,
+    "CollectSet": _IGNORES_NULLS,
+    "Percentile": {"reverse": lambda jvm: bool(jvm.reverse())},
+    "Mode": {"reverse": lambda jvm: bool(jvm.reverseOpt().isDefined())},
+}
+"""Settings that the text of a tree lacks, by function."""
+_MODES: dict[str, Callable[[Any], Any]] = {
+    "Sum": lambda jvm: jvm.evalContext().evalMode(),
+    "Average": lambda jvm: jvm.evalMode(),
+}
+_EVAL_MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
+_SAME_WHEN_DISTINCT = frozenset({"Min", "Max", "BoolAnd", "BoolOr", "CollectSet", "BitAndAgg", "BitOrAgg"})
+
+
+def aggregate_call(expression: Any, function: Expression, condition: Expression | None) -> Call:
+    """Returns the call of an aggregate, with the setting ``aggregate``.
+
+    ``expression`` is Spark's ``AggregateExpression``, ``function`` the call inside of it. Raises
+    UnsupportedExpressionError for what the engine does not compute as Spark does.
+    """
+    assert isinstance(function, Call)
+    jvm = expression.aggregateFunction()
+    name, arguments = function.function, function.arguments
+    settings: dict[str, Any] = {"aggregate": True}
+    settings |= {key: read(jvm) for key, read in _ASKED.get(name, {}).items()}
+    if expression.isDistinct() and name not in _SAME_WHEN_DISTINCT:
+        if name != "Count" or len(arguments) != 1:
+            raise UnsupportedExpressionError(f"{name} with DISTINCT", "only a count of one column takes DISTINCT")
+        name = "CountDistinct"
+    if settings.get("ignoreNulls") is False and name in ("CollectList", "CollectSet"):
+        raise UnsupportedExpressionError(f"{name} with RESPECT NULLS")
+    if settings.pop("reverse", False):
+        raise UnsupportedExpressionError(f"{name} with WITHIN GROUP", "call the function without an order")
+    if name == "Percentile":
+        settings["percentages"], arguments = _percentages(arguments)
+    mode = function.mode
+    if name in _MODES:
+        mode = _EVAL_MODES[_MODES[name](jvm).toString()]
+    if condition is not None:
+        # Spark evaluates the arguments for rows that count only: others may make them fail.
+        arguments = tuple(_only_if(condition, argument) for argument in arguments)
+        arguments, settings[FILTERED] = (*arguments, condition), True
+    return Call(name, arguments, function.type, mode, settings)
+
+
+def _only_if(condition: Expression, argument: Expression) -> Expression:
+    if isinstance(argument, Literal):
+        return argument
+    return Call("If", (condition, argument, Literal(None, argument.type)), argument.type)
+
+
+def _percentages(arguments: tuple[Expression, ...]) -> tuple[Any, tuple[Expression, ...]]:
+    value, shares, frequency = arguments
+    if not isinstance(frequency, Literal) or frequency.value != "1":
+        raise UnsupportedExpressionError("percentile with a frequency")
+    several = isinstance(shares, Call) and shares.function == "CreateArray"
+    parts = shares.arguments if isinstance(shares, Call) and several else (shares,)
+    constants = [_constant(part) for part in parts]
+    return (constants if several else constants[0]), (value,)
+
+
+def _constant(share: Expression) -> float:
+    while isinstance(share, Call) and share.function == "Cast":
+        share = share.arguments[0]
+    if not isinstance(share, Literal) or not isinstance(share.value, str):
+        raise UnsupportedExpressionError("percentile", "its percentages must be constants")
+    return float(share.value)

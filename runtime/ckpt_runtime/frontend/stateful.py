@@ -1,0 +1,307 @@
+"""From typed stateful relations to operators: aggregations over keys, windows and sessions, and deduplication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
+from ckpt_runtime.expressions.types import SparkType, arrow_type
+from ckpt_runtime.frontend.typed_plan import (
+    Aggregate,
+    Deduplicate,
+    Expand,
+    PlanNode,
+    Project,
+    TypedAggregate,
+    TypedColumn,
+)
+from ckpt_runtime.graph import specs
+from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.logical import LogicalInput
+from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
+
+if TYPE_CHECKING:
+    from ckpt_runtime.frontend.capture import CapturedQuery
+    from ckpt_runtime.frontend.mapping import QueryMapper
+
+_RUNNING = {"Sum": "sum", "Count": "count", "Min": "min", "Max": "max", "Average": "avg"}
+"""Aggregates that update a key's value in place, without a row of state for each change."""
+_LONGEST_NAME = 80
+
+
+def check_output_mode(query: CapturedQuery) -> str:
+    """Returns the output mode of a query. Raises PlanError where Spark or the engine does not allow it."""
+    mode = str(query.start.output_mode or "append").lower()
+    nodes = query.analysis.nodes
+    groupings = [node for node in nodes if isinstance(node, Aggregate)]
+    stateful = [node for node in nodes if isinstance(node, Aggregate | Deduplicate)]
+    if mode not in ("append", "update"):
+        raise PlanError(
+            "outputMode",
+            f"{mode!r} is not supported: use update, which gives each group that has changed, and keep the last row of "
+            "each key where it is written",
+        )
+    if mode == "append" and any(node.event_time is None for node in groupings):
+        raise PlanError(
+            "outputMode",
+            "an aggregation in append mode needs a key of event time, to know when a group ends: call withWatermark "
+            "and group by a window of that column, or use update",
+        )
+    if mode != "append" and len(stateful) > 1:
+        raise PlanError("outputMode", f"several stateful operations in a row need append, not {mode}, as in Spark")
+    for node in groupings:
+        if node.session is not None and mode == "update":
+            raise PlanError("outputMode", "session windows cannot be updated, as in Spark; use append")
+        if node.session is not None and len(node.keys) == 1:
+            raise PlanError("session_window", "it needs another column in groupBy, as in Spark")
+    return mode
+
+
+def add_stateful(
+    mapper: QueryMapper,
+    node: Aggregate | Expand | Deduplicate,
+    nodes: Sequence[PlanNode],
+    inputs: tuple[LogicalInput, ...],
+) -> tuple[LogicalInput, ...]:
+    """Adds the operators of a node and returns what their rows come from. Raises PlanError."""
+    below = nodes[node.inputs[0]]
+    schema = arrow_schema(node.columns)
+    if isinstance(node, Expand):
+        return mapper.apply(specs.ExpandSpec(node.rows, schema), inputs, schema, node.plan_id)
+    if isinstance(node, Deduplicate):
+        return _deduplicate(mapper, node, below, inputs)
+    assert isinstance(below, Project)
+    names = [column.name for column in nodes[below.inputs[0]].columns]
+    return _Grouping(node, below, names).add(mapper, inputs)
+
+
+class _Grouping:
+    """One aggregation. Keys that are structs, such as windows, are grouped by their fields."""
+
+    def __init__(self, node: Aggregate, below: Project, names: Sequence[str]) -> None:
+        self._node = node
+        self._below = below
+        self._names = _UniqueNames()
+        self._flat: list[tuple[str, Expression]] = []
+        self._keys: list[str] = []
+        self._leaf_names: list[str] = []
+        self._session: tuple[str, str] | None = None
+        self._event_time: str | None = None
+        self._texts = [described(expression, names) for expression in below.expressions]
+        for position in node.keys:
+            self._add_key(position)
+        if not self._keys:
+            self._keys.append("all")
+            self._flat.append(("all", Literal("0", "integer")))
+        arguments = sorted({at for aggregate in node.aggregates for at in aggregate.arguments})
+        self._arguments = {at: f"argument{at}" for at in arguments}
+        self._flat += [(self._arguments[at], Column(at, below.columns[at].type)) for at in arguments]
+        self._schema = pa.schema([(name, arrow_type(expression.type)) for name, expression in self._flat])
+
+    def _add_key(self, position: int) -> None:
+        leaves = [
+            (self._names.of(self._texts[position] + path), leaf)
+            for path, leaf in _leaves(Column(position, self._below.columns[position].type))
+        ]
+        names = [name for name, _ in leaves]
+        self._leaf_names += names
+        for name, leaf in leaves:
+            kind = arrow_type(leaf.type)
+            if pa.types.is_nested(kind) or pa.types.is_null(kind):
+                raise PlanError("groupBy", f"key {name!r} has type {kind}, which cannot be a key")
+        self._flat += leaves
+        if position == self._node.event_time:
+            self._event_time = names[-1]  # the end of a window
+        if position == self._node.session:
+            self._session = (names[0], names[1])
+        else:
+            self._keys += names
+
+    def add(self, mapper: QueryMapper, inputs: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
+        node, keys = self._node, tuple(self._keys)
+        prepared = mapper.apply(specs.EvaluateSpec(tuple(self._flat), self._schema), inputs, self._schema, None)
+        by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, keys) for edge in prepared)
+        running = self._running(mapper.output_mode)
+        spec: specs.AggregateSpec | specs.GroupSpec
+        if running is not None:
+            spec, output = running
+        else:
+            aggregates = tuple(self._group_aggregate(aggregate) for aggregate in node.aggregates)
+            spec = specs.GroupSpec(self._schema, keys, aggregates, mapper.output_mode, self._event_time, self._session)
+            output = spec.output_schema
+        grouped = mapper.apply(spec, by_key, output, node.plan_id)
+        places = iter(self._leaf_names)
+        columns = [
+            _rebuilt(self._below.columns[position].type, lambda: output.names.index(next(places)))
+            for position in node.keys
+        ]
+        first = len(output.names) - len(node.aggregates)
+        columns += [Column(first + at, aggregate.type) for at, aggregate in enumerate(node.aggregates)]
+        outcome = arrow_schema(node.columns)
+        result = specs.EvaluateSpec(tuple(zip(outcome.names, columns, strict=True)), outcome)
+        return mapper.apply(result, grouped, outcome, None)
+
+    def _running(self, mode: str) -> tuple[specs.AggregateSpec, pa.Schema] | None:
+        """The running aggregates that do the same with less work; None when there are none."""
+        node = self._node
+        if mode != "update" or node.event_time is not None:
+            return None
+        aggregates = []
+        for at, aggregate in enumerate(node.aggregates):
+            function = _RUNNING.get(aggregate.function)
+            if function is None or len(aggregate.arguments) > 1 or aggregate.filtered or aggregate.mode != "ansi":
+                return None
+            column = None if self._counts_rows(aggregate) else self._arguments[aggregate.arguments[0]]
+            aggregates.append(specs.Aggregate(function, column, f"result{at}"))
+        spec = specs.AggregateSpec(tuple(self._keys), tuple(aggregates))
+        try:
+            return spec, aggregate_output_schema(self._schema, spec)
+        except SchemaDerivationError:
+            return None
+
+    def _counts_rows(self, aggregate: TypedAggregate) -> bool:
+        """Whether a count is of rows: its argument is a constant, as Spark writes ``count(*)``."""
+        if aggregate.function != "Count":
+            return False
+        arguments = [self._below.expressions[at] for at in aggregate.arguments]
+        return all(isinstance(argument, Literal) and argument.value is not None for argument in arguments)
+
+    def _group_aggregate(self, aggregate: TypedAggregate) -> GroupAggregate:
+        function = AGGREGATES.get(aggregate.function)
+        if function is None:
+            raise PlanError("agg", f"the aggregate {aggregate.function} is not supported yet")
+        condition = aggregate.arguments[-1:] if aggregate.filtered else ()
+        own = aggregate.arguments[: len(aggregate.arguments) - len(condition)]
+        types = tuple(arrow_type(self._below.columns[at].type) for at in own)
+        if not function.accepts(types):
+            given = ", ".join(map(str, types))
+            raise PlanError("agg", f"the aggregate {aggregate.function} does not take columns of type {given}")
+        text = f"{aggregate.function}({', '.join(self._texts[at] for at in own)})"
+        text += "".join(f" filter ({self._texts[at]})" for at in condition)
+        if aggregate.settings:
+            text += f" {msgspec.json.encode(aggregate.settings, order='sorted').decode()}"
+        own = () if self._counts_rows(aggregate) and not aggregate.filtered else own
+        return GroupAggregate(
+            aggregate.function,
+            tuple(self._arguments[at] for at in (*own, *condition)),
+            self._names.of(text),
+            arrow_type(aggregate.type),
+            aggregate.mode == "ansi",
+            aggregate.filtered,
+            aggregate.settings,
+        )
+
+
+def _deduplicate(
+    mapper: QueryMapper, node: Deduplicate, below: PlanNode, inputs: tuple[LogicalInput, ...]
+) -> tuple[LogicalInput, ...]:
+    """Adds the keys to the rows, passes the first row of each, and takes the keys away again."""
+    names = _UniqueNames()
+    flat: list[tuple[str, Expression]] = [
+        (names.of(f"column{at}"), Column(at, column.type)) for at, column in enumerate(below.columns)
+    ]
+    late: str | None = None
+    forget_by: str | None = None
+    if node.event_time is not None:
+        late = names.of("event time")
+        flat.append((late, _leaves(Column(node.event_time, below.columns[node.event_time].type))[-1][1]))
+    keys: list[str] = []
+    for position in node.keys:
+        column = below.columns[position]
+        for path, leaf in _leaves(Column(position, column.type)):
+            kind = arrow_type(leaf.type)
+            if pa.types.is_nested(kind) or pa.types.is_null(kind):
+                raise PlanError("dropDuplicates", f"column {column.name!r} has type {kind}, which cannot be a key")
+            keys.append(names.of(column.name + path))
+            flat.append((keys[-1], leaf))
+        if position == node.event_time:
+            forget_by = keys[-1]
+    schema = pa.schema([(name, arrow_type(leaf.type)) for name, leaf in flat])
+    prepared = mapper.apply(specs.EvaluateSpec(tuple(flat), schema), inputs, schema, None)
+    by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, tuple(keys)) for edge in prepared)
+    spec = specs.DeduplicateSpec(
+        schema, tuple(keys), late, forget_by if node.within_ms is None else None, node.within_ms
+    )
+    passed = mapper.apply(spec, by_key, schema, node.plan_id)
+    outcome = arrow_schema(node.columns)
+    columns = [(name, tree) for name, (_, tree) in zip(outcome.names, flat, strict=False)]
+    return mapper.apply(specs.EvaluateSpec(tuple(columns), outcome), passed, outcome, None)
+
+
+class _UniqueNames:
+    """Names of columns in state: they say what a column holds, so that they stay when others come and go."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def of(self, text: str) -> str:
+        """Returns the text, shortened if it is long, and different from all names before."""
+        if len(text) > _LONGEST_NAME:
+            text = f"{text[: _LONGEST_NAME - 9]}~{sha256(text.encode()).hexdigest()[:8]}"
+        name, number = text, 2
+        while name in self._taken:
+            name, number = f"{text}#{number}", number + 1
+        self._taken.add(name)
+        return name
+
+
+def described(tree: Expression, names: Sequence[str]) -> str:
+    """Returns a text for an expression over columns with these names; equal for equal expressions."""
+    match tree:
+        case Column():
+            return names[tree.index]
+        case Literal():
+            return str(tree.value)
+        case Variable():
+            return "_"
+        case Lambda():
+            return described(tree.body, names)
+    text = f"{tree.function}({', '.join(described(argument, names) for argument in tree.arguments)})"
+    if tree.function == "Cast":
+        text += f":{tree.type}"
+    return text + (f" {msgspec.json.encode(tree.settings, order='sorted').decode()}" if tree.settings else "")
+
+
+def _is_window(kind: SparkType) -> bool:
+    """Whether a type is that of windows, which are never null."""
+    if not isinstance(kind, dict) or kind["type"] != "struct":
+        return False
+    fields = [(field["name"], field["type"]) for field in kind["fields"]]
+    return fields in ([("start", time), ("end", time)] for time in ("timestamp", "timestamp_ntz"))
+
+
+def _leaves(expression: Expression) -> list[tuple[str, Expression]]:
+    """The values that a key is compared by, with their paths: of a struct, whether it is null, and its fields."""
+    kind = expression.type
+    if not isinstance(kind, dict) or kind["type"] != "struct":
+        return [("", expression)]
+    fields = [
+        (f".{field['name']}", Call("GetStructField", (expression,), field["type"], settings={"ordinal": at}))
+        for at, field in enumerate(kind["fields"])
+    ]
+    leaves = [(name + path, leaf) for name, field in fields for path, leaf in _leaves(field)]
+    return leaves if _is_window(kind) else [(" is null", Call("IsNull", (expression,), "boolean")), *leaves]
+
+
+def _rebuilt(kind: SparkType, place: Callable[[], int]) -> Expression:
+    """Returns the key that was cut into leaves, whose columns ``place`` gives in their order."""
+    if not isinstance(kind, dict) or kind["type"] != "struct":
+        return Column(place(), kind)
+    missing = None if _is_window(kind) else Column(place(), "boolean")
+    arguments: list[Expression] = []
+    for field in kind["fields"]:
+        arguments += [Literal(field["name"], "string"), _rebuilt(field["type"], place)]
+    struct = Call("CreateNamedStruct", tuple(arguments), kind)
+    return struct if missing is None else Call("If", (missing, Literal(None, kind), struct), kind)
+
+
+def arrow_schema(columns: tuple[TypedColumn, ...]) -> pa.Schema:
+    """Returns the Arrow schema of typed columns."""
+    return pa.schema([(column.name, arrow_type(column.type)) for column in columns])

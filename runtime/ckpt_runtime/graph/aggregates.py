@@ -1,0 +1,128 @@
+"""The table of Spark's aggregate functions that the engine computes over groups, and what may be given to each.
+
+Result types are Spark's. ``operators/aggregates`` has the accumulator of each entry, by the entry's ``accumulator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+Types = tuple[pa.DataType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAggregate:
+    """One aggregate of a grouping.
+
+    ``function`` is the name of Spark's class, ``columns`` are its arguments, ``name`` is unique within the grouping and
+    stays when others come and go: state is kept under it. With ``filtered`` the last column is a condition; rows for
+    which it is not true do not count.
+    """
+
+    function: str
+    columns: tuple[str, ...]
+    name: str
+    result: pa.DataType
+    ansi: bool = True
+    filtered: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateFunction:
+    """``accepts`` says whether it takes arguments of these types; ``sentence`` says what it gives."""
+
+    accumulator: str
+    accepts: Callable[[Types], bool]
+    sentence: str
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(_is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Values that can be ordered and told apart by Arrow's kernels."""
+    return _is_fixed(kind) or bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _anything(_: Types) -> bool:
+    return True
+
+
+def _summed(types: Types) -> bool:
+    return _is_number(types[0]) or bool(pa.types.is_duration(types[0]))
+
+
+def _averaged(types: Types) -> bool:
+    return bool(pa.types.is_integer(types[0]) or pa.types.is_floating(types[0]) or pa.types.is_decimal(types[0]))
+
+
+def _ordered(types: Types) -> bool:
+    return _is_plain(types[0])
+
+
+def _ordered_by(types: Types) -> bool:
+    return _is_plain(types[1])
+
+
+def _doubles(types: Types) -> bool:
+    return all(pa.types.is_float64(kind) for kind in types)
+
+
+def _integers(types: Types) -> bool:
+    return bool(pa.types.is_integer(types[0]))
+
+
+def _booleans(types: Types) -> bool:
+    return bool(pa.types.is_boolean(types[0]))
+
+
+def _numbers_of_64_bits(types: Types) -> bool:
+    return bool(pa.types.is_integer(types[0]) or pa.types.is_floating(types[0]))
+
+
+_F = AggregateFunction
+AGGREGATES: Mapping[str, AggregateFunction] = {
+    "Count": _F("count", _anything, "the number of rows in which no argument is null"),
+    "CountIf": _F("count_if", _booleans, "the number of rows for which the condition is true"),
+    "Sum": _F("sum", _summed, "the sum"),
+    "Average": _F("average", _averaged, "the mean"),
+    "Min": _F("extreme", _ordered, "the least value"),
+    "Max": _F("extreme", _ordered, "the greatest value"),
+    "BoolAnd": _F("extreme", _booleans, "whether all values are true"),
+    "BoolOr": _F("extreme", _booleans, "whether some value is true"),
+    "First": _F("picked", _anything, "the value that came first"),
+    "Last": _F("picked", _anything, "the value that came last"),
+    "AnyValue": _F("picked", _anything, "the value that came first"),
+    "MinBy": _F("picked_by", _ordered_by, "the value beside the least value of another column"),
+    "MaxBy": _F("picked_by", _ordered_by, "the value beside the greatest value of another column"),
+    "Product": _F("product", _doubles, "the product"),
+    "BitAndAgg": _F("bits", _integers, "the bits that all values have"),
+    "BitOrAgg": _F("bits", _integers, "the bits that some value has"),
+    "BitXorAgg": _F("bits", _integers, "the bits that an odd number of values have"),
+    "StddevSamp": _F("moments", _doubles, "the standard deviation of a sample"),
+    "StddevPop": _F("moments", _doubles, "the standard deviation of all values"),
+    "VarianceSamp": _F("moments", _doubles, "the variance of a sample"),
+    "VariancePop": _F("moments", _doubles, "the variance of all values"),
+    "Skewness": _F("moments", _doubles, "the skewness"),
+    "Kurtosis": _F("moments", _doubles, "the excess kurtosis"),
+    "CovPopulation": _F("comoments", _doubles, "the covariance of all pairs"),
+    "CovSample": _F("comoments", _doubles, "the covariance of a sample of pairs"),
+    "Corr": _F("comoments", _doubles, "Pearson's correlation"),
+    "CollectList": _F("list", _anything, "all values that are not null, in the order in which they came"),
+    "CollectSet": _F("set", _ordered, "the distinct values that are not null, in the order in which they came"),
+    "CountDistinct": _F("set", _ordered, "the number of distinct values that are not null"),
+    "Percentile": _F("percentile", _numbers_of_64_bits, "the exact percentile, interpolated between neighbours"),
+    "Median": _F("percentile", _numbers_of_64_bits, "the exact percentile 0.5"),
+    "Mode": _F("mode", _ordered, "the most frequent value"),
+}
+"""By the name of Spark's class. ``CountDistinct`` stands for a count with DISTINCT."""

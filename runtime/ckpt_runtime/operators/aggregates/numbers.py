@@ -1,0 +1,263 @@
+"""Aggregates whose state is one number or a few for each group: counts, sums, means, extremes, products, bits."""
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_UP, Context, Decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.graph.aggregates import GroupAggregate
+from ckpt_runtime.operators.aggregates.accumulator import (
+    AggregateFailedError,
+    GroupAccumulator,
+    Rows,
+    array_of,
+    floats,
+    integers,
+    joined,
+    taken,
+)
+from ckpt_runtime.state import columns
+from ckpt_runtime.state.columns import NO_BITMAP, AnyArray
+from ckpt_runtime.state.kernels import group_kernels as kernels
+from ckpt_runtime.state.kernels.compiler import read_only
+
+_WIDE = 76
+_EXACT = Context(prec=80)
+
+
+def _counted(groups: int, old: Rows, new: Rows, valid: pa.Array | None) -> AnyArray:
+    """Counts of stored counts and of new rows that are not null in ``valid``; None counts all rows."""
+    counts = np.zeros(groups, dtype=np.int64)
+    if len(old.groups):
+        stored = integers(old.columns[0])
+        kernels.add_int64(
+            old.groups, stored.values, stored.bitmap, stored.bit_offset, False, counts, np.zeros(groups, np.uint8)
+        )
+    bitmap, bit_offset = (NO_BITMAP, 0) if valid is None else columns.validity(valid)
+    kernels.count_rows(new.groups, bitmap, bit_offset, counts)
+    return counts
+
+
+class Count(GroupAccumulator):
+    """Counts rows without nulls in the arguments."""
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        self.stored = [self.field("", pa.int64())]
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        return [columns.arrow_from_numpy(pa.int64(), _counted(groups, old, new, self._counted_column(new.columns)))]
+
+    def _counted_column(self, arguments: list[pa.Array]) -> pa.Array | None:
+        nullable = [columns.plain(column) for column in arguments if column.null_count]
+        if len(nullable) <= 1:
+            return nullable[0] if nullable else None
+        valid = nullable[0].is_valid()
+        for column in nullable[1:]:
+            valid = pc.and_(valid, column.is_valid())
+        return pc.if_else(valid, True, None)
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        return pc.fill_null(stored[0], 0)
+
+
+class CountIf(Count):
+    """Counts rows whose condition is true."""
+
+    def _counted_column(self, arguments: list[pa.Array]) -> pa.Array | None:
+        return pc.if_else(columns.plain(arguments[0]), True, None)
+
+
+class Sum(GroupAccumulator):
+    """Sums of integers and durations in 64 bits, of floats in order, of decimals exactly."""
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        self._decimal = pa.types.is_decimal(inputs[0])
+        self._floating = pa.types.is_floating(inputs[0])
+        self.stored = [self.field("", aggregate.result)]
+        if self._decimal:
+            # A sum that has overflown stays null, as in Spark: null with rows is told from no rows by the count.
+            self.stored.append(self.field("rows", pa.int64()))
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        if self._decimal:
+            return self._decimals(groups, old, new)
+        has = np.zeros(groups, dtype=np.uint8)
+        sums = np.zeros(groups, dtype=np.float64 if self._floating else np.int64)
+        for rows in (old, new):
+            if not len(rows.groups):
+                continue
+            if self._floating:
+                column = floats(rows.columns[0])
+                kernels.add_float64(rows.groups, column.values, column.bitmap, column.bit_offset, sums, has)
+                continue
+            column = integers(rows.columns[0])
+            given = (rows.groups, column.values, column.bitmap, column.bit_offset)
+            if (row := kernels.add_int64(*given, self._checked, sums, has)) >= 0:
+                raise AggregateFailedError(
+                    f"{self.aggregate.name} left the range of 64 bits when it added {int(column.values[row])} to "
+                    f"{int(sums[rows.groups[row]])}; use try_sum, or cast the column to a decimal"
+                )
+        return [array_of(self.aggregate.result, sums, has)]
+
+    @property
+    def _checked(self) -> bool:
+        return self.aggregate.ansi or pa.types.is_duration(self.inputs[0])
+
+    def _decimals(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        counts = _counted(groups, Rows(old.groups, old.columns[1:]), new, new.columns[0])
+        lost = np.zeros(groups, dtype=bool)
+        if len(old.groups):
+            gone = pc.and_(pc.is_null(old.columns[0]), pc.greater(pc.fill_null(old.columns[1], 0), 0))
+            lost[old.groups[np.asarray(gone)]] = True
+        sums = decimal_sums(groups, old, new)
+        kind = self.aggregate.result
+        limit = Decimal(10) ** (kind.precision - kind.scale)
+        bound = pa.scalar(limit, sums.type)
+        over = np.asarray(pc.fill_null(pc.greater_equal(pc.abs(sums), bound), False))
+        if self.aggregate.ansi and over.any():
+            raise AggregateFailedError(
+                f"{self.aggregate.name} does not fit {kind}; use try_sum, or cast the column to a wider decimal"
+            )
+        missing = over | lost | (counts == 0)
+        sums = pc.if_else(pa.array(missing), None, sums)
+        return [sums.cast(kind), columns.arrow_from_numpy(pa.int64(), counts)]
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        return stored[0]
+
+
+def decimal_sums(groups: int, old: Rows, new: Rows) -> pa.Array:
+    """Exact sums of the first columns, null for groups without values, as decimals of 256 bits."""
+    numbers = joined(old.groups, new.groups)
+    parts = [rows.columns[0] for rows in (old, new) if len(rows.groups)]
+    scale = parts[-1].type.scale
+    wide = [part.cast(pa.decimal256(_WIDE, scale)) for part in parts]
+    table = pa.table({"group": numbers, "value": pa.chunked_array(wide)})
+    summed = table.group_by("group", use_threads=False).aggregate([("value", "sum")])
+    places = np.full(groups, -1, dtype=np.int64)
+    places[summed["group"].to_numpy()] = np.arange(summed.num_rows)
+    return taken([summed["value_sum"].combine_chunks()], places)
+
+
+class Average(GroupAccumulator):
+    """Means, kept as a sum and a count: floats in order, decimals exactly."""
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        kind = inputs[0]
+        self._decimal = pa.types.is_decimal(kind)
+        wide = pa.decimal128(min(kind.precision + 10, 38), kind.scale) if self._decimal else pa.float64()
+        self.stored = [self.field("sum", wide), self.field("count", pa.int64())]
+        self._sum = (
+            Sum(GroupAggregate("Sum", (), aggregate.name, wide, aggregate.ansi), inputs) if self._decimal else None
+        )
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        if self._sum is not None:
+            return self._sum.combined(groups, old, new)
+        counts = _counted(groups, Rows(old.groups, old.columns[1:]), new, columns.plain(new.columns[0]))
+        sums, has = np.zeros(groups, dtype=np.float64), np.zeros(groups, dtype=np.uint8)
+        for rows in (old, new):
+            if len(rows.groups):
+                column = floats(rows.columns[0])
+                kernels.add_float64(rows.groups, column.values, column.bitmap, column.bit_offset, sums, has)
+        return [array_of(pa.float64(), sums), columns.arrow_from_numpy(pa.int64(), counts)]
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        sums, counts = stored[0], pc.fill_null(stored[1], 0)
+        if self._sum is None:
+            return pc.divide(sums, pc.if_else(pc.equal(counts, 0), None, counts.cast(pa.float64())))
+        kind = self.aggregate.result
+        step = Decimal(1).scaleb(-kind.scale)
+        means = [
+            None if total is None or not count else _EXACT.divide(total, count).quantize(step, ROUND_HALF_UP, _EXACT)
+            for total, count in zip(sums.to_pylist(), counts.to_pylist(), strict=True)
+        ]
+        return pa.array(means, kind)
+
+
+class Extreme(GroupAccumulator):
+    """Least and greatest values: numbers by a kernel, all others by their ranks among the values at hand."""
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        kind = inputs[0]
+        self._greatest = aggregate.function in ("Max", "BoolOr")
+        self._floating = pa.types.is_floating(kind)
+        self._fixed = self._floating or columns.is_integer_like(kind)
+        self.stored = [self.field("", aggregate.result)]
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        if not self._fixed:
+            parts = [columns.plain(rows.columns[0]) for rows in (old, new) if len(rows.groups)]
+            picked = picked_rows(groups, joined(old.groups, new.groups), parts, greatest=self._greatest, later=False)
+            return [taken(parts, picked)]
+        has = np.zeros(groups, dtype=np.uint8)
+        best = np.zeros(groups, dtype=np.float64 if self._floating else np.int64)
+        for rows in (old, new):
+            if not len(rows.groups):
+                continue
+            column = floats(rows.columns[0]) if self._floating else integers(rows.columns[0])
+            update = kernels.extreme_float64 if self._floating else kernels.extreme_int64
+            update(rows.groups, column.values, column.bitmap, column.bit_offset, self._greatest, best, has)
+        return [array_of(self.aggregate.result, best, has)]
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        return stored[0]
+
+
+def picked_rows(groups: int, numbers: AnyArray, parts: list[pa.Array], *, greatest: bool, later: bool) -> AnyArray:
+    """The row with the least or the greatest value for each group, -1 for a group of nulls; NaN is the greatest."""
+    whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    ranks = pc.rank(whole, sort_keys="ascending", tiebreaker="dense").cast(pa.int64())
+    values = ranks.to_numpy()
+    picked = np.full(groups, -1, dtype=np.int64)
+    bitmap, bit_offset = columns.validity(whole)
+    kernels.pick_rows(numbers, read_only(values if greatest else -values), bitmap, bit_offset, later, picked)
+    return picked
+
+
+class Product(GroupAccumulator):
+    """Products of floats, in order."""
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        self.stored = [self.field("", pa.float64())]
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        products, has = np.zeros(groups, dtype=np.float64), np.zeros(groups, dtype=np.uint8)
+        for rows in (old, new):
+            if len(rows.groups):
+                column = floats(rows.columns[0])
+                kernels.multiply_float64(rows.groups, column.values, column.bitmap, column.bit_offset, products, has)
+        return [array_of(pa.float64(), products, has)]
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        return stored[0]
+
+
+class Bits(GroupAccumulator):
+    """Combined bits of integers."""
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        operations = {"BitAndAgg": kernels.AND, "BitOrAgg": kernels.OR, "BitXorAgg": kernels.XOR}
+        self._operation = operations[aggregate.function]
+        self.stored = [self.field("", aggregate.result)]
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        bits, has = np.zeros(groups, dtype=np.int64), np.zeros(groups, dtype=np.uint8)
+        for rows in (old, new):
+            if len(rows.groups):
+                column = integers(rows.columns[0])
+                given = (rows.groups, column.values, column.bitmap, column.bit_offset)
+                kernels.combine_bits(*given, self._operation, bits, has)
+        return [array_of(self.aggregate.result, bits, has)]
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        return stored[0]

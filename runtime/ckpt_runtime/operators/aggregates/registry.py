@@ -1,0 +1,37 @@
+"""The accumulator of each entry of the table of aggregate functions."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate
+from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator
+from ckpt_runtime.operators.aggregates.numbers import Average, Bits, Count, CountIf, Extreme, Product, Sum
+from ckpt_runtime.operators.aggregates.statistics import Comoments, Moments
+from ckpt_runtime.operators.aggregates.values import Distinct, Listed, MostFrequent, Percentiles, Picked, PickedBy
+from ckpt_runtime.state.columns import decoded_type
+
+ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
+    "count": Count,
+    "count_if": CountIf,
+    "sum": Sum,
+    "average": Average,
+    "extreme": Extreme,
+    "picked": Picked,
+    "picked_by": PickedBy,
+    "product": Product,
+    "bits": Bits,
+    "moments": Moments,
+    "comoments": Comoments,
+    "list": Listed,
+    "set": Distinct,
+    "percentile": Percentiles,
+    "mode": MostFrequent,
+}
+
+
+def accumulator_for(aggregate: GroupAggregate, schema: pa.Schema) -> GroupAccumulator:
+    """Returns the accumulator of an aggregate over rows of this schema."""
+    arguments = aggregate.columns[:-1] if aggregate.filtered else aggregate.columns
+    inputs = [decoded_type(schema.field(name).type) for name in arguments]
+    return ACCUMULATORS[AGGREGATES[aggregate.function].accumulator](aggregate, inputs)

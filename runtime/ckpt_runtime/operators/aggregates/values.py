@@ -1,0 +1,173 @@
+"""Aggregates whose state is values themselves: one that was picked, a list of all, or the distinct ones."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.graph.aggregates import GroupAggregate
+from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, array_of, joined, taken
+from ckpt_runtime.operators.aggregates.numbers import picked_rows
+from ckpt_runtime.state import columns
+from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
+from ckpt_runtime.state.kernels import group_kernels as kernels
+from ckpt_runtime.state.kernels.compiler import read_only
+
+
+class Picked(GroupAccumulator):
+    """The first or the last value that came, with or without nulls."""
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        self._later = aggregate.function == "Last"
+        self._skips_nulls = bool(aggregate.settings.get("ignoreNulls"))
+        self.stored = [self.field("", aggregate.result), self.field("set", pa.bool_())]
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        values = columns.plain(new.columns[0])
+        counts = values.is_valid() if self._skips_nulls else pa.repeat(pa.scalar(True), len(values))
+        parts, given = [values], [counts]
+        if len(old.groups):
+            parts, given = [old.columns[0], values], [pc.fill_null(old.columns[1], False), counts]
+        whole = pc.if_else(pa.concat_arrays(given), True, None)
+        picked = np.full(groups, -1, dtype=np.int64)
+        ranks = read_only(np.zeros(len(whole), dtype=np.int64))
+        numbers = joined(old.groups, new.groups)
+        kernels.pick_rows(numbers, ranks, *columns.validity(whole), self._later, picked)
+        return [taken(parts, picked), pa.array(picked >= 0)]
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        return stored[0]
+
+
+class PickedBy(GroupAccumulator):
+    """The value in the row with the least or the greatest value of another column; of equal ones the last."""
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        self.stored = [self.field("", aggregate.result), self.field("by", inputs[1])]
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        several = [rows for rows in (old, new) if len(rows.groups)]
+        values, orders = ([columns.plain(rows.columns[at]) for rows in several] for at in (0, 1))
+        greatest = self.aggregate.function == "MaxBy"
+        picked = picked_rows(groups, joined(old.groups, new.groups), orders, greatest=greatest, later=True)
+        return [taken(values, picked), taken(orders, picked)]
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        return stored[0]
+
+
+class Listed(GroupAccumulator):
+    """All values that are not null, in order."""
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        self.stored = [self.field("values", pa.list_(inputs[0]))]
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        numbers, values = new.groups, columns.plain(new.columns[0])
+        if values.null_count:
+            mask = values.is_valid()
+            numbers, values = numbers[np.asarray(mask)], values.filter(mask)
+        if len(old.groups):
+            lists = old.columns[0]
+            parents = pc.list_parent_indices(lists).to_numpy()
+            numbers = np.concatenate([old.groups[parents], numbers])
+            values = pa.concat_arrays([pc.list_flatten(lists), values])
+        order = np.argsort(numbers, kind="stable")
+        return [self._lists(groups, numbers[order], values.take(arrow_from_numpy(pa.int64(), order)))]
+
+    def _lists(self, groups: int, numbers: AnyArray, values: pa.Array) -> pa.Array:
+        """Lists of values that are sorted by group."""
+        offsets = np.zeros(groups + 1, dtype=np.int32)
+        np.cumsum(np.bincount(numbers, minlength=groups), out=offsets[1:])
+        return pa.ListArray.from_arrays(pa.array(offsets), values, type=self.stored[0].type)
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        return self._filled(stored[0]).cast(self.aggregate.result)
+
+    @staticmethod
+    def _filled(lists: pa.Array) -> pa.Array:
+        """With empty lists for nulls."""
+        if not lists.null_count:
+            return lists
+        return pc.if_else(lists.is_valid(), lists, pa.scalar([], lists.type))
+
+
+class Distinct(Listed):
+    """The distinct values, or their number."""
+
+    def _lists(self, groups: int, numbers: AnyArray, values: pa.Array) -> pa.Array:
+        if len(values):
+            if pa.types.is_floating(values.type):
+                values = pc.add(values, pa.scalar(0.0, values.type))  # -0.0 and 0.0 are one value
+            codes = values.dictionary_encode().indices.to_numpy()
+            pairs = numbers.astype(np.int64) * (int(codes.max()) + 1) + codes
+            kept = np.sort(np.unique(pairs, return_index=True)[1])
+            numbers, values = numbers[kept], values.take(pa.array(kept))
+        return super()._lists(groups, numbers, values)
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        if self.aggregate.function == "CountDistinct":
+            return pc.fill_null(pc.list_value_length(stored[0]), 0).cast(pa.int64())
+        return super().result(stored)
+
+
+class Percentiles(Listed):
+    """Exact percentiles of numbers: one, or an array of several."""
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        wanted = self.aggregate.settings.get("percentages", 0.5)
+        shares = wanted if isinstance(wanted, list) else [wanted]
+        lists = self._filled(stored[0])
+        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+        parents = np.repeat(np.arange(len(lengths)), lengths)
+        values = pc.list_flatten(lists).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        values = values[np.lexsort((values, parents))]
+        starts = np.cumsum(lengths) - lengths
+        exists = (lengths > 0).astype(np.uint8)
+        results = [self._interpolated(values, starts, lengths, float(share)) for share in shares]
+        if not isinstance(wanted, list):
+            return array_of(pa.float64(), results[0], exists)
+        flat = pa.array(np.stack(results, axis=1).reshape(-1))
+        offsets = pa.array(np.arange(len(lengths) + 1, dtype=np.int32) * len(shares))
+        arrays = pa.ListArray.from_arrays(offsets, flat)
+        return pc.if_else(pa.array(exists.astype(bool)), arrays, pa.scalar(None, arrays.type)).cast(
+            self.aggregate.result
+        )
+
+    @staticmethod
+    def _interpolated(values: AnyArray, starts: AnyArray, lengths: AnyArray, share: float) -> AnyArray:
+        """Spark's rule: the neighbours of the place, weighted by their distances to it."""
+        if not len(values):
+            return np.zeros(len(starts))
+        place = np.maximum(lengths - 1, 0) * share
+        lower, higher = np.floor(place), np.ceil(place)
+        last = len(values) - 1
+        low = values[np.minimum(starts + lower.astype(np.int64), last)]
+        high = values[np.minimum(starts + higher.astype(np.int64), last)]
+        between = (higher - place) * low + (place - lower) * high
+        result: AnyArray = np.where((lower == higher) | (low == high), low, between)
+        return result
+
+
+class MostFrequent(Listed):
+    """The value that came most often; of several such values the one that came first."""
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        lists = self._filled(stored[0])
+        bounds = np.concatenate([[0], np.cumsum(pc.list_value_length(lists).to_numpy(zero_copy_only=False))])
+        values = pc.list_flatten(lists)
+        if not len(values):
+            return pa.nulls(len(lists), self.aggregate.result)
+        codes = values.dictionary_encode().indices.to_numpy()
+        picked = np.full(len(lists), -1, dtype=np.int64)
+        for row, (start, end) in enumerate(pairwise(bounds.astype(np.int64).tolist())):
+            if start < end:
+                own = codes[start:end]
+                picked[row] = start + int(np.argmax(np.bincount(own)[own]))
+        return taken([values], picked)

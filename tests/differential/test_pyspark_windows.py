@@ -1,0 +1,87 @@
+"""Stateful PySpark programs in Structured Streaming and in the engine, over the same files."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, ROCKSDB, fast
+from tests.support.parity import shown
+from tests.support.pipelines import window_programs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROGRAM = PIPELINES / "window_programs.py"
+KEYS = {"updated": ("start", "country"), "statistics": ("country",)}
+"""Queries in update mode: the last row of each key counts, since both systems write others before it."""
+
+
+def rounded(value: Any) -> Any:
+    """Floats to twelve digits: Spark combines the parts of a mean or a moment in another order."""
+    if isinstance(value, float):
+        return value if math.isnan(value) or math.isinf(value) else float(f"{value:.12g}")
+    if isinstance(value, list):
+        return [rounded(element) for element in value]
+    if isinstance(value, dict):
+        return {key: rounded(element) for key, element in value.items()}
+    return value
+
+
+def result(directory: Path, name: str) -> Counter[str]:
+    rows = [rounded(row) for row in pq.read_table(directory / name).to_pylist()]
+    keys = KEYS.get(name)
+    if keys:
+        rows = list({tuple(row[key] for key in keys): row for row in rows}.values())
+    return Counter(str(shown(row)) for row in rows)
+
+
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, orders: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[str]]:
+    """What the queries give in Spark: those in append mode as streams that end with what is there."""
+    directory = tmp_path_factory.mktemp("spark-windows")
+    stream = spark.readStream.schema(window_programs.SCHEMA).parquet(orders)
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+    try:
+        started = [
+            frame.writeStream.format("parquet")
+            .trigger(availableNow=True)
+            .option("checkpointLocation", str(directory / f"checkpoint-{name}"))
+            .start(str(directory / name))
+            for name, (frame, mode) in window_programs.queries(stream).items()
+            if mode == "append"
+        ]
+        for query in started:
+            query.awaitTermination()
+    finally:
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    found = {}
+    rows = spark.read.schema(window_programs.SCHEMA).parquet(orders)
+    for name, (frame, mode) in window_programs.queries(rows).items():
+        table = spark.read.parquet(str(directory / name)) if mode == "append" else frame
+        found[name] = Counter(str(shown(rounded(row))) for row in table.toArrow().to_pylist())
+    return found
+
+
+@pytest.mark.row("ps.3", "ps.5", "ends.3")
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_stateful_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
+    cluster: MiniCluster, orders: str, expected: dict[str, Counter[str]], tmp_path: Path, backend: str
+) -> None:
+    configuration = {**fast(), **ROCKSDB} if backend == "rocksdb" else fast()
+    job = cluster.submit(
+        PROGRAM, arguments=["replay", orders, str(tmp_path)], configuration=configuration, parallelism=2
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    for name, rows in expected.items():
+        assert rows, name
+        assert result(tmp_path, name) == rows, name

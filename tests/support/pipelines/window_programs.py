@@ -1,0 +1,126 @@
+"""Stateful PySpark programs. Spark and the engine run the same functions; only the format differs."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+SCHEMA = "country STRING, amount DOUBLE, quantity INT, price DECIMAL(10,2), tags ARRAY<STRING>, placed_at TIMESTAMP"
+
+
+def pipeline(spark: SparkSession, source: str, path: str, output: str) -> None:
+    """Starts all queries below."""
+    rows = spark.readStream.format(source).schema(SCHEMA).load(path)
+    for name, (frame, mode) in queries(rows).items():
+        writer = frame.hint("uid", f"{name}_rows").writeStream.format("parquet").outputMode(mode).queryName(name)
+        writer.option("checkpointLocation", f"{output}/checkpoint-{name}").start(f"{output}/{name}")
+
+
+def queries(rows: DataFrame) -> dict[str, tuple[DataFrame, str]]:
+    """Returns each query with its output mode."""
+    timed = rows.withWatermark("placed_at", "10 minutes")
+    hours = (
+        timed.groupBy(F.window("placed_at", "1 hour"), "country")
+        .agg(F.sum("amount").alias("total"), F.count("*").alias("n"))
+        .select("window", "country", "total", "n")
+    )
+    sliding = (
+        timed.groupBy(F.window("placed_at", "1 hour", "20 minutes", "5 minutes"), F.upper("country").alias("country"))
+        .agg(F.sum("quantity").alias("quantity"), F.avg("price").alias("price"))
+        .where("quantity > 3")
+        .select("window.start", "window.end", "country", "quantity", "price")
+    )
+    sessions = (
+        timed.where("quantity = 7")
+        .groupBy(F.session_window("placed_at", "5 minutes"), "country")
+        .agg(F.count("amount").alias("n"), F.sum("price").alias("price"))
+        .select("session_window.start", "session_window.end", "country", "n", "price")
+    )
+    gap = (
+        F.when(F.col("country") == "DE", "10 minutes")
+        .when(F.col("country") == "AU", "0 minutes")
+        .otherwise("90 seconds")
+    )
+    gaps = (
+        timed.where("quantity > 1")
+        .groupBy("country", F.session_window("placed_at", gap))
+        .agg(F.max("amount").alias("most"))
+        .select("session_window", "country", "most")
+    )
+    chained = (
+        timed.groupBy(F.window("placed_at", "30 minutes"), "country")
+        .agg(F.count("*").alias("n"))
+        .groupBy(F.window(F.window_time("window"), "2 hours"))
+        .agg(F.sum("n").alias("n"), F.count("*").alias("windows"), F.max("country").alias("last"))
+        .select("window.start", "n", "windows", "last")
+    )
+    late = rows.withWatermark("placed_at", "12 hours").select("country", "placed_at")
+    within = late.dropDuplicatesWithinWatermark(["country"]).select("country")
+    return {
+        "hours": (hours, "append"),
+        "sliding": (sliding, "append"),
+        "sessions": (sessions, "append"),
+        "gaps": (gaps, "append"),
+        "chained": (chained, "append"),
+        "repeated": (timed.select("country", "quantity", "placed_at").dropDuplicates(), "append"),
+        "within": (within, "append"),
+        "distinct": (rows.select("country", "quantity").distinct(), "append"),
+        "updated": (updated(timed), "update"),
+        "statistics": (statistics(rows), "update"),
+    }
+
+
+def updated(timed: DataFrame) -> DataFrame:
+    """Sliding windows whose rows come out again with each change."""
+    return (
+        timed.groupBy(F.window("placed_at", "2 hours", "1 hour"), "country")
+        .agg(F.sum("price").alias("price"), F.collect_set("quantity").alias("quantities"))
+        .select("window.start", "country", "price", F.sort_array("quantities").alias("quantities"))
+    )
+
+
+def statistics(rows: DataFrame) -> DataFrame:
+    """Every aggregate that is not bound to windows."""
+    number, amount = F.col("quantity"), F.col("amount")
+    return rows.groupBy("country").agg(
+        F.expr("count(amount, quantity)").alias("both"),
+        F.count_if(number > 0).alias("positive"),
+        F.sum(number).alias("sum"),
+        F.try_sum(number).alias("tried"),
+        F.sum("price").alias("price"),
+        F.avg("price").alias("mean_price"),
+        F.avg(number).alias("mean"),
+        F.min("price").alias("least_price"),
+        F.max("placed_at").alias("latest"),
+        F.min(F.date_format("placed_at", "HH:mm")).alias("text"),
+        F.bool_and(number > -4).alias("all"),
+        F.every(number > 0).alias("every"),
+        F.bool_or(number > 6).alias("some"),
+        F.min_by("placed_at", F.col("placed_at")).alias("first_time"),
+        F.max_by("quantity", "placed_at").alias("last_quantity"),
+        F.bit_and(number).alias("bits_and"),
+        F.bit_or(number).alias("bits_or"),
+        F.bit_xor(number).alias("bits_xor"),
+        F.stddev(amount).alias("stddev"),
+        F.stddev_pop(amount).alias("stddev_pop"),
+        F.variance(number).alias("variance"),
+        F.var_pop(number).alias("var_pop"),
+        F.skewness(amount).alias("skewness"),
+        F.kurtosis(amount).alias("kurtosis"),
+        F.corr(amount, number).alias("corr"),
+        F.covar_samp(amount, number).alias("covar_samp"),
+        F.covar_pop(amount, number).alias("covar_pop"),
+        F.median(amount).alias("median"),
+        F.percentile(amount, 0.9).alias("percentile"),
+        F.percentile(number, [0.25, 0.5]).alias("percentiles"),
+        F.product(F.when(number == 7, 1.5)).alias("product"),
+        F.count_distinct("quantity").alias("distinct"),
+        F.sort_array(F.collect_set("quantity")).alias("set"),
+        F.size(F.collect_list("amount")).alias("listed"),
+        F.first("country").alias("first"),
+        F.last("country", ignorenulls=True).alias("last"),
+        F.any_value("country").alias("any"),
+        F.expr("sum(10 - quantity) FILTER (WHERE quantity > 0)").alias("filtered"),
+        F.expr("count(*) FILTER (WHERE amount > 5)").alias("large"),
+        F.expr("count(DISTINCT get(tags, 0)) FILTER (WHERE quantity IS NOT NULL)").alias("letters"),
+    )

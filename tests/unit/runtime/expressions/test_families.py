@@ -1,0 +1,210 @@
+"""Functions over JSON, intervals, hashes, URLs and formats: what Spark 4.3 gave for the same arguments."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
+from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.expressions.json_reader import DEEPEST
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
+from ckpt_runtime.expressions.types import arrow_type
+
+
+def computed(tree: Expression, *columns: pa.Array, moment: int | None = None) -> list[Any]:
+    frame = Frame(columns, len(columns[0]) if columns else 1, moment=moment)
+    return evaluate(compile_expression(tree), frame, arrow_type(tree.type)).to_pylist()  # type: ignore[no-any-return]
+
+
+def struct(**fields: Any) -> dict[str, Any]:
+    return {
+        "type": "struct",
+        "fields": [{"name": k, "type": v, "nullable": True, "metadata": {}} for k, v in fields.items()],
+    }
+
+
+def array(element: Any) -> dict[str, Any]:
+    return {"type": "array", "elementType": element, "containsNull": True}
+
+
+def map_(key: str, value: Any) -> dict[str, Any]:
+    return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+
+
+def from_json(text: str | None, type_: Any, **options: str) -> Any:
+    tree = Call("JsonToStructs", (Column(0, "string"),), type_, settings={"options": options})
+    return computed(tree, pa.array([text], pa.string()))[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('{"a":1, "b":2.5}', {"a": 1, "b": 2.5}),
+        ('{"a":1, "b":', {"a": None, "b": None}),
+        ('{"a":1} xyz', {"a": 1, "b": None}),
+        ('{"a":1,"a":"x"}', {"a": 1, "b": None}),
+        ('{"a":"1","b":"NaN"}', {"a": None, "b": "NaN"}),
+        ('{"a":1.0,"b":-INF}', {"a": None, "b": float("-inf")}),
+        ("{'a':7}", {"a": 7, "b": None}),
+        ('{"A":7}', {"a": None, "b": None}),
+        ('{"a":99999999999}', {"a": None, "b": None}),
+        ("[1,2]", {"a": None, "b": None}),
+        ("null", {"a": None, "b": None}),
+        (" ", None),
+        (None, None),
+    ],
+)
+def test_struct_of_json_has_nulls_for_what_does_not_fit(text: str | None, wanted: Any) -> None:
+    found = from_json(text, struct(a="integer", b="double"))
+    if found is not None and found["b"] is not None and found["b"] != found["b"]:
+        found["b"] = "NaN"
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "type_", "wanted"),
+    [
+        ('[1,"x",3]', array("integer"), None),
+        ('{"a":1}', array(struct(a="integer")), [{"a": 1}]),
+        ('[{"x":1,"y":"z"}]', array(struct(x="integer", y="integer")), [{"x": 1, "y": None}]),
+        ('{"a":1,"a":2}', map_("string", "integer"), [("a", 1), ("a", 2)]),
+        ('{"a":200,"b":256}', struct(a="byte", b="byte"), {"a": -56, "b": None}),
+        ('{"a": {"b" : 1.10, "c":[1, 2]} }', struct(a="string"), {"a": '{"b":1.1,"c":[1,2]}'}),
+        ('{"a": "x\\ud800y"}', struct(a="string"), {"a": "x?y"}),
+        ('{"a":"1,234.567"}', struct(a="decimal(10,2)"), {"a": Decimal("1234.57")}),
+        ('{"a": 9999999999999999.99}', struct(a="decimal(20,2)"), {"a": Decimal("9999999999999999.99")}),
+        ('{"a":"","b":""}', struct(a="binary", b="string"), {"a": b"", "b": ""}),
+    ],
+)  # fmt: skip
+def test_value_of_json_is_that_of_the_type(text: str, type_: Any, wanted: Any) -> None:
+    assert from_json(text, type_) == wanted
+
+
+def test_json_that_is_nested_too_deep_is_an_error_not_a_crash() -> None:
+    with pytest.raises(EvaluationError, match="deeper"):
+        from_json("[" * (DEEPEST + 2), array("integer"))
+
+
+def test_option_of_json_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UnsupportedExpressionError, match="columnNameOfCorruptRecord"):
+        from_json("{}", struct(a="integer"), columnNameOfCorruptRecord="bad")
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "wanted"),
+    [
+        ('{"a":1.10}', "$.a", "1.1"),
+        ('{"b":null}', "$.b", None),
+        ('{"d":[1,{"e":2},[3,4]]}', "$.d[*]", '[1,{"e":2},[3,4]]'),
+        ('{"d":[[1,2],[3,4]]}', "$.d[*][*]", "[1,2,3,4]"),
+        ('{"d":[[1,2],[3,4]]}', "$.d[0][*]", "[1,2]"),
+        ('{"d":[[1,2],[3,4]]}', "$.d[*][0]", "[1,3]"),
+        ('{"a":[{"x":"q"}]}', "$.a[*].x", '"q"'),
+        ('{"a":[{"x":[1,2]}]}', "$.a[*].x[*]", "[1,2]"),
+        ('{"a b":1}', "$['a b']", "1"),
+        ('{"a":null,"a":"c"}', "$.a", "c"),
+        ('{"a":1', "$.a", None),
+        ('{"a":1}', "$.*", None),
+    ],
+)
+def test_path_finds_a_part_of_a_json_document(text: str, path: str, wanted: str | None) -> None:
+    tree = Call("GetJsonObject", (Column(0, "string"), Literal(path, "string")), "string")
+    assert computed(tree, pa.array([text])) == [wanted]
+
+
+def test_hash_takes_columns_one_after_the_other_and_passes_over_nulls() -> None:
+    numbers, words = pa.array([1, None], pa.int32()), pa.array([None, "abcde"])
+    for function, kind, wanted in [
+        ("Murmur3Hash", "integer", [-559580957, 814637928]),
+        ("XxHash64", "long", [-6698625589789238999, -990457398947679591]),
+    ]:
+        tree = Call(function, (Column(0, "integer"), Column(1, "string")), kind, settings={"seed": 42})
+        assert computed(tree, numbers, words) == wanted
+    long_ = Literal("abcdefghijklmnopqrstuvwxyz0123456789abcdefghijk", "string")
+    assert computed(Call("XxHash64", (long_,), "long", settings={"seed": 42})) == [-4668011748272668580]
+
+
+def test_hash_of_slice_is_that_of_its_rows() -> None:
+    words = pa.array(["zz", "abcde", None, "é"]).slice(1)
+    tree = Call("Murmur3Hash", (Column(0, "string"),), "integer", settings={"seed": 42})
+    assert computed(tree, words) == [814637928, 42, 2119106806]
+
+
+def test_day_of_an_interval_is_a_local_day_of_the_zone() -> None:
+    # The clocks go forward on 2020-03-29 in Vienna: the local day has 23 hours.
+    start = pa.array([datetime.datetime(2020, 3, 28, 12, tzinfo=datetime.UTC)], pa.timestamp("us", "UTC"))
+    day = Literal(str(86_400_000_000), "interval day")
+    for zone, hour in [("UTC", 12), ("Europe/Vienna", 11)]:
+        tree = Call("TimestampAddInterval", (Column(0, "timestamp"), day), "timestamp", settings={"zone": zone})
+        assert computed(tree, start) == [datetime.datetime(2020, 3, 29, hour, tzinfo=datetime.UTC)]
+
+
+def test_interval_of_months_ends_with_the_month_and_is_refused_as_a_column() -> None:
+    month = Literal("1", "interval month")
+    date = pa.array([datetime.date(2020, 1, 31)])
+    assert computed(Call("DateAddYMInterval", (Column(0, "date"), month), "date"), date) == [datetime.date(2020, 2, 29)]
+    with pytest.raises(UnsupportedExpressionError, match="interval month"):
+        computed(month)
+
+
+def test_current_time_is_that_of_the_batch_for_all_of_its_rows() -> None:
+    tree = Call("EqualTo", (Call("Now", (), "timestamp"), Column(0, "timestamp")), "boolean")
+    moment = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    times = pa.array([moment, moment + datetime.timedelta(seconds=1)], pa.timestamp("us", "UTC"))
+    assert computed(tree, times, moment=int(moment.timestamp()) * 1_000_000) == [True, False]
+    midnight = Call("CurrentDate", (), "date", settings={"zone": "Asia/Tokyo"})
+    assert computed(midnight, moment=1_767_300_000_000_000) == [datetime.date(2026, 1, 2)]
+
+
+def test_random_function_is_refused_with_a_way_out() -> None:
+    with pytest.raises(UnsupportedExpressionError, match="xxhash64"):
+        compile_expression(Call("Rand", (Literal("0", "long"),), "double"))
+
+
+@pytest.mark.parametrize(
+    ("part", "wanted"),
+    [
+        ("HOST", "host.com"),
+        ("PATH", "/a/b"),
+        ("QUERY", "q=1&r=2"),
+        ("REF", "frag"),
+        ("PROTOCOL", "http"),
+        ("FILE", "/a/b?q=1&r=2"),
+        ("AUTHORITY", "user:pw@host.com:80"),
+        ("USERINFO", "user:pw"),
+        ("NONE", None),
+    ],
+)
+def test_part_of_url_is_that_of_java(part: str, wanted: str | None) -> None:
+    url = pa.array(["http://user:pw@host.com:80/a/b?q=1&r=2#frag"])
+    assert computed(Call("ParseUrl", (Column(0, "string"), Literal(part, "string")), "string"), url) == [wanted]
+
+
+def test_bad_url_fails_in_ansi_mode_and_is_null_otherwise() -> None:
+    tree = Call(
+        "ParseUrl", (Column(0, "string"), Literal("HOST", "string")), "string", "legacy", {"failOnError": False}
+    )
+    assert computed(tree, pa.array(["http://h/a b", "http://a_b.com/x"])) == [None, None]
+    with pytest.raises(EvaluationError, match="INVALID_URL"):
+        computed(Call("ParseUrl", tree.arguments, "string"), pa.array(["http://h/a b"]))
+
+
+def test_format_string_writes_values_as_java() -> None:
+    values = [("42", "integer"), ("ab", "string"), ("7", "integer"), ("3.14159", "double"), ("1234567", "integer")]
+    arguments = [Literal("%5d|%-5s|%05d|%.2f|%,d|%%|%s", "string"), *(Literal(*value) for value in values)]
+    tree = Call("FormatString", (*arguments, Literal(None, "string")), "string")
+    assert computed(tree) == ["   42|ab   |00007|3.14|1,234,567|%|null"]
+    with pytest.raises(UnsupportedExpressionError, match="%d of the type double"):
+        computed(Call("FormatString", (Literal("%d", "string"), Literal("1.5", "double")), "string"))
+
+
+def test_try_gives_null_for_the_rows_that_fail_only() -> None:
+    failing = Call("Add", (Column(0, "byte"), Literal("1", "byte")), "byte")
+    values = pa.array([1, 127, None, 126, 127], pa.int8())
+    assert computed(Call("TryEval", (failing,), "byte"), values) == [2, None, None, 127, None]
