@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from ckpt_runtime.frontend.analysis import PlanReader
 
 _MAPS = frozenset({"MapInPandas", "MapInArrow", "PythonMapInArrow"})
-_PROCESSORS = frozenset({"TransformWithStateInPySpark", "FlatMapGroupsInPandasWithState"})
-FUNCTIONAL = _MAPS | _PROCESSORS | {"Generate", "Join", "UpdateEventTimeWatermarkColumn"}
+PROCESSORS = frozenset({"TransformWithStateInPySpark", "FlatMapGroupsInPandasWithState"})
+"""The relations that keep state with a function of the author."""
+FUNCTIONAL = _MAPS | PROCESSORS | {"Generate", "Join", "UpdateEventTimeWatermarkColumn"}
 """The relations that :func:`read_functional` reads."""
 _PANDAS = 211
 """PySpark's number for processors of pandas frames."""
@@ -25,7 +26,7 @@ _PANDAS = 211
 
 def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
     """Adds the nodes of a relation whose inputs are read, and returns the position of the last one."""
-    if name in _PROCESSORS:
+    if name in PROCESSORS:
         return _stateful(reader, name, plan, inputs[0])
     if name == "UpdateEventTimeWatermarkColumn":
         return _with_event_time(reader, plan, inputs[0])

@@ -194,6 +194,8 @@ def _shifted(tree: Expression) -> tuple[int, int] | None:
     """Returns a timestamp column and the microseconds that are added to it; None for anything else."""
     if isinstance(tree, Column) and tree.type in ("timestamp", "timestamp_ntz"):
         return tree.index, 0
+    if isinstance(tree, Call) and tree.function == "Cast" and tree.arguments[0].type == tree.type:
+        return _shifted(tree.arguments[0])
     if isinstance(tree, Call) and tree.function in ("TimeAdd", "TimestampAddInterval"):
         start, interval = _shifted(tree.arguments[0]), _micros(tree.arguments[1])
         if start is not None and interval is not None:
@@ -202,6 +204,8 @@ def _shifted(tree: Expression) -> tuple[int, int] | None:
 
 
 def _micros(tree: Expression) -> int | None:
+    if isinstance(tree, Call) and tree.function == "Cast":
+        return _micros(tree.arguments[0])
     if isinstance(tree, Call) and tree.function == "UnaryMinus":
         value = _micros(tree.arguments[0])
         return None if value is None else -value
