@@ -63,18 +63,20 @@ def _stateful(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
     group_state = name == "FlatMapGroupsInPandasWithState"
     if not group_state and plan.hasInitialState():
         raise UnsupportedExpressionError("initialState", "start the job from a savepoint that holds the state")
-    width = plan.groupingAttributes().size() if group_state else plan.groupingAttributesLen()
     project, known = reader.nodes[input_], reader.ids[input_]
-    if missing := [at for at in range(width) if known[at] not in known[width:]]:
-        column = project.columns[missing[0]].name
+    keys = output(plan.groupingAttributes())[1] if group_state else known[: plan.groupingAttributesLen()]
+    # The function's arguments are the frame's columns. Spark may have put the keys in front of them.
+    width = len(known) - plan.functionExpr().children().size()
+    if missing := [id_ for id_ in keys if id_ not in known[width:]]:
+        column = project.columns[known.index(missing[0])].name
         raise UnsupportedExpressionError(
             f"groupBy of the expression {column}", "add it as a column first, and group by its name"
         )
     rows = input_
-    if isinstance(project, Project):
+    if width and isinstance(project, Project):
         node = Project(columns=project.columns[width:], inputs=project.inputs, expressions=project.expressions[width:])
         reader.nodes[input_], reader.ids[input_] = node, known[width:]
-    else:
+    elif width:
         trees = tuple(Column(at, column.type) for at, column in enumerate(project.columns))[width:]
         node = Project(columns=project.columns[width:], inputs=(input_,), expressions=trees)
         rows = reader.add(node, known[width:])
@@ -86,7 +88,7 @@ def _stateful(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
             plan_id=reader.plan_id(plan),
             function=function_number(plan.functionExpr().func()),
             kind=kind,
-            keys=tuple(reader.ids[rows].index(id_) for id_ in known[:width]),
+            keys=tuple(reader.ids[rows].index(id_) for id_ in keys),
             output_mode=str(plan.outputMode().toString()),
             time=str((plan.timeout() if group_state else plan.timeMode()).toString()),
             state=spark_type(plan.stateType()) if group_state else "void",
