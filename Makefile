@@ -75,6 +75,7 @@ docs: setup ## writes the generated pages
 	$(RUN)/python -m ckpt_runtime.configuration.docs > docs/options.md
 	$(RUN)/python -m tests.support.reference_pages docs/reference
 	$(RUN)/python -m tests.support.parity > docs/functions.md
+	$(RUN)/python -m tests.support.metrics_page > docs/metrics.md
 	$(RUN)/python -m tests.support.rest_examples > runtime/ckpt_runtime/rest/examples.json
 
 .PHONY: rows

@@ -84,8 +84,17 @@ class SplitReader(ABC):
     def read(self, most_rows: int) -> SplitRows | None:
         """Returns the next rows of any of its splits, at most ``most_rows``; None if there are none now.
 
-        It does not wait for rows. None also says that all rows that were there have been read: event time may advance.
+        It does not wait for rows. None also says that the rows of the range have been read, so that event time may
+        advance, unless :attr:`holds_event_time`.
         """
+
+    @property
+    def holds_event_time(self) -> bool:
+        """Whether rows are still to come that were there when the range of splits without an end began."""
+        return False
+
+    def begin_range(self) -> None:
+        """Event time has advanced: what is there now belongs to the next range of splits without an end."""
 
     @property
     def idle_ms(self) -> int:

@@ -16,6 +16,7 @@ from airflow_provider_ckpt import exceptions
 from airflow_provider_ckpt.get_provider_info import get_provider_info
 from ckpt_runtime import api
 from tests.support.docstrings import PACKAGES, all_parameters, docstring_of, meaning_of, parameters_of
+from tests.support.metrics_page import render as render_metrics
 from tests.support.reference_pages import api_classes, classes_of, errors_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,11 @@ def test_the_reference_is_up_to_date(tmp_path: Path) -> None:
     assert written.keys() == kept.keys()
     for name, text in written.items():
         assert kept[name] == text, f"{name} is out of date; run: make docs"
+
+
+def test_page_of_metrics_is_the_one_made_from_the_table() -> None:
+    kept = (ROOT / "docs" / "metrics.md").read_text()
+    assert kept == render_metrics(), "docs/metrics.md is out of date; run: make docs"
 
 
 @pytest.mark.parametrize("cls", classes("operators", "sensors", "triggers", "hooks"), ids=lambda cls: cls.__name__)

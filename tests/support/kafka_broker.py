@@ -7,6 +7,7 @@ delete records, finds no offsets by time, and takes the first offset of the last
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,17 @@ class KafkaBroker:
     def __init__(self, port: int) -> None:
         self.port = port
         self.servers = f"127.0.0.1:{port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """The broker answers nothing inside the block; connections stay."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     @cached_property
     def admin(self) -> Any:
@@ -113,6 +125,7 @@ def kafka_broker(directory: Path, port: int | None = None) -> Iterator[KafkaBrok
         url = f"tcp://{broker.servers}"
         command = [str(binary), "broker", "--listener-url", url, "--advertised-listener-url", url]
         process = subprocess.Popen([*command, "--storage-engine", "memory://tansu/"], stdout=log, stderr=log)
+        broker.process = process
         try:
             _wait_for(broker, process)
             yield broker

@@ -193,6 +193,8 @@ CALLS = [
     Call("GET", "/applications/{applicationid}"),
     Call("GET", "/taskmanagers"),
     Call("GET", "/taskmanagers/{taskmanagerid}"),
+    Call("GET", "/taskmanagers/metrics", query="?get=Status.JVM.Memory.Heap.Used&agg=min,max,avg"),
+    Call("GET", "/taskmanagers/{taskmanagerid}/metrics", values={"taskmanagerid": "0-1"}),
     Call("GET", "/jobmanager/thread-dump"),
     Call("GET", "/taskmanagers/{taskmanagerid}/thread-dump"),
     Call("GET", "/jobmanager/logs"),

@@ -15,6 +15,10 @@ from ckpt_runtime.contract.jobs import TERMINAL_STATES, ExceptionHistory, JobDet
 from ckpt_runtime.contract.stack_traces import telling_line
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", callback=values.job_id)]
+IncarnationOption = Annotated[
+    int | None,
+    typer.Option("--incarnation", metavar="N", min=1, help="Refuse unless the job is this incarnation of its lineage."),
+]
 WaitTimeoutOption = Annotated[
     str | None, typer.Option("--wait-timeout", metavar="DURATION", help="Give up waiting after this, e.g. '5 min'.")
 ]
@@ -74,6 +78,11 @@ def _job_lines(details: JobDetails) -> list[str]:
     why = f": {details.status_reason}" if details.status_reason else ""
     return [
         f"Job:         {details.job_id}  {details.name}",
+        *(
+            []
+            if details.incarnation is None
+            else [f"Lineage:     {details.lineage}, incarnation {details.incarnation}"]
+        ),
         f"State:       {details.state} since {time_text(details.timestamps_ms.get(details.state))}{why}",
         f"Started:     {time_text(details.start_time_ms)}, {duration_text(details.duration_ms)} ago"
         if details.end_time_ms < 0
@@ -142,11 +151,13 @@ def cancel(
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is canceled.")] = False,
     wait_timeout: WaitTimeoutOption = None,
     retain: Annotated[bool, typer.Option("--retain", help="Keep its checkpoints, whatever its options say.")] = False,
+    incarnation: IncarnationOption = None,
 ) -> None:
     """Cancel a job without a savepoint."""
     timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
     client = cli.client()
-    kept = client.cancel_and_retain(job) if retain else client.cancel_job(job)
+    call = client.cancel_and_retain if retain else client.cancel_job
+    kept = call(job, incarnation=incarnation)
     if wait:
         client.wait_for_state(job, {"CANCELED"}, timeout_s=timeout_s)
         kept = client.cancel_and_retain(job) if retain else None  # one may have completed since the first answer

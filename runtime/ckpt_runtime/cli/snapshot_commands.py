@@ -13,7 +13,7 @@ import typer
 from ckpt_runtime.cli import values
 from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
 from ckpt_runtime.cli.framework import Cli
-from ckpt_runtime.cli.job_commands import JobArgument, WaitTimeoutOption
+from ckpt_runtime.cli.job_commands import IncarnationOption, JobArgument, WaitTimeoutOption
 from ckpt_runtime.cli.output import size_text, user_name
 from ckpt_runtime.client.errors import UNKNOWN_JOB, CkptClientError, Conflict, NotFound, OperationFailed
 from ckpt_runtime.client.requests import Format, OperationKind
@@ -142,11 +142,17 @@ def stop(
     type: FormatOption = FormatChoice.NATIVE,
     detached: DetachedOption = False,
     wait_timeout: WaitTimeoutOption = None,
+    incarnation: IncarnationOption = None,
 ) -> None:
     """Stop a job with a savepoint."""
     timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
     trigger_id = cli.client().stop_with_savepoint(
-        job, savepoint_path, savepoint_format=type.on_the_wire, drain=drain, requester=user_name()
+        job,
+        savepoint_path,
+        savepoint_format=type.on_the_wire,
+        drain=drain,
+        requester=user_name(),
+        incarnation=incarnation,
     )
     _tell_location(
         StartedOperation(cli, "savepoint", trigger_id, job), "stopping with a savepoint", detached, timeout_s

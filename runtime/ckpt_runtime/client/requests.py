@@ -189,8 +189,10 @@ def release_lineage(job_id: str, owner: str | None = None) -> Call[None]:
     return Call("DELETE", _job(job_id, "/upgrade"), _nothing, query=query, feature=_LINEAGES)
 
 
-def _owned(owner: str | None) -> dict[str, str]:
-    return {} if owner is None else {"Ckpt-Upgrade-Owner": owner}
+def _owned(owner: str | None, incarnation: int | None = None) -> dict[str, str]:
+    """Headers with the conditions of a request; Flink ignores them."""
+    owned = {} if owner is None else {"Ckpt-Upgrade-Owner": owner}
+    return owned if incarnation is None else {**owned, "Ckpt-Expected-Incarnation": str(incarnation)}
 
 
 def retire_job_id(job_id: str) -> Call[None]:
@@ -343,12 +345,17 @@ def execution_result(job_id: str) -> Call[ExecutionResult]:
     return Call("GET", _job(job_id, "/execution-result"), reader(ExecutionResult))
 
 
-def cancel_job(job_id: str, *, owner: str | None = None) -> Call[None]:
-    """Start cancelling; does nothing to a canceled job, and is a conflict for a finished or failed one."""
-    return Call("PATCH", _job(job_id), _nothing, query={"mode": "cancel"}, headers=_owned(owner))
+def cancel_job(job_id: str, *, owner: str | None = None, incarnation: int | None = None) -> Call[None]:
+    """Start cancelling; does nothing to a canceled job, and is a conflict for a finished or failed one.
+
+    ``incarnation``: a conflict unless the job is this one of its lineage.
+    """
+    return Call("PATCH", _job(job_id), _nothing, query={"mode": "cancel"}, headers=_owned(owner, incarnation))
 
 
-def cancel_and_retain(job_id: str, *, owner: str | None = None) -> Call[RetainedCheckpoint | None]:
+def cancel_and_retain(
+    job_id: str, *, owner: str | None = None, incarnation: int | None = None
+) -> Call[RetainedCheckpoint | None]:
     """Cancel as :func:`cancel_job` and retain the job's checkpoints, whatever its options say.
 
     Returns the latest checkpoint so far. Flink ignores the argument and answers with an empty body, which is an error.
@@ -359,7 +366,7 @@ def cancel_and_retain(job_id: str, *, owner: str | None = None) -> Call[Retained
         _job(job_id),
         lambda document: read(document, CanceledJob).retained_checkpoint,
         query=query,
-        headers=_owned(owner),
+        headers=_owned(owner, incarnation),
     )
 
 
@@ -491,17 +498,21 @@ def stop_with_savepoint(
     trigger_id: str | None = None,
     requester: str | None = None,
     owner: str | None = None,
+    incarnation: int | None = None,
 ) -> Call[str]:
     """Start a stop with a savepoint; returns the trigger id, to be polled like that of a savepoint.
 
     ``requester``: see :func:`trigger_savepoint`.
 
     ``owner``: the request belongs to this owner's upgrade, see :func:`hold_lineage`.
+
+    ``incarnation``: see :func:`cancel_job`.
     """
     body: dict[str, Any] = {"drain": drain, "formatType": savepoint_format, "triggerId": trigger_id or new_id()}
     if directory is not None:
         body["targetDirectory"] = directory
-    return Call("POST", _job(job_id, "/stop"), _request_id, body=body, headers=_asked_by(requester) | _owned(owner))
+    headers = _asked_by(requester) | _owned(owner, incarnation)
+    return Call("POST", _job(job_id, "/stop"), _request_id, body=body, headers=headers)
 
 
 def _asked_by(requester: str | None) -> dict[str, str]:

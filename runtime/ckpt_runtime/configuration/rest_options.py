@@ -66,6 +66,13 @@ class RestOptions:
     MAX_CONTENT_LENGTH = cluster_option(
         "rest.server.max-content-length", MemorySizeType(minimum=1 << 10), 100 << 20, "Greatest body of a request."
     )
+    MAX_METRIC_SERIES = cluster_option(
+        "rest.metrics.max-series",
+        IntegerType(minimum=0, maximum=10_000_000),
+        20_000,
+        "How many series of subtasks and operators /metrics gives at most, those of subtasks first. "
+        "ckpt_metrics_series_left_out says how many are left out.",
+    )
     EVENT_BUFFER_SIZE = cluster_option(
         "rest.events.buffer-size",
         IntegerType(minimum=1, maximum=1_000_000),

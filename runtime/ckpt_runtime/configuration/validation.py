@@ -1,8 +1,9 @@
 """Checks a configuration before anything acts on it: unknown keys, values, places, and options that clash.
 
 A key in one of the system's own namespaces that no option has is refused with the nearest known keys, because a
-misspelt option would otherwise silently do nothing. A cluster key that nearly equals an option's key, or is one of
-Spark's keys, is refused too. Keys with other prefixes belong to the user and pass.
+misspelt option would otherwise silently do nothing. So is a key that nearly equals an option's key, which in a job's
+configuration concerns the first word, too (``exection.``): the words of a user need not resemble an option. One of
+Spark's keys is refused in a cluster's configuration. Keys with other prefixes belong to the user and pass.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
-from ckpt_runtime.configuration.cluster_options import HeartbeatOptions
+from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, TaskManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration, shown_value
 from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
 from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
@@ -27,6 +28,8 @@ Problem = InvalidOptionError | UnknownOptionError
 
 _NEARLY_THE_SAME = 0.88
 """Minimum difflib similarity for a misspelt option key: one or two letters in twenty may differ."""
+_NEARLY_THE_SAME_WORD = 0.86
+"""The same for the first word of a job's key: one letter of four may be missing, and two of nine may differ."""
 
 
 def validate(configuration: Configuration, scope: OptionScope) -> None:
@@ -69,11 +72,13 @@ def _unknown(key: str, shown: str, scope: OptionScope) -> Problem | None:
     namespace = key.split(".", 1)[0]
     if namespace in NAMESPACES:
         return UnknownOptionError(key, shown, get_close_matches(key, OPTIONS, n=3, cutoff=0.7))
+    known = list(OPTIONS)
     if scope is not OptionScope.CLUSTER:
-        return None
-    if namespace == "spark":
+        words = get_close_matches(namespace, NAMESPACES, cutoff=_NEARLY_THE_SAME_WORD)
+        known = [option for option in known if option.split(".", 1)[0] in words]
+    elif namespace == "spark":
         return InvalidOptionError(key, shown, "as --conf or in spark_conf, since it is Spark's")
-    nearest = get_close_matches(key, OPTIONS, n=3, cutoff=_NEARLY_THE_SAME)
+    nearest = get_close_matches(key, known, n=3, cutoff=_NEARLY_THE_SAME)
     return UnknownOptionError(key, shown, nearest) if nearest else None
 
 
@@ -105,6 +110,17 @@ def _heartbeat_timeout_below_interval(configuration: Configuration) -> Problem |
     if timeout <= interval:
         allowed = f"more than {HeartbeatOptions.INTERVAL.key}, which is {interval} ms"
         return InvalidOptionError(HeartbeatOptions.TIMEOUT.key, f"{timeout} ms", allowed)
+    return None
+
+
+def _registration_timeout_below_interval(configuration: Configuration) -> Problem | None:
+    """An agent reports the progress of a starting worker with its heartbeats, so at least one must fit in."""
+    interval = configuration.get(HeartbeatOptions.INTERVAL)
+    option = TaskManagerOptions.REGISTRATION_TIMEOUT
+    timeout = configuration.get(option)
+    if timeout <= interval:
+        allowed = f"more than {HeartbeatOptions.INTERVAL.key}, which is {interval} ms"
+        return InvalidOptionError(option.key, f"{timeout} ms", allowed)
     return None
 
 
@@ -165,6 +181,7 @@ _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _parallelism_above_maximum,
     _at_least_once,
     _heartbeat_timeout_below_interval,
+    _registration_timeout_below_interval,
     _backoff_above_maximum,
     _high_availability,
     _rest_address,

@@ -1,6 +1,9 @@
 """Sources and sinks: the built-in formats and PySpark data sources.
 
 * A source restored at any parallelism emits every row after its stored position once, and none before it.
+* Sources are built on the public protocol (``ckpt_runtime.sources``), and ``split_source`` alone runs it. PySpark
+  readers, ``replay`` and ``numbers`` are older and stand on their own operators.
+* A split that was found is in the state of one reader, with its position, until it has ended.
 * Rows of one key stay in order in a partitioned replay.
 * Sinks are built on the public protocol (``ckpt_runtime.sinks``), and ``sink_operators`` alone runs it.
 * Each row of a sink of files lies in exactly one visible file, through any crash. A commit may be repeated.

@@ -10,20 +10,36 @@ says up to which sequence number everything was sent, since a reader cannot see 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct
 
-from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
+from ckpt_runtime.connectors.datasource_values import restored_items, values_of, versioned
 from ckpt_runtime.connectors.stream_planner import Offset, PlannedRange, StreamPlanner, new_planner
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, described_data_source
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import EnumeratorSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 
 _OFFSET = "offset"
 _LEAST_IDLE_MS = 10
 _GREATEST_IDLE_MS = 500
+
+
+class _Position(Struct):
+    """The stored form; ``ended_in`` is the job in which the source ended."""
+
+    offset: Offset
+    splits: NonNegative
+    ended_in: str | None
+    planned: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks that the offset is JSON."""
+        json.loads(self.offset)
 
 
 class EnumeratorOperator(SourceOperator):
@@ -52,11 +68,11 @@ class EnumeratorOperator(SourceOperator):
         self._planner = new_planner(self._instance, self._schema, self._available_now)
         self.requires_final_checkpoint = self._acknowledges and self._planner.commits
         self._values = values_of(self._source, self._planner.reader)
-        restored = checked_items(context.uid, context.operator_state.restored(_OFFSET))
+        restored = restored_items(context, _OFFSET, _Position)
         if restored:
-            self._offset, self._splits = restored[0]["offset"], int(restored[0]["splits"])
-            self._ended = restored[0]["ended_in"] == context.job_id
-            self._planned = restored[0].get("planned", True)
+            self._offset, self._splits = restored[0].offset, restored[0].splits
+            self._ended = restored[0].ended_in == context.job_id
+            self._planned = restored[0].planned
             if self._splits:
                 # Watermarks in flight at the snapshot are not part of any state.
                 output.emit_watermark(self._splits)

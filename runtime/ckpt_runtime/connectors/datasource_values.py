@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.plan_classes import PlanClasses
+from ckpt_runtime.operators.operator import OperatorContext
 from ckpt_runtime.state.errors import StateSchemaError
+
+T = TypeVar("T")
 
 STATE_VERSION = 2
 """Version 1 (not written into items) kept offset ranges, not planned partitions, and encoded messages differently."""
@@ -18,18 +21,17 @@ def versioned(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"version": STATE_VERSION, **item} for item in items]
 
 
-def checked_items(uid: str, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the items without their version. Raises StateSchemaError for those of another version."""
-    checked = []
-    for item in items:
+def restored_items(context: OperatorContext, name: str, schema: type[T], version: int = STATE_VERSION) -> tuple[T, ...]:
+    """The restored items. Raises StateSchemaError for those of another version, CorruptStateError for damaged ones."""
+    uid = context.uid
+    for item in context.operator_state.restored(name, dict[str, Any]):
         found = item.get("version", 1)
-        if found != STATE_VERSION:
+        if found != version:
             raise StateSchemaError(
                 f"operator {uid!r}: the snapshot holds state of version {found}, and this engine reads version "
-                f"{STATE_VERSION}; finish the job with the engine that wrote it, or start it without that snapshot"
+                f"{version}; finish the job with the engine that wrote it, or start it without that snapshot"
             )
-        checked.append({key: value for key, value in item.items() if key != "version"})
-    return checked
+    return context.operator_state.restored(name, schema)
 
 
 def values_of(source: type, *helpers: Any) -> TaggedValues:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ckpt_runtime.graph.json_rows import json_rows
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, naming
 
@@ -31,7 +32,7 @@ def open_rows(format_: str, location: Location, schema: pa.Schema, options: dict
 
     Raises StorageError for a file that cannot be opened, and FileFormatError for one that holds something else.
     """
-    read = {"parquet": _parquet, "orc": _orc, "text": _text}[format_]
+    read = {"parquet": _parquet, "orc": _orc, "text": _text, "json": _json}[format_]
     with naming("read", location):
         try:
             yield from read(location, schema, options)
@@ -47,8 +48,8 @@ def _parquet(location: Location, schema: pa.Schema, options: dict[str, Any]) -> 
             if not wanted:
                 yield from _batches_of_nulls(file.metadata.row_group(group).num_rows, schema)
                 continue
-            table = file.read_row_group(group, columns=wanted)
-            for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+            # Decoded piece by piece: a whole group may take a second, in which no barrier is served.
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted):
                 if batch.num_rows:
                     yield _conformed(batch, names, schema, location)
 
@@ -140,6 +141,14 @@ def _text(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Ite
         return
     for lines in lines_of(location, options["lineSep"]):
         yield pa.RecordBatch.from_arrays([pa.array(lines, pa.string())], schema=schema)
+
+
+def _json(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    rows = json_rows(options, schema)
+    for lines in lines_of(location, options["lineSep"]):
+        batch = rows(lines)
+        if batch.num_rows:
+            yield batch
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Formats ``parquet``, ``orc``, ``text``, ``csv`` and ``json``: the files of a directory, found while the job runs.
+"""Formats ``parquet``, ``orc``, ``text`` and ``json``: the files of a directory, found while the job runs.
 
 A split is a file; its position counts the rows that were emitted. The enumerator lists the directory from time to
 time and keeps the names of the files that it has sent. Like Spark, it takes files in the order in which they were

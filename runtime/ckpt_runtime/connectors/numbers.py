@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ckpt_runtime.connectors import kernels
 from ckpt_runtime.connectors.pacing import Pacer
-from ckpt_runtime.connectors.splits import SPLITS, assigned_splits, put_positions
+from ckpt_runtime.connectors.splits import SPLITS, SplitPosition, assigned_splits, put_positions
 from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.specs import SourceSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
@@ -44,9 +44,9 @@ class NumbersSource(SourceOperator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        splits = assigned_splits(context)
+        splits = assigned_splits(context, SplitPosition)
         self._splits = read_only(np.array(list(splits), dtype=np.int64))
-        self._positions = np.array([int(item.get("position", 0)) for item in splits.values()], dtype=np.int64)
+        self._positions = np.array([0 if item is None else item.position for item in splits.values()], dtype=np.int64)
         self._pacer = Pacer(self._rate * len(splits) / SPLITS, context.monotonic_ms)
         _hex_digits(self._columns(np.empty(0, dtype=np.int64))[0])
 

@@ -20,10 +20,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_type
-from ckpt_runtime.connectors.datasource_values import checked_items, values_of, versioned
+from ckpt_runtime.connectors.datasource_values import restored_items, values_of, versioned
 from ckpt_runtime.connectors.split_host import SplitHost
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import described_data_source, ordered_reads
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import RangeReaderSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output
 from ckpt_runtime.operators.task_context import new_task, running
@@ -44,10 +45,10 @@ class Split:
     a tagged text. Self-contained: any subtask can continue with it.
     """
 
-    sequence: int
-    number: int
+    sequence: NonNegative
+    number: NonNegative
     partition: str
-    rows: int = 0
+    rows: NonNegative = 0
     digest: str = ""
 
     @property
@@ -121,9 +122,8 @@ class RangeReaderOperator(SplitHost):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        restored = context.operator_state.restored
-        items = checked_items(context.uid, (*restored(_SPLITS), *restored(_SPLITS_OF_VERSION_1)))
-        splits = sorted((Split(**item) for item in items), key=lambda split: split.sequence)
+        items = (item for name in (_SPLITS, _SPLITS_OF_VERSION_1) for item in restored_items(context, name, Split))
+        splits = sorted(items, key=lambda split: split.sequence)
         self._pending.extend(splits)
         if splits:
             self.continue_in_range(splits[0].range_start)

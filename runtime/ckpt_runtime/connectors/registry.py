@@ -70,11 +70,15 @@ def _source_of(format_: str | type, options: dict[str, str]) -> Source:
             from ckpt_runtime.connectors.rate_source import RateSource
 
             return RateSource(format_, options)
+        case "kafka":
+            from ckpt_runtime.connectors.kafka_source import KafkaSource
+
+            return KafkaSource(options)
         case "socket":
             from ckpt_runtime.connectors.socket_source import SocketSource
 
             return SocketSource(options)
-        case "parquet" | "orc" | "text":
+        case "json" | "parquet" | "orc" | "text":
             from ckpt_runtime.connectors.file_source import FileSource
 
             return FileSource(format_, options)

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from ckpt_runtime.connectors.pacing import Pacer
 from ckpt_runtime.connectors.parquet_rows import ParquetRows
-from ckpt_runtime.connectors.splits import SPLITS, assigned_splits, put_positions
+from ckpt_runtime.connectors.splits import SPLITS, SplitPosition, assigned_splits, put_positions
 from ckpt_runtime.graph.formats import source_options, source_schema, split_columns
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import SourceSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
@@ -24,6 +25,17 @@ from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 _NOT_MINE = np.iinfo(np.int64).max
 
 _Chunks = Iterator[tuple[int, pa.RecordBatch]]
+
+
+class _Position(SplitPosition):
+    """``by`` are the columns of ``partitionBy``, ``rows`` the rows that the files had."""
+
+    by: list[str]
+    rows: NonNegative
+
+
+class ReplayChangedError(ValueError):
+    """The files or the option ``partitionBy`` are not those to which the restored positions belong."""
 
 
 class ReplaySource(SourceOperator):
@@ -45,12 +57,15 @@ class ReplaySource(SourceOperator):
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
         self._rows = ParquetRows(self._path, self._schema)
-        splits = assigned_splits(context, contiguous=not self._partition_by)
+        splits = assigned_splits(context, _Position, contiguous=not self._partition_by)
         total = self._rows.rows
         self._next = np.full(SPLITS, _NOT_MINE, dtype=np.int64)
         for split, item in splits.items():
-            self._check_restored(item, total)
-            self._next[split] = int(item.get("position", 0 if self._partition_by else split * total // SPLITS))
+            if item is None:
+                self._next[split] = 0 if self._partition_by else split * total // SPLITS
+            else:
+                self._check_restored(item, total)
+                self._next[split] = item.position
         share = 1.0 if self._partition_by else len(splits) / SPLITS
         self._pacer = Pacer(self._rate * share, context.monotonic_ms)
         self._chunks = self._scan_all() if self._partition_by else self._scan_ranges()
@@ -84,19 +99,17 @@ class ReplaySource(SourceOperator):
         if self._rows is not None:
             self._rows.close()
 
-    def _check_restored(self, item: dict[str, object], total: int) -> None:
-        if not item:
-            return
-        if item["by"] != self._partition_by:
-            raise ValueError(
+    def _check_restored(self, item: _Position, total: int) -> None:
+        if item.by != self._partition_by:
+            raise ReplayChangedError(
                 f"source {self.context.uid!r}: option 'partitionBy' is {self._partition_by}, the restored positions "
-                f"belong to {item['by']}; keep it, or give the source a new uid to start over"
+                f"belong to {item.by}; keep it, or give the source a new uid to start over"
             )
-        grown = bool(self._partition_by) and total >= int(str(item["rows"]))
-        if item["rows"] != total and not grown:
-            raise ValueError(
+        grown = bool(self._partition_by) and total >= item.rows
+        if item.rows != total and not grown:
+            raise ReplayChangedError(
                 f"source {self.context.uid!r}: {self._path!r} holds {total} rows, the restored positions belong to "
-                f"{item['rows']}; the files must not change, only partitioned replays may grow at the end"
+                f"{item.rows}; the files must not change, only partitioned replays may grow at the end"
             )
 
     def _own_splits(self) -> list[int]:

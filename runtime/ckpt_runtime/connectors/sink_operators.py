@@ -11,21 +11,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
-from ckpt_runtime.connectors.datasource_values import checked_items, versioned
+from ckpt_runtime.connectors.datasource_values import restored_items, versioned
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
 _MESSAGES = "messages"
 _CHECK_EVERY_MS = 500
 _LOG = logging.getLogger(__name__)
+
+C = TypeVar("C")
+
+
+class _StoredPending(msgspec.Struct, Generic[C]):
+    """The stored form of a pending committable of the sink's type ``C``."""
+
+    checkpoint: NonNegative
+    writer: str
+    committable: C
+
+
+class _StoredMessages(msgspec.Struct):
+    """The stored form: a text for each writing subtask, or None for a subtask that wrote nothing."""
+
+    checkpoint: NonNegative
+    messages: tuple[tuple[NonNegative, str | None], ...]
+    writer: str | None = None
 
 
 def sink_context(context: OperatorContext) -> SinkContext:
@@ -134,7 +153,7 @@ class CommittingSinkOperator(_WriterOperator):
         super().open(context, output)
         self._taken = {context.restored_checkpoint_id or 0}
         self._committer = self._sink.open_committer(None, self._place)
-        restored = [self._restored(item) for item in context.operator_state.restored(PENDING)]
+        restored = self._restored()
         self._pending = restored
         self._commit(restored)
         self._sink.clean_up(self._place)
@@ -172,11 +191,13 @@ class CommittingSinkOperator(_WriterOperator):
                         self._committer.abort(transaction, committables)
                 self._committer.close()
 
-    def _restored(self, item: dict[str, Any]) -> tuple[Transaction, Any]:
-        # Versions before the protocol stored the fields of a pending file alone.
-        fields = item.get("committable", item)
-        committable = msgspec.convert(fields, self._sink.committable)
-        return Transaction(item.get("writer", ""), item.get("checkpoint", 0)), committable
+    def _restored(self) -> list[tuple[Transaction, Any]]:
+        state, committable = self.context.operator_state, self._sink.committable
+        if any("committable" not in item for item in state.restored(PENDING, dict[str, Any])):
+            # Versions before the protocol stored the fields of a pending file alone.
+            return [(Transaction("", 0), item) for item in state.restored(PENDING, committable)]
+        stored: tuple[_StoredPending[Any], ...] = state.restored(PENDING, _StoredPending[committable])  # type: ignore[valid-type]
+        return [(Transaction(item.writer, item.checkpoint), item.committable) for item in stored]
 
     def _commit(self, pending: list[tuple[Transaction, Any]]) -> None:
         """Commits all, continues after errors and raises the first one: everything that can become visible does."""
@@ -208,9 +229,8 @@ class CommitterOperator(Operator):
         super().open(context, output)
         self._place = sink_context(context)
         self._taken = {context.restored_checkpoint_id or 0}
-        for item in checked_items(context.uid, context.operator_state.restored(_MESSAGES)):
-            messages = [(int(subtask), message) for subtask, message in item["messages"]]
-            self._messages[self._transaction(int(item["checkpoint"]), item.get("writer"))] = messages
+        for item in restored_items(context, _MESSAGES, _StoredMessages):
+            self._messages[self._transaction(item.checkpoint, item.writer)] = list(item.messages)
         self._commit_up_to(max((known.checkpoint_id for known in self._messages), default=0))
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:

@@ -13,16 +13,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct
 
+from ckpt_runtime.connectors.datasource_values import restored_items
 from ckpt_runtime.connectors.split_host import SplitHost
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
+from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader
-from ckpt_runtime.state.errors import StateSchemaError
 
 _VERSION = 1
 _ENUMERATOR, _OPEN, _ENDED = "enumerator", "open-splits", "ended-splits"
+
+
+class _StoredEnumerator(Struct):
+    state: Any
+    splits: NonNegative
+    ended_in: str | None
+
+
+class _StoredOpenSplit(Struct):
+    split: Split
+    position: Any
+    range_start: NonNegative
+
+
+class _StoredEndedSplit(Struct):
+    split: Split
+
 
 _FIRST_ROWS = 1024
 _LEAST_ROWS, _MOST_ROWS = 16, 32_768
@@ -45,9 +64,9 @@ class SplitEnumeratorOperator(SourceOperator):
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
         state = None
-        for item in _checked(context.uid, context.operator_state.restored(_ENUMERATOR)):
-            state, self._splits = item["state"], int(item["splits"])
-            self._ended = item["ended_in"] == context.job_id
+        for item in restored_items(context, _ENUMERATOR, _StoredEnumerator, _VERSION):
+            state, self._splits = item.state, item.splits
+            self._ended = item.ended_in == context.job_id
         self._enumerator = self._source.open_enumerator(self._schema, state, bounded=self._bounded)
         if self._splits:
             # Watermarks in flight at the snapshot are not part of any state.
@@ -129,26 +148,28 @@ class SplitReaderOperator(SplitHost):
         self._reader = self._source.open_reader(
             self._schema, subtask=context.subtask_index, parallelism=context.parallelism
         )
-        restored = _checked(context.uid, context.operator_state.restored(_OPEN))
-        for item in sorted(restored, key=lambda item: int(item["range_start"])):
-            self._add(_split_of(item["split"]), item["position"], int(item["range_start"]))
+        restored = restored_items(context, _OPEN, _StoredOpenSplit, _VERSION)
+        for item in sorted(restored, key=lambda item: item.range_start):
+            self._add(item.split, item.position, item.range_start)
         if self.unread_range is not None:
             self.continue_in_range(self.unread_range)
-        ended = [_split_of(item["split"]) for item in _checked(context.uid, context.operator_state.restored(_ENDED))]
+        ended = [item.split for item in restored_items(context, _ENDED, _StoredEndedSplit, _VERSION)]
         if ended and self._acknowledges:
             self._reader.completed({}, ended)
         self.ask_for_next_step()
 
     def take(self, row: dict[str, Any]) -> None:
-        self._add(_split_of(json.loads(row["partition"])), None, row["sequence"] - row["number"])
+        self._add(decoded(row["partition"].encode(), Split), None, row["sequence"] - row["number"])
 
     def read_step(self) -> int | None:
         assert self._reader is not None
         rows = self._reader.read(self._most_rows)
         if rows is None:
-            if self._in_range and not self.has_work_left:
-                self._in_range = False
-                self.output.emit_end_of_range()
+            if not self._reader.holds_event_time:
+                if self._in_range and not self.has_work_left:
+                    self._in_range = False
+                    self.output.emit_end_of_range()
+                self._reader.begin_range()
             return self._reader.idle_ms
         self._in_range = True
         opened = self._open[rows.split_id]
@@ -210,19 +231,3 @@ class SplitReaderOperator(SplitHost):
 
 def _item_of(split: Split) -> dict[str, Any]:
     return {"id": split.id, "description": split.description, "bounded": split.bounded}
-
-
-def _split_of(item: dict[str, Any]) -> Split:
-    return Split(item["id"], item["description"], item["bounded"])
-
-
-def _checked(uid: str, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the items of restored state. Raises StateSchemaError for those of another version."""
-    checked = list(items)
-    for item in checked:
-        if item.get("version") != _VERSION:
-            raise StateSchemaError(
-                f"source {uid!r}: the snapshot holds positions of version {item.get('version')}, and this engine reads "
-                f"version {_VERSION}; start the source with a new uid"
-            )
-    return checked

@@ -8,9 +8,12 @@ had ended) from one whose source is new in the job.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta, Struct
 
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
 
 SPLITS = 128
@@ -19,19 +22,30 @@ _POSITIONS = "positions"
 _STARTED = "started"
 
 
-def assigned_splits(context: OperatorContext, contiguous: bool = False) -> dict[int, dict[str, Any]]:
-    """This subtask's splits in ascending order, each with the item that :func:`put_positions` stored ({} at a start).
+class SplitPosition(Struct):
+    """What is stored of a split; ``position`` is the number of its next row."""
+
+    split: Annotated[int, Meta(ge=0, lt=SPLITS)]
+    position: NonNegative
+
+
+P = TypeVar("P", bound=SplitPosition)
+
+
+def assigned_splits(context: OperatorContext, schema: type[P], contiguous: bool = False) -> dict[int, P | None]:
+    """This subtask's splits in ascending order, each with the item that :func:`put_positions` stored (None at a start).
 
     A fresh start assigns them round-robin, or as ``contiguous`` runs.
     """
-    store = context.operator_state
-    if store.restored(_POSITIONS) or store.restored(_STARTED):
-        return {int(item["split"]): item for item in sorted(store.restored(_POSITIONS), key=lambda i: int(i["split"]))}
+    positions = context.operator_state.restored(_POSITIONS, schema)
+    has_started: tuple[bool, ...] = context.operator_state.restored(_STARTED, bool)
+    if positions or has_started:
+        return {item.split: item for item in sorted(positions, key=lambda item: item.split)}
     if contiguous:
         owners = [split * context.parallelism // SPLITS for split in range(SPLITS)]
     else:
         owners = [split % context.parallelism for split in range(SPLITS)]
-    return {split: {} for split in range(SPLITS) if owners[split] == context.subtask_index}
+    return {split: None for split in range(SPLITS) if owners[split] == context.subtask_index}
 
 
 def put_positions(store: OperatorStateStore, items: Iterable[dict[str, Any]]) -> None:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 
 from ckpt_runtime.connectors import kernels
 from ckpt_runtime.graph.formats import sink_options
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import SinkSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, bytes_column, int64_column
@@ -28,6 +30,7 @@ from ckpt_runtime.state.kernels.index_kernels import key_bounds
 MAX_KEY = 1 << 27
 _ROWS = "rows"
 _DIGEST = "digest"
+_Digest = Annotated[str, Meta(pattern="^[0-9a-f]{1,16}$")]
 _MODULUS = 1 << 64
 _NO_BYTES = read_only(np.empty(0, dtype=np.uint8))
 
@@ -62,8 +65,8 @@ class VerifySink(Operator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self._rows = sum(int(rows) for rows in context.operator_state.restored(_ROWS))
-        self._digest = sum(int(text, 16) for text in context.operator_state.restored(_DIGEST)) % _MODULUS
+        self._rows = sum(context.operator_state.restored(_ROWS, NonNegative))
+        self._digest = sum(int(text, 16) for text in context.operator_state.restored(_DIGEST, _Digest)) % _MODULUS
         self._directory.mkdir(parents=True, exist_ok=True)
         empty = read_only(np.empty(0, dtype=np.int64))
         kernels.check_updates(empty, empty, empty, self._last)

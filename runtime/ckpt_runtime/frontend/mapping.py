@@ -32,7 +32,7 @@ from ckpt_runtime.frontend.typed_plan import (
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import source_schema
+from ckpt_runtime.graph.formats import AVAILABLE_NOW_OPTION, is_split_source, source_schema
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 
 Resolve = Callable[[str], str | type]
@@ -67,7 +67,7 @@ def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> None:
 
     Raises PlanError for what the engine does not have, which names it and the way out.
     """
-    sources: dict[int, LogicalNode] = {}
+    sources: dict[int, tuple[LogicalNode, bool]] = {}
     for query in capture.queries:
         QueryMapper(capture, plan, resolve, sources).add(query)
 
@@ -75,7 +75,13 @@ def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> None:
 class QueryMapper:
     """Adds one query to a plan."""
 
-    def __init__(self, capture: Capture, plan: LogicalPlan, resolve: Resolve, sources: dict[int, LogicalNode]) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        plan: LogicalPlan,
+        resolve: Resolve,
+        sources: dict[int, tuple[LogicalNode, bool]],
+    ) -> None:
         self.capture = capture
         self._plan = plan
         self._resolve = resolve
@@ -83,11 +89,13 @@ class QueryMapper:
         self._inputs: list[tuple[LogicalInput, ...]] = []
         self._places: Mapping[str, str] = {}
         self.output_mode = "append"
+        self._ends = False
 
     def add(self, query: CapturedQuery) -> None:
         nodes = query.analysis.nodes
         self._places = query.analysis.places
         self.output_mode = check_output_mode(query)
+        self._ends = bool(query.start.available_now or query.start.once)
         for node in nodes:
             self._inputs.append(self._operators(node, nodes))
         self._sink(query, self._inputs[-1], arrow_schema(query.analysis.columns))
@@ -131,14 +139,20 @@ class QueryMapper:
 
     def _source(self, node: Source, schema: pa.Schema) -> tuple[LogicalInput, ...]:
         assert node.plan_id is not None
-        known = self._sources.get(node.plan_id)
+        known, ends = self._sources.get(node.plan_id, (None, self._ends))
+        if ends != self._ends:
+            raise PlanError("trigger", "queries that read one stream need one trigger, availableNow or another")
         if known is None:
             source = self.capture.sources[node.plan_id]
+            if source.format.lower() == "json" and not any(key.lower() == "timezone" for key in source.options):
+                source.options["timeZone"] = self.capture.configuration.get("spark.sql.session.timeZone", "UTC")
+            if self._ends and is_split_source(self._resolve(source.format)):
+                source.options[AVAILABLE_NOW_OPTION] = "true"
             declared = _declared(source)
             read = _schema_of(source, self._resolve)
             spec = specs.SourceSpec(self._resolve(source.format), dict(source.options), declared)
             known = self.apply(spec, (), read, node.plan_id)[0].node
-            self._sources[node.plan_id] = known
+            self._sources[node.plan_id] = (known, ends)
         assert known.schema is not None
         if known.schema.equals(schema):
             return (LogicalInput(known),)

@@ -260,7 +260,7 @@ def source_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
     known = SOURCE_FORMATS[name]
     if available_now(options) and not known.ends:
         raise PlanError(f"option {AVAILABLE_NOW_OPTION!r}", f"format {name!r} has no data at its start that would end")
-    return parse_options(name, known.options, options_of_source(options) if known.splits else options)
+    return known.parsed(options_of_source(options) if known.splits else options)
 
 
 def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
@@ -384,4 +384,6 @@ def options_of_source(options: Mapping[str, str]) -> dict[str, str]:
 
 def is_split_source(source: str | type) -> bool:
     """Whether an enumerator finds the splits of a source, and readers read them."""
-    return isinstance(source, type) or SOURCE_FORMATS[source].splits
+    if isinstance(source, type):
+        return True
+    return source in SOURCE_FORMATS and SOURCE_FORMATS[source].splits

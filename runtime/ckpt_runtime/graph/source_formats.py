@@ -6,14 +6,16 @@ The names of formats, options and columns are Spark's. The operators behind them
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.options import Option
+from ckpt_runtime.graph.json_rows import JSON_OPTIONS, json_rows
+from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
+from ckpt_runtime.graph.options import Option, parse_options
 
 SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
 
@@ -22,7 +24,8 @@ SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
 class SourceFormat:
     """A built-in source: its options and ``schema(options, declared schema)``.
 
-    ``splits``: it is read split by split. ``ends``: what is there at the start can be read to its end.
+    ``splits``: it is read split by split. ``ends``: what is there at the start can be read to its end. Options with the
+    ``prefix`` belong to another library; they are one value, which has the prefix as its key.
     """
 
     name: str
@@ -30,6 +33,15 @@ class SourceFormat:
     schema: SourceSchema
     splits: bool = False
     ends: bool = True
+    prefix: str | None = None
+
+    def parsed(self, options: Mapping[str, str]) -> dict[str, Any]:
+        """The values of options. Raises PlanError."""
+        if self.prefix is None:
+            return parse_options(self.name, self.options, options)
+        others = {key: value for key, value in options.items() if key.lower().startswith(self.prefix)}
+        own = {key: value for key, value in options.items() if key not in others}
+        return {**parse_options(self.name, self.options, own), self.prefix: others}
 
 
 def check_location(path: str) -> None:
@@ -90,6 +102,12 @@ def _text_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
     return _file_schema(options, declared)
 
 
+def _json_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    schema = _file_schema(options, declared)
+    json_rows(options, schema)
+    return schema
+
+
 def _orc_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     schema = _file_schema(options, declared)
     for column in schema:
@@ -125,7 +143,9 @@ def _check_undeclared(format_: str, declared: pa.Schema | None) -> None:
 _TIMESTAMP = pa.timestamp("us", "UTC")
 
 SPLIT_SOURCES = (
+    SourceFormat("kafka", KAFKA_SOURCE_OPTIONS, kafka_schema, splits=True, prefix=PREFIX),
     SourceFormat("parquet", _FILE_OPTIONS, _file_schema, splits=True),
+    SourceFormat("json", (*_FILE_OPTIONS, *JSON_OPTIONS), _json_schema, splits=True),
     SourceFormat("orc", _FILE_OPTIONS, _orc_schema, splits=True),
     SourceFormat(
         "text", (*_FILE_OPTIONS, Option("wholetext", bool, False), Option("lineSep")), _text_schema, splits=True

@@ -26,7 +26,7 @@ from ckpt_runtime.jobmaster.configuration_requests import ConfigurationRequest
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
-from ckpt_runtime.jobmaster.executions import wall_clock_ms
+from ckpt_runtime.jobmaster.executions import limited, wall_clock_ms
 from ckpt_runtime.jobmaster.flame_graphs import FlameGraphs, StackSamples
 from ckpt_runtime.jobmaster.gateway_errors import (
     InvalidRequest,
@@ -47,12 +47,14 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobDetails,
     JobOverview,
     KnownSavepoints,
+    MetricSeries,
     OperationKind,
     OperationStatus,
     Precondition,
     RunRequest,
     SavepointList,
     StoredPipeline,
+    WorkerFigures,
 )
 from ckpt_runtime.jobmaster.job_announcer import operation_ended
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -75,6 +77,7 @@ from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.network.control_messages import DumpThreads, ReadLog, RecentLog, ThreadDump
+from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy
@@ -141,6 +144,7 @@ class Dispatcher:
         allow_list = configuration.get(JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST)
         self._configuration_updates = ConfigurationUpdates(self._planner, allow_list)
         self._flame_graphs = FlameGraphs(slots)
+        self._meter = ProcessMeter()
         self._closing = False
         self.shutdown_requested = False
         """Whether the leader was asked to shut down the whole cluster."""
@@ -228,6 +232,17 @@ class Dispatcher:
     async def cluster_configuration(self) -> Mapping[str, str]:
         """Gives the cluster's options, secrets already masked."""
         return self._configuration.displayed()
+
+    async def process_figures(self) -> ProcessFigures:
+        """Memory and processor time of the driver."""
+        return self._meter.measure()
+
+    async def worker_figures(self) -> tuple[WorkerFigures, ...]:
+        """The same of the worker of each slot."""
+        return tuple(
+            WorkerFigures(slot.slot_id, slot.endpoint, None if slot.worker is None else slot.worker.process)
+            for slot in self._slots.all()
+        )
 
     async def thread_dump(self, slot_id: str | None) -> tuple[ThreadInfo, ...]:
         """Dumps the threads of a slot's worker; those of the driver for None.
@@ -421,6 +436,16 @@ class Dispatcher:
         """Maps each subtask's index to its metrics by Flink's names. Raises :class:`VertexNotFound`."""
         job = self._job(job_id)
         return job.executions.vertex_metrics(_vertex(job, vertex_id))
+
+    async def task_metrics(self) -> tuple[tuple[MetricSeries, ...], int]:
+        """The metrics of the subtasks of all jobs that have not ended, then those of their operators.
+
+        At most as many values as the configured limit; the number behind them says how many were left out.
+        """
+        self._check_leads()
+        jobs = [(job.overview(), job.executions) for job in self._known if not job.status.is_globally_terminal]
+        series = [one for job, executions in jobs for one in executions.series(job.job_id, job.name)]
+        return limited(series, self._configuration.get(RestOptions.MAX_METRIC_SERIES))
 
     async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:
         """Samples for some seconds in which code the subtasks of a vertex spend their time.

@@ -16,6 +16,7 @@ from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
     CheckpointStats,
     CheckpointStatsSnapshot,
+    RestoredCheckpointStats,
 )
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.effective import own_options
@@ -38,6 +39,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     LineagePlace,
     RunRequest,
 )
+from ckpt_runtime.jobmaster.metric_table import JOB, JobFigures, Kind, texts
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 _TASKS = {JobStatus.FINISHED: ExecutionState.FINISHED, JobStatus.FAILED: ExecutionState.FAILED}
@@ -62,6 +64,7 @@ class _Result(Struct):
     version: int = 1
     notes: tuple[ChangeNote, ...] = ()
     lineage: LineagePlace | None = None
+    latest_restored: RestoredCheckpointStats | None = None
 
 
 class EndedJob:
@@ -100,6 +103,7 @@ class EndedJob:
         self._restarts = result.restarts
         self._latest_completed = _checkpoint_of(result.latest_checkpoints.get("completed"))
         self._latest_savepoint = _checkpoint_of(result.latest_checkpoints.get("savepoint"))
+        self._latest_restored = result.latest_restored
 
     def overview(self) -> JobOverview:
         return self._overview
@@ -131,17 +135,16 @@ class EndedJob:
 
     def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
         return CheckpointStatsSnapshot(
-            self._counts, latest_completed=self._latest_completed, latest_savepoint=self._latest_savepoint
+            self._counts,
+            latest_completed=self._latest_completed,
+            latest_savepoint=self._latest_savepoint,
+            latest_restored=self._latest_restored,
         )
 
     def metrics(self) -> dict[str, str]:
         """The metrics that do not change once a job has ended."""
-        return {
-            "numRestarts": str(self._restarts),
-            "numberOfCompletedCheckpoints": str(self._counts.completed),
-            "numberOfFailedCheckpoints": str(self._counts.failed),
-            "totalNumberOfCheckpoints": str(self._counts.total),
-        }
+        counters = [metric for metric in JOB if metric.kind is Kind.COUNTER]
+        return texts(counters, JobFigures(self._restarts, self._counts))
 
     def exception_history(self, limit: int) -> ExceptionHistory:
         return ExceptionHistory(self._exceptions[:limit], truncated=len(self._exceptions) > limit)
@@ -173,6 +176,7 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
     """Makes the stored form. Checkpoints that are still in progress fail with the job's end."""
     counts = checkpoints.counts
     failed = counts.failed + counts.in_progress
+    restored = checkpoints.latest_restored
     return {
         "job_id": job_id,
         "status": status.value,
@@ -193,6 +197,7 @@ def result_document(  # noqa: PLR0913 -- one parameter for each part of the docu
         },
         "restarts": restarts,
         "lineage": asdict(lineage),
+        "latest_restored": None if restored is None else asdict(restored),
     }
 
 

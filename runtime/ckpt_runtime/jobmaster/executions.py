@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.contract.jobs import Backpressure, SubtaskPressure
-from ckpt_runtime.graph.job_graph import JobGraph, JobVertex
+from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway_values import (
     NOT_YET,
     ExecutionState,
+    MetricSeries,
     SubtaskDetails,
     VertexDetails,
 )
+from ckpt_runtime.jobmaster.metric_table import OPERATOR, TASK, OperatorFigures, values_with_rates
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 
 TERMINAL = frozenset({ExecutionState.FINISHED, ExecutionState.CANCELED, ExecutionState.FAILED})
 
 
-_COUNTERS = {
-    "numRecordsIn": "rows_in",
-    "numRecordsOut": "rows_out",
-    "numBytesIn": "bytes_in",
-    "numBytesOut": "bytes_out",
-    "numLateRecordsDropped": "late_rows_dropped",
-    "accumulateBusyTimeMs": "busy_ms",
-    "accumulateIdleTimeMs": "idle_ms",
-    "accumulateBackPressuredTimeMs": "backpressured_ms",
-}
-_RATES = {
-    "numRecordsInPerSecond": "rows_in",
-    "numRecordsOutPerSecond": "rows_out",
-    "numBytesInPerSecond": "bytes_in",
-    "numBytesOutPerSecond": "bytes_out",
-    "busyTimeMsPerSecond": "busy_ms",
-    "idleTimeMsPerSecond": "idle_ms",
-    "backPressuredTimeMsPerSecond": "backpressured_ms",
-}
-"""Flink's names of metrics, and the figures of a heartbeat that they come from."""
-
+_MAX_NAME_CHARS = 80
+_SOURCES = frozenset({"source", "enumerator", "range_reader"})
 _MOVES = ("rows_in", "rows_out", "slices")
 """The figures that change when a row has moved."""
 
@@ -199,14 +184,83 @@ class ExecutionGraph:
             measurement = self.executions[vertex.id, index].measurement
             current = measurement.current
             if current is not None:
-                found[index] = {
-                    **{name: getattr(current, figure) for name, figure in _COUNTERS.items()},
-                    **{name: measurement.rate(figure) for name, figure in _RATES.items()},
-                }
+                found[index] = _task_values(measurement)
+                for node, values in _operator_values(vertex, measurement):
+                    prefix = metric_prefix(node)
+                    found[index].update((f"{prefix}.{name}", value) for name, value in values.items())
                 found[index].update(current.state)
-                if current.debloated_buffer_size is not None:
-                    found[index]["debloatedBufferSize"] = current.debloated_buffer_size
         return found
+
+    def series(self, job_id: str, job_name: str) -> Iterator[MetricSeries]:
+        """The metrics of all measured subtasks that have not ended, and of their operators."""
+        for vertex in self.graph.vertices:
+            for index in range(vertex.parallelism):
+                execution = self.executions[vertex.id, index]
+                measurement = execution.measurement
+                if measurement.current is None or execution.state in TERMINAL:
+                    continue
+                labels = {
+                    "host": execution.endpoint.rpartition(":")[0],
+                    "tm_id": execution.slot,
+                    "job_id": job_id,
+                    "job_name": job_name,
+                    "task_id": vertex.id,
+                    "task_name": vertex.name,
+                    "task_attempt_num": str(execution.id.attempt),
+                    "subtask_index": str(index),
+                }
+                yield MetricSeries(labels, of_operator=False, values=_task_values(measurement))
+                for node, values in _operator_values(vertex, measurement):
+                    of_node = {"operator_id": node.uid, "operator_name": node.name}
+                    yield MetricSeries({**labels, **of_node}, of_operator=True, values=values)
+
+
+def limited(series: Iterable[MetricSeries], limit: int) -> tuple[tuple[MetricSeries, ...], int]:
+    """The series of at most ``limit`` values, those of subtasks first, and the number of values left out."""
+    kept, left, left_out = [], limit, 0
+    for one in sorted(series, key=lambda one: one.of_operator):
+        if len(one.values) <= left:
+            left -= len(one.values)
+            kept.append(one)
+        else:
+            left, left_out = 0, left_out + len(one.values)
+    return tuple(kept), left_out
+
+
+def _task_values(measurement: _Measurement) -> dict[str, float]:
+    assert measurement.current is not None
+    return values_with_rates(TASK, measurement.current, measurement.previous, measurement.span_ms)
+
+
+def _operator_values(vertex: JobVertex, measurement: _Measurement) -> Iterator[tuple[OperatorNode, dict[str, float]]]:
+    assert measurement.current is not None
+    current = _operator_figures(vertex, measurement.current)
+    previous = [] if measurement.previous is None else _operator_figures(vertex, measurement.previous)
+    for node, figures, earlier in zip_longest(vertex.operators[: len(current)], current, previous):
+        yield node, values_with_rates(OPERATOR, figures, earlier, measurement.span_ms)
+
+
+def _operator_figures(vertex: JobVertex, measures: SubtaskMeasures) -> list[OperatorFigures]:
+    """The figures of each operator of the chain; none unless the worker has reported as many."""
+    rows, last = measures.operator_rows, len(vertex.operators) - 1
+    if len(rows) != len(vertex.operators):
+        return []
+    received = (rows[0] if vertex.operators[0].kind in _SOURCES else measures.rows_in, *rows[:-1])
+    return [
+        OperatorFigures(
+            received[place],
+            rows[place],
+            None if place else measures.input_watermark,
+            measures.output_watermark if place == last else None,
+        )
+        for place in range(len(rows))
+    ]
+
+
+def metric_prefix(node: OperatorNode) -> str:
+    """The operator's name in front of its metrics. Clients put it into query strings without escaping it."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", node.name)[:_MAX_NAME_CHARS]
+    return name if node.kind not in _SOURCES or name.startswith("Source__") else f"Source__{name}"
 
 
 def _subtask_details(execution: Execution) -> SubtaskDetails:

@@ -16,6 +16,7 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.network.control_messages import SubtaskMeasures
+from ckpt_runtime.process_figures import ProcessFigures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.ha_store import HeldUpgrade
 
@@ -67,6 +68,15 @@ class ClusterOverview:
     slots_available: int
     slot_agents: int
     jobs_by_status: Mapping[JobStatus, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """The process of the worker in a slot; ``process`` is None before its first heartbeat."""
+
+    slot_id: str
+    endpoint: str
+    process: ProcessFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +200,15 @@ class SubtaskDetails:
     measures: SubtaskMeasures | None = None
     still_ms: float = 0.0
     stalled_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeries:
+    """The metrics of one subtask, or of one operator in it, by Flink's names, with the labels of Flink's reporter."""
+
+    labels: Mapping[str, str]
+    of_operator: bool
+    values: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,10 @@ def _ended(store: HaStore, job_id: str) -> FoundJob:
 
 
 def _end_time(result: Mapping[str, Any] | None) -> int:
-    times = {} if result is None else result.get("timestamps", {})
-    return max(times.values(), default=0)
+    """When the job ended, as far as its result says."""
+    with suppress(DocumentError):
+        return max(checked((result or {}).get("timestamps", {}), dict[str, int]).values(), default=0)
+    return 0
 
 
 def find_job(

@@ -26,6 +26,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobDetails,
     JobOverview,
 )
+from ckpt_runtime.jobmaster.metric_table import JOB, JobFigures, texts
 from ckpt_runtime.jobmaster.restart_strategy_factory import strategy_type
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.submission import JobSubmission
@@ -184,17 +185,9 @@ class JobView:
         running_since = self._timestamps.get(JobStatus.RUNNING, NOT_YET)
         uptime = wall_clock_ms() - running_since if self.status is JobStatus.RUNNING else 0
         latest = statistics.latest_completed
-        return {
-            "numRestarts": str(self._restarts),
-            "uptime": str(uptime),
-            "numberOfCompletedCheckpoints": str(statistics.counts.completed),
-            "numberOfFailedCheckpoints": str(statistics.counts.failed),
-            "numberOfInProgressCheckpoints": str(statistics.counts.in_progress),
-            "totalNumberOfCheckpoints": str(statistics.counts.total),
-            "lastCheckpointDuration": str(-1 if latest is None else latest.end_to_end_duration),
-            "lastCheckpointSize": str(-1 if latest is None else latest.checkpointed_size),
-            "lastCheckpointExternalPath": "n/a" if latest is None else str(latest.external_path),
-        }
+        figures = JobFigures(self._restarts, statistics.counts, uptime, latest)
+        path = "n/a" if latest is None else str(latest.external_path)
+        return {**texts(JOB, figures), "lastCheckpointExternalPath": path}
 
     def exception_history(self, limit: int) -> ExceptionHistory:
         return self._failures.view(limit)

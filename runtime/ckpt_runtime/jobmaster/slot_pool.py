@@ -399,6 +399,8 @@ class SlotPool:
                 if not (isinstance(message, WorkerHeartbeat) or (sender is not None and sender.used)):
                     what = type(message).__name__
                     raise MalformedMessageError(f"the message {what} came from a worker that was given no work")
+                if sender is not None and isinstance(message, WorkerHeartbeat):
+                    sender.process = message.process
                 # Messages of a spare, or of a worker that has just been replaced, do not reach the owner.
                 if slot.owner is not None and sender is slot.worker:
                     slot.owner.worker_message(slot, message)

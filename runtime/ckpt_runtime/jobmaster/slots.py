@@ -10,6 +10,7 @@ from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, SlotOpt
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.network.control_messages import DeploymentMessage
+from ckpt_runtime.process_figures import ProcessFigures
 
 LOSS_GRACE_S = 3.0
 """How long the cause of a loss is awaited: agents report an exit code at once, Spark a lost executor in seconds."""
@@ -103,6 +104,8 @@ class Worker:
     used: bool = False
     failures: int = 0
     """How often subtasks of its job have failed in it."""
+    process: ProcessFigures | None = None
+    """The figures of its last heartbeat."""
 
     @property
     def worker_id(self) -> str:

@@ -14,12 +14,15 @@ from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.schema import DocumentError, NonNegative
 from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.network.listeners import Door, Message
+from ckpt_runtime.process_figures import ProcessFigures
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.thread_dump import ThreadInfo
 
 Duration = Annotated[float, Meta(ge=0, le=1e18)]
 """Milliseconds; neither infinite nor NaN, which cannot be converted to an integer."""
+
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 StateMetrics = Annotated[dict[str, NonNegative], Meta(max_length=1000)]
 """Metrics that state backends report, by operator and name."""
@@ -136,7 +139,9 @@ class SubtaskMeasures(Struct, frozen=True):
 
     ``measured_ms`` is the time of the measurement, by a monotonic clock of the worker. ``work_waits`` is true while the
     subtask has something to process or send, ``backpressured`` while it cannot send; ``slices`` grows with each
-    processed piece of a buffer.
+    processed piece of a buffer. ``operator_rows`` counts the rows that each operator of the chain has emitted.
+    ``alignment_ms`` and ``start_delay_ms`` are those of the last checkpoint. The usages are shares of the input buffers
+    and of the output channels; ``queued_elements`` wait in the input.
     """
 
     vertex_id: str
@@ -155,6 +160,14 @@ class SubtaskMeasures(Struct, frozen=True):
     backpressured: bool = False
     debloated_buffer_size: NonNegative | None = None
     state: StateMetrics = {}
+    operator_rows: Annotated[tuple[NonNegative, ...], Meta(max_length=1000)] = ()
+    input_watermark: int | None = None
+    output_watermark: int | None = None
+    queued_elements: NonNegative = 0
+    input_usage: Share = 0.0
+    output_usage: Share = 0.0
+    alignment_ms: NonNegative | None = None
+    start_delay_ms: NonNegative | None = None
 
 
 class SnapshotProgress(Struct, frozen=True):
@@ -177,6 +190,7 @@ class WorkerHeartbeat(Message, frozen=True):
     deployment: int
     tasks: tuple[SubtaskMeasures, ...] = ()
     snapshots: tuple[SnapshotProgress, ...] = ()
+    process: ProcessFigures | None = None
 
 
 class ThreadDump(Message, frozen=True):

@@ -165,6 +165,17 @@ class InputGate:
         """Whether a poll might return something; may be true when only blocked channels have data."""
         return bool(self._arrivals)
 
+    @property
+    def queued(self) -> int:
+        """The elements that wait in all channels. Called by any thread."""
+        return sum(len(channel.queue) for channel in self.channels)
+
+    @property
+    def usage(self) -> float:
+        """The share of the buffers granted to senders that waits here, 0 to 1. Called by any thread."""
+        granted = sum(channel.credit.window for channel in self.channels)
+        return min(1.0, self.queued / granted) if granted else 0.0
+
     def block(self, index: int) -> None:
         """Blocks a channel that delivered its barrier: nothing after it is processed until the alignment ends."""
         self.channels[index].blocked = True

@@ -18,7 +18,7 @@ from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OperatorError
 from ckpt_runtime.operators.late_rows import LateRows, in_unit
-from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.group_kernels import number_groups
@@ -66,7 +66,9 @@ class GroupStateOperator(Operator):
         if context.keyed_state is None:
             raise OperatorError(f"operator {context.uid!r} has groups but no keyed state")
         # Event time begins at 1970, as in Spark: an earlier row is late.
-        self._watermark = self._watermark_to_keep = max(0, min(context.operator_state.restored(WATERMARK), default=0))
+        self._watermark = self._watermark_to_keep = max(
+            0, min(context.operator_state.restored(WATERMARK, EventTime), default=0)
+        )
         self._row_schema = self.stored_schema.append(pa.field(ENDS, TIME))
         spec = RowBufferSpec("groups", self._row_schema, self._keys, ENDS, keeps_matched=self.keeps_matched)
         self._buffers: KeyedRows = context.keyed_state.row_buffers([spec])

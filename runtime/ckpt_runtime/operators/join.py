@@ -24,7 +24,7 @@ from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OperatorError
 from ckpt_runtime.operators.join_output import LEFT, RIGHT, JoinOutput
 from ckpt_runtime.operators.late_rows import LateRows, in_unit
-from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column
 from ckpt_runtime.state.states import KeyedRowBuffer, RowBufferSpec
 
@@ -59,7 +59,8 @@ class JoinOperator(Operator):
         if context.keyed_state is None:
             raise OperatorError(f"operator {context.uid!r} joins by key but has no keyed state")
         # Event time begins at 1970, as in Spark: an earlier row is late. A savepoint may hold an earlier watermark.
-        self._watermark = self._watermark_to_keep = max(0, min(context.operator_state.restored(WATERMARK), default=0))
+        restored = min(context.operator_state.restored(WATERMARK, EventTime), default=0)
+        self._watermark = self._watermark_to_keep = max(0, restored)
         self._buffers = context.keyed_state.row_buffers([side.buffer_spec for side in self._sides])
         for side, buffer in zip(self._sides, self._buffers.sides, strict=True):
             side.buffer = buffer

@@ -14,15 +14,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import pyarrow as pa
+from msgspec import Meta
 
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
+from ckpt_runtime.failure_report import printable
+from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.state.errors import CorruptStateError
 
+T = TypeVar("T")
+_MAX_SHOWN_CHARS = 300
 MAX_WATERMARK = (1 << 63) - 1
+EventTime = Annotated[int, Meta(ge=-(1 << 63), le=MAX_WATERMARK)]
+"""Milliseconds since the epoch, as a stored value."""
 
 
 class Output(Protocol):
@@ -48,10 +56,21 @@ class OperatorStateStore:
         self._restored = {state.name: state for state in restored}
         self._current: dict[str, OperatorListState] = {}
 
-    def restored(self, name: str) -> tuple[Any, ...]:
-        """The items assigned to this subtask by the restored snapshot; empty without one."""
+    def restored(self, name: str, schema: type[T]) -> tuple[T, ...]:
+        """The items assigned to this subtask by the restored snapshot; empty without one.
+
+        Raises CorruptStateError for items that do not match ``schema``.
+        """
         state = self._restored.get(name)
-        return () if state is None else state.items
+        if state is None:
+            return ()
+        try:
+            return tuple(checked(item, schema) for item in state.items)
+        except DocumentError as error:
+            items = printable(repr(state.items), _MAX_SHOWN_CHARS)
+            raise CorruptStateError(
+                f"the restored list state {name!r} cannot be used: {error}; it is {items}"
+            ) from error
 
     def put(self, name: str, items: list[Any], mode: OperatorStateMode = OperatorStateMode.SPLIT) -> None:
         """Replaces the items that the next snapshot will hold. Call it in ``snapshot``."""

@@ -29,7 +29,7 @@ from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
 from ckpt_runtime.operators.gathered_rows import STATE as GATHERED
 from ckpt_runtime.operators.gathered_rows import GatheredRows
 from ckpt_runtime.operators.late_rows import LateRows, in_unit
-from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import RowGroups, RowsToBatch, row_class
@@ -89,7 +89,8 @@ class StatefulProcessorOperator(Operator):
         self._backend = context.keyed_state
         new_results = FramesToBatch if self._spec.in_pandas else RowsToBatch
         self._results: FramesToBatch | RowsToBatch = new_results(context.uid, self._spec.output_schema)
-        self._watermark = self._watermark_to_keep = min(context.operator_state.restored(WATERMARK), default=0)
+        restored = context.operator_state.restored(WATERMARK, EventTime)
+        self._watermark = self._watermark_to_keep = min(restored, default=0)
         self._sent_watermark = self._watermark
         configuration = Configuration(context.configuration)
         self._trigger = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER)

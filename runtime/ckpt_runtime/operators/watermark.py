@@ -12,11 +12,22 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from ckpt_runtime.graph.specs import WatermarkSpec
-from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 
 _STATE = "watermark"
+
+
+class _Last(Struct):
+    """The stored form; ``next_ms`` is held until the end of a range."""
+
+    parallelism: int
+    ms: EventTime | None
+    next_ms: EventTime | None = None
+
+
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 
@@ -41,11 +52,11 @@ class WatermarkOperator(Operator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        for last in context.operator_state.restored(_STATE):
-            if last["parallelism"] == context.parallelism:
-                self._next = last.get("next_ms")
-                if last["ms"] is not None:
-                    self._advance(last["ms"])
+        for last in context.operator_state.restored(_STATE, _Last):
+            if last.parallelism == context.parallelism:
+                self._next = last.next_ms
+                if last.ms is not None:
+                    self._advance(last.ms)
         if not self._by_ranges:
             self._catch_up()
 

@@ -16,6 +16,7 @@ from pydantic import AfterValidator
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_values import Precondition
 from ckpt_runtime.rest.job_answers import FLAME_GRAPH_KINDS
+from ckpt_runtime.rest.metrics import AGGREGATIONS
 from ckpt_runtime.rest.responses import BadRequest, echo
 
 _MOST_SUBTASKS = 32767
@@ -76,6 +77,10 @@ Aggregations = Annotated[
     Query(alias="agg", description="min, max, avg, sum, skew in any case, separated by commas or repeated"),
 ]
 SelectedJobs = Annotated[list[str] | None, Query(alias="jobs", description="job ids, separated by commas or repeated")]
+SelectedTaskManagers = Annotated[
+    list[str] | None,
+    Query(alias="taskmanagers", description="ids of slot agents, separated by commas or repeated"),
+]
 SelectedSubtasks = Annotated[
     list[str] | None,
     Query(alias="subtasks", description="indices and ranges of subtasks, such as 0,3-5"),
@@ -152,6 +157,15 @@ def listed(texts: list[str] | None) -> list[str] | None:
     if texts is None:
         return None
     return [name for text in texts for name in (part.strip() for part in text.split(",")) if name]
+
+
+def aggregations(texts: list[str] | None) -> list[str]:
+    """The requested aggregations; all of them if none is named."""
+    kinds = [kind.lower() for kind in listed(texts) or AGGREGATIONS]
+    for kind in kinds:
+        if kind not in AGGREGATIONS:
+            raise BadRequest(f"agg: {echo(kind)} is not acceptable, it must be of {', '.join(AGGREGATIONS)}")
+    return kinds
 
 
 def selected_jobs(texts: list[str] | None) -> set[str] | None:

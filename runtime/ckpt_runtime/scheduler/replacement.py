@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.configuration.registry import VERTEX_BOUNDS
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobGraph, Partitioning
+from ckpt_runtime.graph.schema import Parallelism, decoded
 from ckpt_runtime.scheduler.job_status import JobState
 
 _REPLACEABLE_IN = frozenset(
@@ -67,9 +68,15 @@ def rescaled(graph: JobGraph, bounds: Mapping[str, ParallelismBounds], slots: in
     )
 
 
+_Declared = dict[str, tuple[Parallelism, Parallelism]]
+
+
 def declared_bounds(graph: JobGraph) -> dict[str, ParallelismBounds]:
-    """The bounds of the last rescale; a vertex without declared bounds has its parallelism as both bounds."""
-    declared = json.loads(graph.configuration.get(VERTEX_BOUNDS, "{}"))
+    """The bounds of the last rescale; a vertex without declared bounds has its parallelism as both bounds.
+
+    Raises DocumentError for a stored graph whose bounds are damaged.
+    """
+    declared = decoded(graph.configuration.get(VERTEX_BOUNDS, "{}").encode(), _Declared)
     return {v.id: ParallelismBounds(*declared.get(v.id, (v.parallelism, v.parallelism))) for v in graph.vertices}
 
 

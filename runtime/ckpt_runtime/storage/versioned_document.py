@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import to_builtins
 
-from ckpt_runtime.graph.schema import DocumentError, checked
+from ckpt_runtime.graph.schema import DocumentError, NonNegative, checked
 from ckpt_runtime.storage.documents import MAX_DOCUMENT_BYTES, decode_document, encode_document
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
@@ -190,6 +190,7 @@ class VersionedDocument:
         return ConflictError(message, self.directory.url)
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 Fence = Callable[[], None]
 """Called before each change; raises when this process may not, or may no longer, change anything."""
@@ -230,7 +231,7 @@ class FencedDocument(Generic[T]):
         def check(present: dict[str, Any] | None) -> None:
             self._fence()
             # Checked in each round: a later leader may have adopted the document since the last one.
-            check_epoch((present or {}).get("epoch", 0), self._epoch, self.directory)
+            check_epoch(self._checked((present or {}).get("epoch", 0), NonNegative), self._epoch, self.directory)
 
         def make(present: dict[str, Any] | None) -> dict[str, Any] | None:
             nonlocal changed
@@ -249,8 +250,11 @@ class FencedDocument(Generic[T]):
         return self.change(lambda present: present)
 
     def _content(self, document: dict[str, Any]) -> T:
+        return self._checked({key: value for key, value in document.items() if key != "epoch"}, self._schema)
+
+    def _checked(self, value: object, schema: type[S]) -> S:
         try:
-            return checked({key: value for key, value in document.items() if key != "epoch"}, self._schema)
+            return checked(value, schema)
         except DocumentError as error:
             raise CorruptFileError(f"{self.directory.url} is not usable: {error}", self.directory.url) from error
 

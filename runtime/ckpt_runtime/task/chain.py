@@ -35,11 +35,12 @@ class _NextOperator:
 
 
 class ChainEnd:
-    """The last operator's output, which sends everything to every outgoing edge."""
+    """The last operator's output, which sends everything to every outgoing edge; ``watermark`` is the last emitted."""
 
     def __init__(self, partitions: Sequence[ResultPartition]) -> None:
         self.partitions = list(partitions)
         self.rows = 0
+        self.watermark: int | None = None
         self._checked: pa.Schema | None = None
         self._plain: pa.Schema | None = None
 
@@ -56,6 +57,12 @@ class ChainEnd:
                 return False
         return True
 
+    @property
+    def usage(self) -> float:
+        """The share of the channels that can take no more buffers, 0 to 1. Called by any thread."""
+        full = [is_full for partition in self.partitions for is_full in partition.full_channels()]
+        return sum(full) / len(full) if full else 0.0
+
     def emit(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
@@ -69,6 +76,7 @@ class ChainEnd:
             partition.emit(batch)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
+        self.watermark = timestamp_ms
         for partition in self.partitions:
             partition.emit_watermark(timestamp_ms)
 
@@ -153,6 +161,11 @@ class OperatorChain:
     def head_rows(self) -> int:
         """Rows that the head has emitted so far."""
         return self._outputs[0].rows
+
+    @property
+    def operator_rows(self) -> tuple[int, ...]:
+        """Rows that each operator has emitted so far, head first; what a sink takes counts as emitted by none."""
+        return tuple(output.rows for output in self._outputs)
 
     @property
     def head(self) -> Operator:

@@ -68,6 +68,7 @@ class SubtaskMetrics:
     """Rows, bytes, and how the subtask's time was spent.
 
     ``slices`` counts the processed pieces of buffers: it grows even while one buffer of slow rows takes minutes.
+    ``alignment_ms`` and ``start_delay_ms`` are those of the last checkpoint, None before it.
     ``debloated_buffer_size`` is None unless buffers adapt and a sample has been taken.
     """
 
@@ -75,4 +76,6 @@ class SubtaskMetrics:
     bytes_in: int = 0
     slices: int = 0
     timer: ActivityTimer = field(default_factory=ActivityTimer)
+    alignment_ms: int | None = None
+    start_delay_ms: int | None = None
     debloated_buffer_size: int | None = None

@@ -204,6 +204,10 @@ class ResultPartition:
                 return False
         return True
 
+    def full_channels(self) -> list[bool]:
+        """Whether each channel can take no more buffers. Called by any thread."""
+        return [not subpartition.has_room for subpartition in self._subpartitions]
+
     @property
     def flush_at(self) -> float | None:
         """When :meth:`flush_due` has something to send (clock of ``now_ms``); None when nothing is held back."""

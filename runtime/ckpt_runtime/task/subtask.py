@@ -143,6 +143,11 @@ class Subtask:
             or any(channel.queue for channel in self.gate.channels)
         )
 
+    @property
+    def input_watermark(self) -> int | None:
+        """The event time that all inputs have reached; None before that, and for a source."""
+        return self._valve.current
+
     # The task thread, from here on.
 
     def open(self) -> None:

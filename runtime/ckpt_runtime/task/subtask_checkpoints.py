@@ -407,6 +407,8 @@ class SubtaskCheckpoints:
                 # Before the handover: the writing thread may finish before this one continues.
                 self.persisted.begun(checkpoint_id)
             self._writing.add(checkpoint_id)
+            metrics = self._subtask.metrics
+            metrics.alignment_ms, metrics.start_delay_ms = measures.alignment_ms, measures.start_delay_ms
             self._subtask.write(replace(snapshot.snapshot, in_flight=in_flight, measures=measures))
 
     def _discard(self, checkpoint_id: int) -> bool:

@@ -8,7 +8,7 @@ from ckpt_runtime.operators.operator import MAX_WATERMARK
 
 
 class WatermarkValve:
-    """``gates`` has the input gate of each channel; no channel has a watermark at first.
+    """``gates`` has the input gate of each channel; no channel has a watermark at first, and ``current`` is None.
 
     A channel whose data has ended does not hold event time back. When all have ended, event time first advances to
     what the data reached, as in Spark: the least over all gates of the greatest watermark of the gate's channels.
@@ -18,7 +18,7 @@ class WatermarkValve:
         self._gates = list(gates)
         self._watermarks: list[int | None] = [None] * len(gates)
         self._reached: list[int | None] = [None] * len(gates)
-        self._current: int | None = None
+        self.current: int | None = None
 
     def advance(self, channel: int, timestamp_ms: int) -> list[int]:
         """The new combined watermarks in order, mostly one or none. A channel's watermark never goes back."""
@@ -34,8 +34,8 @@ class WatermarkValve:
         last = self._reached_by_data() if least == MAX_WATERMARK else None
         moved = []
         for watermark in (last, least):
-            if watermark is not None and (self._current is None or watermark > self._current):
-                self._current = watermark
+            if watermark is not None and (self.current is None or watermark > self.current):
+                self.current = watermark
                 moved.append(watermark)
         return moved
 

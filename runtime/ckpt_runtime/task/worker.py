@@ -61,6 +61,7 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.process_figures import ProcessMeter
 from ckpt_runtime.scheduler.deployment import JobDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.state.backend import SharedHandles
@@ -404,13 +405,21 @@ class TaskWorker:
         )
 
     def _beat(self) -> None:
+        meter = ProcessMeter()
         while not self._closing.wait(HEARTBEAT_S):
-            job = self._job
-            if job is None:
-                self._report(WorkerHeartbeat(-1))
-            else:
-                tasks = tuple(_measures(subtask) for subtask in job.subtasks.values())
-                self._report(WorkerHeartbeat(job.deployment.deployment, tasks, self._progress(job)))
+            try:
+                self._report(self._heartbeat(meter))
+            except Exception as error:
+                # The subtasks change while they are measured. The next heartbeat must come all the same: without any,
+                # a job that stands still would look healthy for ever.
+                log_failure(logger, logging.WARNING, "a heartbeat was left out", error)
+
+    def _heartbeat(self, meter: ProcessMeter) -> WorkerHeartbeat:
+        job = self._job
+        if job is None:
+            return WorkerHeartbeat(-1, process=meter.measure())
+        tasks = tuple(_measures(subtask) for subtask in job.subtasks.values())
+        return WorkerHeartbeat(job.deployment.deployment, tasks, self._progress(job), meter.measure())
 
 
 def _runs(job: DeployedJob | None, subtask: Subtask) -> bool:
@@ -484,6 +493,14 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         slices=metrics.slices,
         work_waits=subtask.work_waits,
         backpressured=subtask.backpressured,
+        operator_rows=subtask.chain.operator_rows,
+        input_watermark=subtask.input_watermark,
+        output_watermark=subtask.chain.end.watermark,
+        queued_elements=subtask.gate.queued,
+        input_usage=subtask.gate.usage,
+        output_usage=subtask.chain.end.usage,
+        alignment_ms=metrics.alignment_ms,
+        start_delay_ms=metrics.start_delay_ms,
         debloated_buffer_size=metrics.debloated_buffer_size,
         state=subtask.chain.state_metrics(),
     )

@@ -233,7 +233,7 @@ class EnrichOperator(SimulatedOperator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self._table: list[int] = list(context.operator_state.restored("table"))
+        self._table: list[int] = list(context.operator_state.restored("table", int))
 
     def handle(self, rows: list[Row], gate: int) -> None:
         if gate == 0:
@@ -263,7 +263,7 @@ class SinkOperator(SimulatedOperator):
         self.requires_final_checkpoint = True
         self._rows: list[Row] = []
         self._pending: list[tuple[str, int, list[Row]]] = []
-        for name, checkpoint_id, rows in context.operator_state.restored("pending"):
+        for name, checkpoint_id, rows in context.operator_state.restored("pending", tuple[str, int, list[Any]]):
             self._place.world.commit(name, checkpoint_id, [tuple(row) for row in rows])
 
     def handle(self, rows: list[Row], gate: int) -> None:
@@ -301,7 +301,7 @@ class RowSource(SourceOperator):
             mine = range(context.subtask_index, self._rows.splits, context.parallelism)
             self._positions: dict[int, int] = dict.fromkeys(mine, 0)
         else:
-            self._positions = dict(context.operator_state.restored("splits"))
+            self._positions = dict(context.operator_state.restored("splits", tuple[Any, Any]))
         self._turn = 0
         self._watermark = -1
         self._emit_watermark()

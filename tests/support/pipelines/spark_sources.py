@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 
 
 def pipeline(spark: SparkSession, source: str, schema: str, options: str, path: str, output: str) -> None:
-    """Reads what is there now. ``options`` is a JSON object; the engine takes ``availableNow`` as one of the source."""
-    reader = spark.readStream.format(source).options(**json.loads(options)).option("availableNow", "true")
+    """Reads what is there now. ``options`` is a JSON object."""
+    reader = spark.readStream.format(source).options(**json.loads(options))
     if schema:
         reader = reader.schema(schema)
     copied = reader.load(path or None)

@@ -21,8 +21,9 @@ from ckpt_runtime.contract import cluster as contract
 from ckpt_runtime.contract.cluster import Nothing
 from ckpt_runtime.contract.jobs import ApplicationDetails, Applications, PlanPreview, StartedJob
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotFound
-from ckpt_runtime.jobmaster.gateway_values import ClusterOverview, RunRequest, StoredPipeline
+from ckpt_runtime.jobmaster.gateway_values import RunRequest, StoredPipeline
 from ckpt_runtime.jobmaster.health import job_warnings
+from ckpt_runtime.jobmaster.metric_table import CLUSTER, PROCESS, running, texts, values
 from ckpt_runtime.rest import job_answers, metrics
 from ckpt_runtime.rest.bodies import (
     Body,
@@ -39,6 +40,7 @@ from ckpt_runtime.rest.bodies import (
 )
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import (
+    Aggregations,
     ApplicationId,
     Condition,
     HoldOwner,
@@ -46,8 +48,10 @@ from ckpt_runtime.rest.parameters import (
     LogName,
     MetricNames,
     PipelineId,
+    SelectedTaskManagers,
     SlotAgentId,
     TheDispatcher,
+    aggregations,
     listed,
 )
 from ckpt_runtime.rest.request_body import PART_NAME, receive_pipeline, whole_request
@@ -62,7 +66,7 @@ pipelines = flink_router(prefix="/jars", tags=["pipelines"])
 job_ids = flink_router(prefix="/retired-job-ids", tags=["pipelines"])
 routers = (cluster, dashboard, diagnosis, pipelines, job_ids)
 
-_ENDED = (JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED)
+
 _OF_DRIVER, _OF_WORKER = "driver.log", "worker.log"
 _ONE = errors(400, 404)
 
@@ -75,7 +79,7 @@ async def overview(dispatcher: TheDispatcher) -> contract.ClusterOverview:
         slot_agents=found.slot_agents,
         slots_total=found.slots_total,
         slots_available=found.slots_available,
-        jobs_running=_running(found),
+        jobs_running=running(found),
         jobs_finished=found.jobs_by_status.get(JobStatus.FINISHED, 0),
         jobs_cancelled=found.jobs_by_status.get(JobStatus.CANCELED, 0),
         jobs_failed=found.jobs_by_status.get(JobStatus.FAILED, 0),
@@ -83,10 +87,6 @@ async def overview(dispatcher: TheDispatcher) -> contract.ClusterOverview:
         flink_commit=dashboard.flink_revision,
         ckpt_version=dashboard.ckpt_version,
     )
-
-
-def _running(cluster: ClusterOverview) -> int:
-    return sum(count for status, count in cluster.jobs_by_status.items() if status not in _ENDED)
 
 
 @cluster.get("/config", responses=errors())
@@ -103,15 +103,9 @@ async def cluster_configuration(dispatcher: TheDispatcher) -> list[contract.Opti
 
 @cluster.get("/jobmanager/metrics", responses=errors())
 async def driver_metrics(dispatcher: TheDispatcher, names: MetricNames = None) -> list[contract.Metric]:
-    """Names or values of the session's metrics."""
-    found = await dispatcher.cluster_overview()
-    values = {
-        "numRegisteredTaskManagers": str(found.slot_agents),
-        "numRunningJobs": str(_running(found)),
-        "taskSlotsTotal": str(found.slots_total),
-        "taskSlotsAvailable": str(found.slots_available),
-    }
-    return metrics.listing(values, listed(names))
+    """Names or values of the metrics of the session and of the driver's process."""
+    found = texts(CLUSTER, await dispatcher.cluster_overview())
+    return metrics.listing({**found, **texts(PROCESS, await dispatcher.process_figures())}, listed(names))
 
 
 @cluster.delete("/cluster", responses=errors(400, 408, 413), dependencies=[Depends(whole_request)])
@@ -141,6 +135,35 @@ async def application(application_id: ApplicationId, dispatcher: TheDispatcher) 
 async def task_managers(dispatcher: TheDispatcher) -> contract.TaskManagers:
     """The slot agents, each with its one slot."""
     return contract.TaskManagers(await dispatcher.slot_agents())
+
+
+@dashboard.get("/taskmanagers/metrics", responses=errors(400))
+async def aggregated_metrics(
+    dispatcher: TheDispatcher,
+    names: MetricNames = None,
+    kinds: Aggregations = None,
+    agents: SelectedTaskManagers = None,
+) -> list[contract.AggregatedMetric]:
+    """Metrics of the workers' processes, aggregated."""
+    wanted = listed(agents)
+    samples = [
+        values(PROCESS, worker.process)
+        for worker in await dispatcher.worker_figures()
+        if worker.process is not None and (wanted is None or worker.slot_id in wanted)
+    ]
+    return metrics.aggregated(samples, listed(names), aggregations(kinds))
+
+
+@dashboard.get("/taskmanagers/{taskmanagerid}/metrics", responses=_ONE)
+async def worker_metrics(
+    agent_id: SlotAgentId, dispatcher: TheDispatcher, names: MetricNames = None
+) -> list[contract.Metric]:
+    """Names or values of the metrics of a worker's process. Empty before its first heartbeat."""
+    for worker in await dispatcher.worker_figures():
+        if worker.slot_id == agent_id:
+            found = {} if worker.process is None else texts(PROCESS, worker.process)
+            return metrics.listing(found, listed(names))
+    raise NotFound(f"Task manager {agent_id} not found")
 
 
 @dashboard.get("/taskmanagers/{taskmanagerid}", responses=_ONE)

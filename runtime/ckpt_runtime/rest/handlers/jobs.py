@@ -41,7 +41,8 @@ from ckpt_runtime.contract.jobs import (
 from ckpt_runtime.jobmaster import gateway_values, health
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated, NotFound, VertexNotFound
-from ckpt_runtime.rest import checkpoint_answers, job_answers, metrics
+from ckpt_runtime.jobmaster.metric_table import text_of
+from ckpt_runtime.rest import checkpoint_answers, job_answers, metrics, prometheus
 from ckpt_runtime.rest.bodies import Body, HexId, Location, Owner, Within, body_of, spelled
 from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams
 from ckpt_runtime.rest.handlers.cluster import cluster_configuration
@@ -64,6 +65,7 @@ from ckpt_runtime.rest.parameters import (
     SubtaskIndex,
     TheDispatcher,
     VertexId,
+    aggregations,
     listed,
     selected_jobs,
     selected_subtasks,
@@ -107,16 +109,7 @@ async def aggregated_metrics(
             samples.append(_numbers(await dispatcher.job_metrics(job.job_id)))
         except JobNotFound:
             continue
-    return metrics.aggregated(samples, listed(names), _aggregations(kinds))
-
-
-def _aggregations(texts: list[str] | None) -> list[str]:
-    """The requested aggregations; all of them if none is named."""
-    kinds = [kind.lower() for kind in listed(texts) or metrics.AGGREGATIONS]
-    for kind in kinds:
-        if kind not in metrics.AGGREGATIONS:
-            raise BadRequest(f"agg: {echo(kind)} is not acceptable, it must be of {', '.join(metrics.AGGREGATIONS)}")
-    return kinds
+    return metrics.aggregated(samples, listed(names), aggregations(kinds))
 
 
 def _numbers(values: Mapping[str, str]) -> dict[str, float]:
@@ -260,7 +253,7 @@ async def job_health(job_id: JobId, dispatcher: TheDispatcher) -> JobHealth:
 
 @healths.get("/metrics", include_in_schema=False)
 async def prometheus_metrics(dispatcher: TheDispatcher) -> Response:
-    """The session and its living jobs in the text format of Prometheus. The series of a job end with it."""
+    """The session, its workers and its living jobs for Prometheus. The series of a job end with it."""
     jobs = []
     for job in await dispatcher.list_jobs():
         if job.status.is_globally_terminal:
@@ -269,7 +262,16 @@ async def prometheus_metrics(dispatcher: TheDispatcher) -> Response:
             jobs.append((job, await dispatcher.job_metrics(job.job_id), await _health(job.job_id, dispatcher)))
         except JobNotFound:
             continue
-    return Response(metrics.prometheus_text(await dispatcher.cluster_overview(), jobs), media_type=CONTENT_TYPE_LATEST)
+    series, left_out = await dispatcher.task_metrics()
+    moment = prometheus.Moment(
+        await dispatcher.cluster_overview(),
+        await dispatcher.process_figures(),
+        await dispatcher.worker_figures(),
+        jobs,
+        series,
+        left_out,
+    )
+    return Response(prometheus.text(moment), media_type=CONTENT_TYPE_LATEST)
 
 
 # --- events
@@ -395,9 +397,12 @@ async def vertex_task_managers(job_id: JobId, vertex_id: VertexId, dispatcher: T
 
 @vertices.get("/watermarks", responses=_READ)
 async def watermarks(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> list[Metric]:
-    """Always empty: no subtask reports its watermark."""
-    await _vertex(job_id, vertex_id, dispatcher)
-    return []
+    """The input watermark of each subtask that has one."""
+    return [
+        Metric(f"{subtask.index}.currentInputWatermark", text_of(subtask.measures.input_watermark))
+        for subtask in (await _vertex(job_id, vertex_id, dispatcher)).subtasks
+        if subtask.measures is not None and subtask.measures.input_watermark is not None
+    ]
 
 
 @vertices.get("/accumulators", responses=_READ)
@@ -455,7 +460,7 @@ async def aggregated_subtask_metrics(
     is_wanted = selected_subtasks(subtasks)
     found = await dispatcher.vertex_metrics(job_id, vertex_id)
     samples = [values for index, values in found.items() if is_wanted(index)]
-    return metrics.aggregated(samples, listed(names), _aggregations(kinds))
+    return metrics.aggregated(samples, listed(names), aggregations(kinds))
 
 
 @vertices.get("/subtasks/accumulators", responses=_READ)
@@ -488,7 +493,7 @@ async def subtask_metrics(
     """Names or values of the metrics of one subtask."""
     await _subtask(job_id, vertex_id, index, dispatcher)
     measured = (await dispatcher.vertex_metrics(job_id, vertex_id)).get(index, {})
-    return metrics.listing({name: metrics.number(value) for name, value in measured.items()}, listed(names))
+    return metrics.listing({name: text_of(value) for name, value in measured.items()}, listed(names))
 
 
 routers = (jobs, healths, events, lineages, vertices)

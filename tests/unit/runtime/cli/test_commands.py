@@ -18,7 +18,7 @@ from ckpt_runtime.cli.main import main
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, RunRequest, StoredPipeline
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, Precondition, RunRequest, StoredPipeline
 from ckpt_runtime.jobmaster.job_announcer import JobAnnouncer
 from ckpt_runtime.rest.handlers import jobs as handlers
 from ckpt_runtime.scheduler.job_effects import StatusChanged
@@ -167,6 +167,16 @@ def test_cancel(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[
     gateway.add_job("1" * 32)
     gateway.move("1" * 32, JobStatus.FINISHED)
     assert ckpt("cancel", "1" * 32) == 5
+
+
+@pytest.mark.parametrize("command", [("cancel", JOB), ("cancel", JOB, "--retain"), ("stop", JOB, "-p", "/s")])
+def test_a_stop_names_the_incarnation_that_it_means(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    assert ckpt(*command, "--incarnation", "0") == 2
+    assert gateway.conditions == []
+    assert ckpt(*command, "--incarnation", "3") == 0
+    assert gateway.conditions == [Precondition(incarnation=3)]
 
 
 def test_holding_a_program(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:

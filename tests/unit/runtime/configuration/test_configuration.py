@@ -167,8 +167,29 @@ def test_a_misspelt_key_is_refused_with_the_nearest_ones() -> None:
     assert f"did you mean {INTERVAL.key}" in str(caught.value)
 
 
-def test_keys_with_other_prefixes_belong_to_the_user() -> None:
-    validate(Configuration({"acme.threshold": "x", "spark.executor.memory": "1g"}), OptionScope.JOB)
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("exection.checkpointing.interval", "execution.checkpointing.interval"),
+        ("sate.backend.type", "state.backend.type"),
+        ("pipline.max-parallelism", "pipeline.max-parallelism"),
+        ("restart-stategy.type", "restart-strategy.type"),
+    ],
+)
+@pytest.mark.parametrize("scope", OptionScope)
+def test_a_key_whose_first_word_is_misspelt_is_refused_with_the_nearest_one(
+    misspelt: str, meant: str, scope: OptionScope
+) -> None:
+    (problem,) = find_problems(Configuration({misspelt: "1"}), scope)
+    assert isinstance(problem, UnknownOptionError)
+    assert problem.suggestions[0] == meant
+
+
+@pytest.mark.parametrize(
+    "key", ["acme.threshold", "spark.executor.memory", "my-pipeline.name", "job.state.backend.type", "test.port"]
+)
+def test_keys_with_other_prefixes_belong_to_the_user(key: str) -> None:
+    validate(Configuration({key: "x"}), OptionScope.JOB)
 
 
 def test_all_problems_are_told_at_once() -> None:
@@ -192,6 +213,7 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
     ("values", "key"),
     [
         ({"heartbeat.timeout": "1 s"}, "heartbeat.timeout"),
+        ({"heartbeat.interval": "3 min", "heartbeat.timeout": "9 min"}, "taskmanager.registration.timeout"),
         ({"pipeline.max-parallelism": "0"}, "pipeline.max-parallelism"),
         ({"pipeline.max-parallelism": "4", "parallelism.default": "5"}, "parallelism.default"),
         ({"execution.checkpointing.mode": "AT_LEAST_ONCE"}, "execution.checkpointing.mode"),

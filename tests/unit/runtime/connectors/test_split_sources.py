@@ -17,100 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.connectors.rate_source import Schedule
-from ckpt_runtime.connectors.registry import create_connector
-from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator, SplitReaderOperator
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
-from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
-from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
 from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import resolve
 from tests.docs.markdown import blocks
-from tests.unit.runtime.connectors.harness import Collector, context, opened, redistributed, snapshot_of
-
-States = list[list[OperatorListState]]
-
-
-class Job:
-    """An enumerator and its readers. ``run`` lets them work; ``checkpoint`` returns what a restore takes."""
-
-    def __init__(
-        self,
-        format_: str | type,
-        options: dict[str, str],
-        declared: pa.Schema | None = None,
-        *,
-        parallelism: int = 1,
-        restored: tuple[States, States] | None = None,
-        most_rows: int | None = None,
-    ) -> None:
-        schema = source_schema(format_, options, declared)
-        head, tails = restored or ([[]], [[] for _ in range(parallelism)])
-        enumerator = create_connector(EnumeratorSpec(format_, options, schema))
-        assert isinstance(enumerator, SplitEnumeratorOperator)
-        self.enumerator = enumerator
-        self.readers: list[SplitReaderOperator] = []
-        self.outputs: list[Collector] = []
-        self.ended = False
-        self._turn = 0
-        for subtask in range(parallelism):
-            reader = create_connector(RangeReaderSpec(format_, options, schema))
-            assert isinstance(reader, SplitReaderOperator)
-            if most_rows is not None:
-                reader._most_rows = most_rows
-            self.readers.append(reader)
-            self.outputs.append(opened(reader, context(subtask, parallelism, state=tails[subtask])))
-        self._sent = opened(self.enumerator, context(state=head[0]))
-        self._deliver()
-
-    def discover(self) -> bool:
-        """Lets the enumerator find splits, and says whether it found any."""
-        status = self.enumerator.poll()
-        self._deliver()
-        if status is SourceStatus.END_OF_INPUT and not self.ended:
-            self.ended = True
-            for reader in self.readers:
-                reader.process_watermark(MAX_WATERMARK)
-        return status is SourceStatus.MORE_AVAILABLE
-
-    def read(self, steps: int = 1) -> None:
-        for _ in range(steps):
-            for reader in self.readers:
-                reader.on_processing_time(0)
-
-    def run(self) -> list[dict[str, Any]]:
-        """Finds and reads everything that is there, and returns all rows so far."""
-        while self.discover():
-            pass
-        while any(reader.has_work_left for reader in self.readers):
-            self.read()
-        return self.rows
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [row for output in self.outputs for row in output.rows]
-
-    def checkpoint(self, number: int, parallelism: int | None = None) -> tuple[States, States]:
-        head = [list(snapshot_of(self.enumerator, number))]
-        tails = [snapshot_of(reader, number) for reader in self.readers]
-        return head, redistributed(tails, parallelism or len(self.readers))
-
-    def complete(self, number: int) -> None:
-        for reader in self.readers:
-            reader.notify_complete(number)
-
-    def _deliver(self) -> None:
-        batches, self._sent.batches = self._sent.batches, []
-        for batch in batches:
-            for row in range(batch.num_rows):
-                self.readers[self._turn % len(self.readers)].process_batch(batch.slice(row, 1), 0)
-                self._turn += 1
-        watermarks, self._sent.watermarks = self._sent.watermarks, []
-        for watermark in watermarks:
-            for reader in self.readers:
-                reader.process_watermark(watermark)
-
+from tests.support.object_store import keys
+from tests.unit.runtime.connectors.split_jobs import Job
 
 TEXT = pa.schema([("value", pa.string())])
 NUMBERS = pa.schema([("n", pa.int64()), ("name", pa.string())])
@@ -280,6 +194,20 @@ def test_lines_end_as_in_spark_and_bad_bytes_are_replaced(tmp_path: Path) -> Non
     assert halves == ["one\r\ntwo\r", "\n\nfo\ufffdur"]
 
 
+def test_lines_of_json_give_rows_and_bad_ones_give_nulls(tmp_path: Path) -> None:
+    lines = ['{"n": 1, "name": "a"}', "", '[{"n": 2}, {"n": 3}]', "[]", '{"n": "x", "name": "b"}', "{bad", "  "]
+    (tmp_path / "a").write_text("\n".join(lines))
+    rows = Job("json", {"path": str(tmp_path), "availableNow": "true"}, NUMBERS).run()
+    found = [(row["n"], row["name"]) for row in rows]
+    assert found == [(1, "a"), (2, None), (3, None), (None, "b"), (None, None)]
+
+
+@pytest.mark.parametrize("given", [{"mode": "FAILFAST"}, {"columnNameOfCorruptRecord": "name"}, {"multiLine": "true"}])
+def test_options_of_json_that_are_not_supported_are_refused(given: dict[str, str]) -> None:
+    with pytest.raises(PlanError, match=r"not supported yet|does not know it"):
+        source_schema("json", {"path": "/a", **given}, NUMBERS)
+
+
 def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(tmp_path: Path) -> None:
     pq.write_table(pa.table({"N": pa.array([1, 2], pa.int16())}), tmp_path / "a.parquet")
     rows = Job("parquet", {"path": str(tmp_path), "availableNow": "true"}, NUMBERS).run()
@@ -382,3 +310,20 @@ def test_the_source_of_the_documentation_gives_each_row_once_through_restores(tm
         f"{f}-{at}" for f in range(3) for at in range(10)
     )
     assert again.ended
+
+
+@pytest.mark.row("ends.4")
+def test_files_of_an_object_store_are_found_read_and_deleted(bucket: str) -> None:
+    url = f"{bucket}/orders"
+    options = {"path": url, "cleanSource": "delete"}
+    job = Job("text", options, pa.schema([("value", pa.string()), ("country", pa.string())]))
+    for at in range(2):
+        location = resolve(f"{url}/country=DE/part-{at}")
+        location.filesystem.pipe_file(location.path, f"{at}\n".encode())
+        job.discover()
+        job.read(4)
+    assert sorted((row["value"], row["country"]) for row in job.rows) == [("0", "DE"), ("1", "DE")]
+    assert len(keys(url)) == 2
+    job.checkpoint(1)
+    job.complete(1)
+    assert keys(url) == []

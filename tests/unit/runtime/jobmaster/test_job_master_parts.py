@@ -23,7 +23,7 @@ from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster import executions as executions_module
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings, submitted_settings
 from ckpt_runtime.jobmaster.exceptions_history import MAX_CONCURRENT, FailureLog
-from ckpt_runtime.jobmaster.executions import ExecutionGraph
+from ckpt_runtime.jobmaster.executions import ExecutionGraph, limited
 from ckpt_runtime.jobmaster.gateway_values import NOT_YET, ExceptionEntry, ExecutionState
 from ckpt_runtime.jobmaster.restart_strategy_factory import (
     create_restart_strategy,
@@ -284,6 +284,21 @@ class TestExecutions:
         name = "count.rocksdb.estimate-num-keys"
         graph.measured([msgspec.structs.replace(self.figures(200), state={name: 7})])
         assert graph.vertex_metrics(SOURCE)[0][name] == 7
+
+    def test_series_above_the_limit_are_left_out_operators_first_and_counted(self, graph: ExecutionGraph) -> None:
+        rows = (5,) * len(SOURCE.operators)
+        graph.measured([msgspec.structs.replace(self.figures(200), operator_rows=rows)])
+        everything, none = limited(graph.series("j", "job"), 1_000)
+        assert none == 0
+        assert [one.of_operator for one in everything] == [False] + [True] * len(rows)
+        of_task = len(everything[0].values)
+        kept, left_out = limited(graph.series("j", "job"), of_task)
+        assert (kept, left_out) == (everything[:1], sum(len(one.values) for one in everything[1:]))
+        assert limited(graph.series("j", "job"), of_task - 1)[0] == ()
+
+    def test_figures_of_another_number_of_operators_give_no_operator_metrics(self, graph: ExecutionGraph) -> None:
+        graph.measured([msgspec.structs.replace(self.figures(200), operator_rows=(1,) * 99)])
+        assert [one.of_operator for one in graph.series("j", "job")] == [False]
 
     def test_a_subtask_is_stalled_while_work_waits_and_no_row_moves(self, graph: ExecutionGraph) -> None:
         def stalled(**figures: Any) -> tuple[float, float]:

@@ -892,6 +892,25 @@ class TestResults:
             assert shown is not None
             assert shown.external_path == before.external_path
 
+    async def test_the_next_driver_tells_what_an_ended_job_was_restored_from(self, tmp_path: Path) -> None:
+        async with World.start(tmp_path) as world:
+            store = driver(tmp_path)
+            once = {"type": "fixed-delay", "fixed_delay__attempts": "1", "fixed_delay__delay": "0 ms"}
+            job = world.submit_durably(store, **{f"restart_strategy__{name}": value for name, value in once.items()})
+            await world.running(job)
+            await checkpoint(job)
+            world.active()[0].fail(only="s")
+            await world.until(lambda: job.checkpoint_statistics().latest_restored is not None)
+            await world.running(job)
+            job.cancel()
+            await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
+            result = found_by(driver(tmp_path, 2)).result
+            assert result is not None
+            restored = EndedJob(result).checkpoint_statistics().latest_restored
+            assert restored is not None
+            assert restored == job.checkpoint_statistics().latest_restored
+            assert restored.id == 1
+
     async def test_a_failed_job_keeps_its_exceptions(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             store = driver(tmp_path)

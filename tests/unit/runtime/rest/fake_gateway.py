@@ -49,6 +49,7 @@ from ckpt_runtime.jobmaster.restore_preview import OperatorPreview, PlanPreview,
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.submissions import JobStillRunning
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
+from ckpt_runtime.process_figures import ProcessFigures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import (
     ParallelismBounds,
@@ -67,6 +68,7 @@ from ckpt_runtime.version import VERSION
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
 PARALLELISM = 2
+PROCESS = ProcessFigures(memory=300, memory_limit=1000, cpu_ns=5, cpu_load=0.25, threads=9)
 CLUSTER = Configuration({"execution.checkpointing.num-retained": "2"})
 
 
@@ -147,6 +149,7 @@ class FakeGateway:
         self.operations: dict[str, Operation] = {}
         self.disposed: list[str] = []
         self.requesters: list[str | None] = []
+        self.conditions: list[g.Precondition] = []
         self.held: dict[str, HeldUpgrade] = {}
         self.retired: dict[str, int] = {}
         self.catalogue: list[CataloguedSavepoint] = []
@@ -461,6 +464,18 @@ class FakeGateway:
         self._vertex(job_id, vertex_id)
         return {0: {"numRecordsIn": 16_012, "busyTimeMsPerSecond": 32.5}, 1: {"numRecordsIn": 15_371}}
 
+    async def process_figures(self) -> ProcessFigures:
+        return PROCESS
+
+    async def worker_figures(self) -> tuple[g.WorkerFigures, ...]:
+        return tuple(g.WorkerFigures(f"0-{n}", "localhost:37401", PROCESS if n else None) for n in range(4))
+
+    async def task_metrics(self) -> tuple[tuple[g.MetricSeries, ...], int]:
+        labels = {"job_id": next(iter(self.jobs)), "task_name": "source", "subtask_index": "0"}
+        task = {"numRecordsIn": 16_012, "buffers.inPoolUsage": 0.5}
+        operator = g.MetricSeries({**labels, "operator_name": "source"}, True, {"numRecordsIn": 7})
+        return (g.MetricSeries(labels, False, task), operator), 3
+
     async def vertex_backpressure(self, job_id: str, vertex_id: str) -> Backpressure:
         self._vertex(job_id, vertex_id)
         if vertex_id == VERTICES[2]:
@@ -482,6 +497,7 @@ class FakeGateway:
         self, job_id: str, *, retain: bool = False, condition: g.Precondition = g.ANY_JOB
     ) -> CheckpointStats | None:
         job = self._job(job_id)
+        self.conditions.append(condition)
         if job.status is not JobStatus.CANCELED:
             if job.status.is_terminal:
                 raise errors.JobTerminated(job_id, job.status)
@@ -613,6 +629,7 @@ class FakeGateway:
     ) -> str:
         self._job(job_id)
         self.requesters.append(requester)
+        self.conditions.append(condition)
         return self._start(
             g.OperationKind.SAVEPOINT,
             job_id,

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, SubtaskDetails
+from ckpt_runtime.jobmaster.metric_table import text_of
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.rest import job_answers as answers
@@ -71,6 +72,19 @@ def test_metrics_are_what_prometheus_reads(send: Send, gateway: FakeGateway, mon
     assert values["ckpt_job_backpressure", None] == 0.7
     assert [values["ckpt_job_health", verdict] for verdict in ("HEALTHY", "DEGRADED", "UNHEALTHY")] == [0, 1, 0]
     assert not any("lastCheckpointExternalPath" in name for name, _ in values)
+    assert values["flink_taskmanager_job_task_buffers_inPoolUsage", None] == 0.5
+    assert values["flink_taskmanager_job_task_operator_numRecordsIn", None] == 7
+    assert values["flink_taskmanager_Status_JVM_Memory_Heap_Max", None] == 1000
+    assert values["ckpt_metrics_series_left_out", None] == 3
+
+
+def test_metrics_of_task_managers_are_aggregated_over_the_selected_ones(send: Send) -> None:
+    path = "/taskmanagers/metrics?get=Status.JVM.Memory.Heap.Used&agg=sum&taskmanagers="
+    assert send("GET", f"{path}0-1,0-2").json() == [{"id": "Status.JVM.Memory.Heap.Used", "sum": 600}]
+    assert send("GET", f"{path}0-0").json() == []
+    assert {"id": "Status.JVM.Memory.Heap.Max"} in send("GET", "/taskmanagers/0-1/metrics").json()
+    assert send("GET", "/taskmanagers/0-0/metrics").json() == []
+    assert send("GET", "/taskmanagers/9-9/metrics").status_code == 404
 
 
 @pytest.mark.parametrize("end", [JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED])
@@ -262,8 +276,8 @@ def test_distributions() -> None:
 def test_metric_aggregations() -> None:
     (found,) = metrics.aggregated([{"a": 1}, {"a": 3}, {"b": 9}], ["a", "x", "a"], metrics.AGGREGATIONS)
     assert to_builtins(found) == {"id": "a", "min": 1.0, "max": 3.0, "avg": 2.0, "sum": 4.0, "skew": 50.0}
-    assert metrics.number(3.0) == "3"
-    assert metrics.number(0.5) == "0.5"
+    assert text_of(3.0) == "3"
+    assert text_of(0.5) == "0.5"
 
 
 def test_the_java_stream_is_the_one_that_java_has_read() -> None:

@@ -45,6 +45,7 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.listeners import MalformedMessageError
+from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.state.snapshots import SnapshotFiles
@@ -448,6 +449,27 @@ def test_a_heartbeat_tells_how_far_a_snapshot_has_come(driver: Driver, tmp_path:
     _snapshot_answer(driver, tmp_path, write)
     assert found == [(SnapshotProgress(VERTEX, 0, 5, size, 0),) for size in (100_000, 200_000)]
     assert driver.worker._writing == {}
+
+
+def test_a_heartbeat_that_cannot_be_measured_is_followed_by_the_next(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ckpt_runtime.task.worker.HEARTBEAT_S", 0.01)
+    measured = ProcessMeter.measure
+    failures = [RuntimeError("changed during iteration")]
+
+    def measure(meter: ProcessMeter) -> ProcessFigures:
+        if failures:
+            raise failures.pop()
+        return measured(meter)
+
+    monkeypatch.setattr(ProcessMeter, "measure", measure)
+    thread = driver.start()
+    beat = driver.connection.receive(FROM_WORKER)
+    assert isinstance(beat, WorkerHeartbeat)
+    assert not failures
+    assert "a heartbeat was left out" in caplog.text
+    driver.hang_up(thread)
 
 
 @pytest.mark.parametrize(("option", "copied"), [("FASTEST", False), ("COPY", True)])

@@ -1,0 +1,522 @@
+"""Format ``kafka``: the records of topics, in Spark's columns. A split is a partition; its position is an offset.
+
+Offsets lie in checkpoints only. They are committed to a group as well if the program names one, so that tools show the
+lag; the source never reads them back. Partitions that appear while the job runs are read from their beginnings. A
+bounded source reads each partition up to the end that it had at the start.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Event
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.formats import source_options
+from ckpt_runtime.graph.kafka_options import (
+    EARLIEST,
+    LATEST,
+    PREFIX,
+    KafkaSubscription,
+    consumer_settings,
+    kafka_columns,
+    start,
+    subscription,
+)
+from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
+
+_LOG = logging.getLogger(__name__)
+_ANSWER_S = 5.0
+_POLL_FOUND_MS = 100
+_CONSUMED_AT_ONCE = 4_096
+_MOST_BUFFERED_BYTES = 16 << 20
+_BYTES_OF_RECORD = 64
+_TIME_TYPES = {0: -1, 1: 0, 2: 1}
+"""From the library's types of timestamps to Kafka's: none, of the producer, of the log."""
+
+_DATA_LOSS = (
+    "_AUTO_OFFSET_RESET",
+    "OFFSET_OUT_OF_RANGE",
+    "UNKNOWN_TOPIC_OR_PART",
+    "_UNKNOWN_PARTITION",
+    "_UNKNOWN_TOPIC",
+)
+_PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
+
+Partition = tuple[str, int]
+
+
+class KafkaSource(Source):
+    """The source behind format ``kafka``."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._values = source_options("kafka", options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "kafka"
+
+    def schema(self, declared: pa.Schema | None) -> pa.Schema:
+        return kafka_columns(headers=self._values["includeHeaders"])
+
+    @property
+    def acknowledges(self) -> bool:
+        """Whether the program names a group to commit to."""
+        return any(key.lower() == f"{PREFIX}group.id" for key in self._values[PREFIX])
+
+    def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
+        return KafkaEnumerator(self._values, state, bounded=bounded)
+
+    def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
+        limit = self._values["maxOffsetsPerTrigger"]
+        return KafkaReader(self._values, schema, limit=None if limit is None else max(1, limit // parallelism))
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a look at the brokers has found: splits, partitions that are gone, and those without anything to read."""
+
+    splits: list[Split]
+    gone: list[Partition]
+    empty: dict[Partition, int]
+
+
+class KafkaEnumerator(SplitEnumerator):
+    """Finds partitions. A thread asks the brokers, unless the source is bounded.
+
+    State: the partitions that were sent, by topic, each with the offset up to which it is read, null without an end;
+    and the number of splits so far, which makes their ids unique.
+    """
+
+    idle_ms = _POLL_FOUND_MS
+
+    def __init__(self, options: dict[str, Any], state: Any, *, bounded: bool) -> None:
+        from confluent_kafka import Consumer
+
+        self._options = options
+        self._subscription = subscription(options)
+        self._bounded = bounded
+        self._known: dict[Partition, int | None] = {
+            (topic, int(partition)): end
+            for topic, partitions in (state["partitions"] if state else {}).items()
+            for partition, end in partitions.items()
+        }
+        self._is_first = state is None or not state["looked"]
+        self._splits = int(state["splits"]) if state else 0
+        if bounded and any(end is None for end in self._known.values()):
+            raise ValueError(
+                "the partitions of the restored snapshot are read without an end, and availableNow asks for one; leave "
+                "it out, or give the source a new uid"
+            )
+        self._settings = consumer_settings(options)
+        self._consumer = Consumer({**self._settings, "enable.partition.eof": False})
+        self._found: SimpleQueue[_Found | Exception] = SimpleQueue()
+        self._taken = Event()
+        self._closed = Event()
+        self._ended = False
+        self._thread = None if bounded else HelperThread(target=self._watch, name="kafka partitions", daemon=True)
+        if self._thread is not None:
+            self._thread.start()
+
+    def discover(self) -> Sequence[Split]:
+        if self._bounded:
+            if self._ended:
+                return ()
+            self._ended = True
+            found: _Found | Exception = self._look()
+        else:
+            try:
+                found = self._found.get_nowait()
+            except Empty:
+                return ()
+        if isinstance(found, Exception):
+            raise found
+        self._is_first = False
+        for partition in found.gone:
+            self._known.pop(partition, None)
+        self._known.update(found.empty)
+        for split in found.splits:
+            described = split.description
+            self._known[described["topic"], described["partition"]] = described["end"]
+        self._splits += len(found.splits)
+        self._taken.set()
+        return found.splits
+
+    def snapshot(self) -> Any:
+        partitions: dict[str, dict[str, int | None]] = {}
+        for (topic, partition), end in self._known.items():
+            partitions.setdefault(topic, {})[str(partition)] = end
+        return {"partitions": partitions, "looked": not self._is_first, "splits": self._splits}
+
+    def close(self) -> None:
+        self._closed.set()
+        self._taken.set()
+        if self._thread is not None:
+            self._thread.join(_ANSWER_S)
+        self._consumer.close()
+
+    def _watch(self) -> None:
+        """Looks for partitions from time to time. Brokers that do not answer are waited for."""
+        from confluent_kafka import KafkaException
+
+        pause_s = float(self._settings["topic.metadata.refresh.interval.ms"]) / 1000
+        while not self._closed.is_set():
+            try:
+                found = self._look()
+            except KafkaException as error:
+                _LOG.warning("kafka: the partitions cannot be listed now: %s", error)
+            except Exception as error:
+                self._found.put(error)
+                return
+            else:
+                if found.splits or found.gone or self._is_first:
+                    self._taken.clear()
+                    self._found.put(found)
+                    self._taken.wait()  # until then these partitions would be found again
+            self._closed.wait(pause_s)
+
+    def _look(self) -> _Found:
+        """Changes nothing. A partition that was read up to an end is read on from there."""
+        there = self._partitions()
+        gone = sorted(set(self._known) - there)
+        if gone:
+            _data_loss(self._options, f"partitions {_named(gone)} are gone")
+        found = _Found([], gone, {})
+        for partition in sorted(there):
+            if partition not in self._known or self._known[partition] is not None:
+                self._add_split(partition, found)
+        return found
+
+    def _add_split(self, partition: Partition, found: _Found) -> None:
+        topic, number = partition
+        begin = self._known.get(partition)
+        if begin is None:
+            begin = self._begin(partition)
+        end = self._ends(partition)[1] if self._bounded else None
+        if end is not None and end <= begin:
+            found.empty[partition] = begin  # the next run continues here
+            return
+        description = {"topic": topic, "partition": number, "begin": begin, "end": end}
+        name = f"{topic}-{number}#{self._splits + len(found.splits)}"
+        found.splits.append(Split(name, description, bounded=end is not None))
+
+    def _begin(self, partition: Partition) -> int:
+        """The first offset to read. Partitions that appear later are read from their beginnings."""
+        begin = start(self._options)
+        if not self._is_first:
+            return self._ends(partition)[0]
+        number = begin.of(*partition)
+        if begin.by_time:
+            return self._by_time(partition, number, latest_if_none=begin.latest_if_none)
+        if number == EARLIEST:
+            return self._ends(partition)[0]
+        return self._ends(partition)[1] if number == LATEST else number
+
+    def _by_time(self, partition: Partition, time_ms: int, *, latest_if_none: bool) -> int:
+        from confluent_kafka import TopicPartition
+
+        [found] = self._consumer.offsets_for_times([TopicPartition(*partition, time_ms)], timeout=_ANSWER_S)
+        if found.offset >= 0:
+            return int(found.offset)
+        if not latest_if_none:
+            raise ValueError(
+                f"{_named([partition])} has no record of time {time_ms} ms or later; give a smaller time, or "
+                "startingOffsetsByTimestampStrategy=latest"
+            )
+        return self._ends(partition)[1]
+
+    def _ends(self, partition: Partition) -> tuple[int, int]:
+        from confluent_kafka import TopicPartition
+
+        low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=_ANSWER_S)
+        return int(low), int(high)
+
+    def _partitions(self) -> set[Partition]:
+        """The partitions that the options name and that exist. Raises ValueError for a topic that does not."""
+        wanted: KafkaSubscription = self._subscription
+        if wanted.partitions is not None:
+            return {(topic, number) for topic, numbers in wanted.partitions.items() for number in numbers}
+        from confluent_kafka import KafkaException
+
+        topics = self._consumer.list_topics(timeout=_ANSWER_S).topics
+        if wanted.pattern is not None:
+            names = [name for name in topics if re.fullmatch(wanted.pattern, name)]
+        else:
+            for name in wanted.topics:
+                error = topics[name].error if name in topics else None
+                if error is not None and error.name() not in _DATA_LOSS:
+                    raise KafkaException(error)
+            names = [name for name in wanted.topics if name in topics and topics[name].error is None]
+            missing = [name for name in wanted.topics if name not in names]
+            if missing and not any(name == topic for name in missing for topic, _ in self._known):
+                raise ValueError(f"topic {missing[0]!r} does not exist at {self._settings['bootstrap.servers']}")
+        return {(name, number) for name in names for number in topics[name].partitions}
+
+
+@dataclass(slots=True)
+class _Assigned:
+    """A partition that is read. ``target`` ends the range; rows behind it wait, so that no partition runs ahead.
+
+    ``at_end``: nothing was behind the last record when the broker was asked; ``log_end`` was the end then, which lies
+    behind marks of transactions.
+    """
+
+    split: Split
+    position: int
+    target: int | None = None
+    at_end: bool = False
+    log_end: int = -1
+    buffered_bytes: int = 0
+    paused: bool = False
+    is_gone: bool = False
+    buffered: deque[Any] = field(default_factory=deque)
+
+    @property
+    def end(self) -> int | None:
+        end: int | None = self.split.description["end"]
+        return end
+
+    @property
+    def bound(self) -> int | None:
+        """The offset up to which rows may be given now; None before the range has an end."""
+        if self.target is None:
+            return None
+        return self.target if self.end is None else min(self.target, self.end)
+
+    @property
+    def has_rows(self) -> bool:
+        bound = self.bound
+        return bool(self.buffered) and bound is not None and self.buffered[0].offset() < bound
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is read to its end, or is gone. The last offsets may be those of marks, which are no records."""
+        if self.is_gone:
+            return not self.has_rows
+        if self.end is None:
+            return False
+        if self.buffered:
+            return bool(self.buffered[0].offset() >= self.end)
+        return self.position >= self.end or (self.at_end and self.log_end >= self.end)
+
+    def take(self, most_rows: int) -> list[Any]:
+        """The next records, none behind the bound."""
+        messages: list[Any] = []
+        while len(messages) < most_rows and self.has_rows:
+            message = self.buffered.popleft()
+            self.buffered_bytes -= len(message) + _BYTES_OF_RECORD
+            messages.append(message)
+        if messages:
+            self.position = messages[-1].offset() + 1
+        return messages
+
+    def reached(self) -> bool:
+        """Whether all rows of the range were given."""
+        if self.is_gone:
+            return True
+        if self.buffered:
+            return self.target is not None and self.buffered[0].offset() >= self.target
+        return self.at_end or (self.target is not None and self.position >= self.target)
+
+
+class KafkaReader(SplitReader):
+    """Reads its partitions with one consumer, range by range: up to the ends that they had when the range began.
+
+    ``limit`` is the greatest number of records of a range, dealt out by what waits in each partition.
+    """
+
+    def __init__(self, options: dict[str, Any], schema: pa.Schema, limit: int | None) -> None:
+        from confluent_kafka import Consumer
+
+        self._options = options
+        self._schema = schema
+        self._limit = limit
+        self._consumer = Consumer(consumer_settings(options))
+        self._assigned: dict[Partition, _Assigned] = {}
+        self._order: deque[Partition] = deque()
+        self._later: deque[tuple[Split, Any]] = deque()
+
+    def add(self, split: Split, position: Any) -> None:
+        """Takes a piece of a partition. It waits while an earlier piece of the same partition is read."""
+        from confluent_kafka import TopicPartition
+
+        described = split.description
+        key = (described["topic"], int(described["partition"]))
+        begin = int(described["begin"] if position is None else position)
+        if key in self._assigned:
+            self._later.append((split, position))
+            return
+        self._assigned[key] = _Assigned(split, begin)
+        self._order.append(key)
+        self._consumer.incremental_assign([TopicPartition(*key, begin)])
+
+    @property
+    def idle_ms(self) -> int:
+        """Records of the next range may be there already."""
+        return 0 if any(assigned.has_rows for assigned in self._assigned.values()) else 10
+
+    @property
+    def holds_event_time(self) -> bool:
+        return not all(assigned.reached() for assigned in self._assigned.values())
+
+    def read(self, most_rows: int) -> SplitRows | None:
+        rows = self._next_rows(most_rows)
+        if rows is None:
+            self._consume()
+            rows = self._next_rows(most_rows)
+        return rows
+
+    def begin_range(self) -> None:
+        waiting = {key: self._waiting(key, assigned) for key, assigned in self._assigned.items()}
+        total = sum(filter(None, waiting.values()))
+        for key, assigned in self._assigned.items():
+            count = waiting[key]
+            if count is not None and self._limit is not None and total > self._limit:
+                count = -(-count * self._limit // total)
+            assigned.target = None if count is None else assigned.position + count
+
+    def backlog(self) -> int | None:
+        waiting = [self._waiting(key, assigned) for key, assigned in self._assigned.items()]
+        return None if None in waiting else sum(filter(None, waiting))
+
+    def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
+        """Commits offsets to the group, for tools that show the lag."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        by_id = {assigned.split.id: key for key, assigned in self._assigned.items()}
+        offsets = [
+            TopicPartition(*by_id[split_id], position)
+            for split_id, position in positions.items()
+            if split_id in by_id and position is not None
+        ]
+        offsets += [
+            TopicPartition(split.description["topic"], split.description["partition"], split.description["end"])
+            for split in ended
+        ]
+        if not offsets:
+            return
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=not ended)
+        except KafkaException as error:
+            _LOG.warning("kafka: offsets were not committed to the group, which shows too great a lag now: %s", error)
+
+    def close(self) -> None:
+        self._assigned.clear()
+        self._consumer.close()
+
+    def _next_rows(self, most_rows: int) -> SplitRows | None:
+        """Rows of the next partition that has some, in turn."""
+        for _ in range(len(self._order)):
+            self._order.rotate(-1)
+            key = self._order[0]
+            assigned = self._assigned[key]
+            if assigned.target is None and (count := self._waiting(key, assigned)) is not None:
+                share = None if self._limit is None else max(1, self._limit // len(self._assigned))
+                assigned.target = assigned.position + (count if share is None else min(count, share))
+            messages = assigned.take(most_rows)
+            if messages:
+                self._resume(key, assigned)
+                return SplitRows(assigned.split.id, assigned.position, self._batch_of(messages))
+            if assigned.is_over:
+                self._drop(key)
+                return SplitRows(assigned.split.id, assigned.position, ended=True)
+        return None
+
+    def _waiting(self, key: Partition, assigned: _Assigned) -> int | None:
+        """How many offsets lie between the position and the partition's end; None before the first answer."""
+        from confluent_kafka import TopicPartition
+
+        if assigned.at_end and not assigned.buffered:
+            return 0
+        high = self._consumer.get_watermark_offsets(TopicPartition(*key), cached=True)[1]
+        if assigned.buffered:
+            high = max(high, assigned.buffered[-1].offset() + 1)
+        if high < 0:
+            return None
+        end = high if assigned.end is None else min(high, assigned.end)
+        return max(0, int(end) - assigned.position)
+
+    def _consume(self) -> None:
+        from confluent_kafka import KafkaException
+
+        for message in self._consumer.consume(_CONSUMED_AT_ONCE, timeout=0):
+            error = message.error()
+            assigned = self._assigned.get((message.topic(), message.partition()))
+            if error is None:
+                if assigned is not None:
+                    assigned.at_end = False
+                    assigned.buffered.append(message)
+                    assigned.buffered_bytes += len(message) + _BYTES_OF_RECORD
+            elif error.name() == "_PARTITION_EOF":
+                if assigned is not None:
+                    assigned.at_end, assigned.log_end = True, message.offset()
+            elif error.name() in _DATA_LOSS:
+                _data_loss(self._options, f"{_named([(message.topic(), message.partition())])}: {error.str()}")
+                if assigned is not None and error.name() != "OFFSET_OUT_OF_RANGE":
+                    assigned.is_gone = True
+            elif not error.retriable() and error.name() not in _PASSING:
+                raise KafkaException(error)
+        for key, assigned in self._assigned.items():
+            if assigned.buffered_bytes > _MOST_BUFFERED_BYTES and not assigned.paused:
+                self._consumer.pause([self._place(key)])
+                assigned.paused = True
+
+    def _resume(self, key: Partition, assigned: _Assigned) -> None:
+        if assigned.paused and assigned.buffered_bytes < _MOST_BUFFERED_BYTES // 4:
+            self._consumer.resume([self._place(key)])
+            assigned.paused = False
+
+    def _drop(self, key: Partition) -> None:
+        self._consumer.incremental_unassign([self._place(key)])
+        del self._assigned[key]
+        self._order.remove(key)
+        later, self._later = self._later, deque()
+        for split, position in later:
+            self.add(split, position)
+
+    @staticmethod
+    def _place(key: Partition) -> Any:
+        from confluent_kafka import TopicPartition
+
+        return TopicPartition(*key)
+
+    def _batch_of(self, messages: Sequence[Any]) -> pa.RecordBatch:
+        first = messages[0]
+        times = [message.timestamp() for message in messages]
+        columns = [
+            pa.array([message.key() for message in messages], pa.binary()),
+            pa.array([message.value() for message in messages], pa.binary()),
+            pa.repeat(pa.scalar(first.topic(), pa.string()), len(messages)),
+            pa.repeat(pa.scalar(first.partition(), pa.int32()), len(messages)),
+            pa.array([message.offset() for message in messages], pa.int64()),
+            pa.array([at * 1000 for _, at in times], pa.int64()).cast(self._schema.field("timestamp").type),
+            pa.array([_TIME_TYPES[kind] for kind, _ in times], pa.int32()),
+        ]
+        if len(self._schema) > len(columns):
+            headers = [
+                None if not (given := message.headers()) else [{"key": key, "value": value} for key, value in given]
+                for message in messages
+            ]
+            columns.append(pa.array(headers, self._schema.field("headers").type))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _named(partitions: Sequence[Partition]) -> str:
+    return ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
+
+
+def _data_loss(options: Mapping[str, Any], problem: str) -> None:
+    if options["failOnDataLoss"]:
+        raise ValueError(
+            f"kafka: {problem}; records may have been deleted before they were read. With failOnDataLoss=false the "
+            "source continues with what is there"
+        )
+    _LOG.warning("kafka: %s; the source continues with what is there", problem)

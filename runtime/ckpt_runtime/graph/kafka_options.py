@@ -1,0 +1,216 @@
+"""Options of format ``kafka`` at planning time: Spark's names, and what becomes of them. Never connects to a broker."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.options import Option
+
+PREFIX = "kafka."
+"""Options with it are properties of the client library."""
+
+EARLIEST, LATEST = -2, -1
+"""Offsets that stand for a partition's beginning and end, as in Spark."""
+
+KAFKA_SOURCE_OPTIONS = (
+    Option("subscribe"),
+    Option("subscribePattern"),
+    Option("assign"),
+    Option("startingOffsets", default="latest"),
+    Option("startingTimestamp", int, None, minimum=0),
+    Option("startingOffsetsByTimestamp"),
+    Option("startingOffsetsByTimestampStrategy", default="error", choices=("error", "latest")),
+    Option("failOnDataLoss", bool, True),
+    Option("maxOffsetsPerTrigger", int, None, minimum=1),
+    Option("includeHeaders", bool, False),
+)
+
+_OWN = (
+    "auto.offset.reset",
+    "enable.auto.commit",
+    "enable.auto.offset.store",
+    "enable.partition.eof",
+    "value.deserializer",
+)
+_OF_JAVA = {
+    "key.deserializer": "keys and values are bytes; cast them in the program",
+    "value.deserializer": "keys and values are bytes; cast them in the program",
+    "interceptor.classes": "there are no interceptors",
+    "sasl.jaas.config": "give kafka.sasl.username and kafka.sasl.password",
+    "ssl.truststore.location": "give kafka.ssl.ca.location, a file of certificates in PEM",
+    "ssl.keystore.location": "give kafka.ssl.certificate.location and kafka.ssl.key.location, files in PEM",
+}
+
+
+def kafka_columns(*, headers: bool) -> pa.Schema:
+    """Spark's columns of a record."""
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    columns: list[tuple[str, pa.DataType]] = [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestampType", pa.int32()),
+    ]
+    if headers:
+        columns.append(("headers", pa.list_(header)))
+    return pa.schema(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSubscription:
+    """What a source reads: topics by name or by a pattern that the whole name has to match, or given partitions."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    partitions: Mapping[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaStart:
+    """Where a source starts in partitions that it does not know: one ``offset`` for all, or one of each partition.
+
+    ``by_time``: the numbers are times in ms, and stand for the first record that is not older.
+    """
+
+    offset: int | None = None
+    partitions: Mapping[str, Mapping[int, int]] | None = None
+    by_time: bool = False
+    latest_if_none: bool = False
+
+    def of(self, topic: str, partition: int) -> int:
+        """The offset or time of a partition. Raises ValueError if a start by partitions does not name it."""
+        if self.partitions is None:
+            assert self.offset is not None
+            return self.offset
+        try:
+            return self.partitions[topic][partition]
+        except KeyError:
+            raise ValueError(
+                f"partition {partition} of topic {topic!r} is read, and its start is not among the offsets or times "
+                "that the options name; name all partitions"
+            ) from None
+
+
+def kafka_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    """Checks the options of a source. Raises PlanError for a bad one, or a missing library."""
+    if declared is not None:
+        raise PlanError("schema", "format 'kafka' has columns of its own; leave the schema out")
+    subscription(options)
+    start(options)
+    check_client("Consumer", consumer_settings(options))
+    return kafka_columns(headers=options["includeHeaders"])
+
+
+def subscription(options: Mapping[str, Any]) -> KafkaSubscription:
+    """Exactly one of ``subscribe``, ``subscribePattern`` and ``assign`` says what is read."""
+    given = [key for key in ("subscribe", "subscribePattern", "assign") if options[key]]
+    if len(given) != 1:
+        raise PlanError("option 'subscribe'", "give exactly one of subscribe, subscribePattern and assign")
+    if options["assign"]:
+        named = _json_object("assign", options["assign"])
+        try:
+            return KafkaSubscription(partitions={topic: tuple(map(int, numbers)) for topic, numbers in named.items()})
+        except (TypeError, ValueError):
+            raise PlanError("option 'assign'", 'expected JSON such as {"orders": [0, 1]}') from None
+    if options["subscribePattern"]:
+        try:
+            re.compile(options["subscribePattern"])
+        except re.error as error:
+            raise PlanError("option 'subscribePattern'", f"it is no regular expression: {error}") from None
+        return KafkaSubscription(pattern=options["subscribePattern"])
+    topics = tuple(name.strip() for name in options["subscribe"].split(",") if name.strip())
+    if not topics:
+        raise PlanError("option 'subscribe'", "it names no topic")
+    return KafkaSubscription(topics=topics)
+
+
+def start(options: Mapping[str, Any]) -> KafkaStart:
+    """As in Spark, a start by time goes before one by offsets."""
+    if_none = options["startingOffsetsByTimestampStrategy"] == "latest"
+    if options["startingTimestamp"] is not None:
+        return KafkaStart(options["startingTimestamp"], by_time=True, latest_if_none=if_none)
+    if options["startingOffsetsByTimestamp"]:
+        times = _by_partition("startingOffsetsByTimestamp", options["startingOffsetsByTimestamp"], least=0)
+        return KafkaStart(partitions=times, by_time=True, latest_if_none=if_none)
+    text = options["startingOffsets"].strip()
+    if text.lower() in ("earliest", "latest"):
+        return KafkaStart(EARLIEST if text.lower() == "earliest" else LATEST)
+    return KafkaStart(partitions=_by_partition("startingOffsets", text, least=EARLIEST))
+
+
+def consumer_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a consumer, but for its group."""
+    given = client_properties(options, _OWN)
+    return {
+        "isolation.level": "read_committed",
+        "queued.max.messages.kbytes": 16_384,
+        "topic.metadata.refresh.interval.ms": 5_000,
+        "group.id": "ckpt",
+        **given,
+        "auto.offset.reset": "error" if options["failOnDataLoss"] else "earliest",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+    }
+
+
+def client_properties(options: Mapping[str, Any], own: tuple[str, ...]) -> dict[str, str]:
+    """The properties of the client library, without their prefix. ``own`` are those that the engine sets."""
+    given = {key[len(PREFIX) :].lower(): value for key, value in options[PREFIX].items()}
+    if not given.get("bootstrap.servers"):
+        raise PlanError("option 'kafka.bootstrap.servers'", "format 'kafka' needs it")
+    for key in given:
+        if key in _OF_JAVA:
+            raise PlanError(f"option 'kafka.{key}'", f"it belongs to the client in Java: {_OF_JAVA[key]}")
+        if key in own:
+            raise PlanError(f"option 'kafka.{key}'", "the engine sets it, since offsets belong to checkpoints")
+    return given
+
+
+def check_client(kind: str, settings: Mapping[str, Any]) -> None:
+    """Has the library check the settings of a ``Consumer`` or ``Producer``. Raises PlanError."""
+    try:
+        import confluent_kafka
+    except ImportError:
+        raise PlanError("format", "format 'kafka' needs a library: pip install 'ckpt-runtime[kafka]'") from None
+    try:
+        client = getattr(confluent_kafka, kind)({**settings, "log_level": 0})
+    except confluent_kafka.KafkaException as error:
+        raise PlanError("option 'kafka.*'", str(error.args[0].str())) from None
+    if kind == "Consumer":
+        client.close()
+
+
+def _json_object(key: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise PlanError(f"option {key!r}", f"it is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise PlanError(f"option {key!r}", "expected a JSON object with the names of topics")
+    return value
+
+
+def _by_partition(key: str, text: str, least: int) -> dict[str, dict[int, int]]:
+    try:
+        named = {
+            topic: {int(partition): int(number) for partition, number in partitions.items()}
+            for topic, partitions in _json_object(key, text).items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise PlanError(f"option {key!r}", 'expected JSON such as {"orders": {"0": 23, "1": 42}}') from None
+    for topic, partitions in named.items():
+        for partition, number in partitions.items():
+            if number < least:
+                raise PlanError(f"option {key!r}", f"{number} of partition {partition} of {topic!r} is below {least}")
+    return named

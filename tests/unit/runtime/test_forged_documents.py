@@ -1,0 +1,194 @@
+"""Each kind of document that is stored or sent, with each field in turn forged: it works, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ckpt_runtime.api.plan_result import PlanResult
+from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.sink_state import pending_names, restored_sink_ids
+from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
+from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.registry import VERTEX_BOUNDS
+from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.graph.schema import checked
+from ckpt_runtime.jobmaster.ended_job import EndedJob
+from ckpt_runtime.jobmaster.job_recovery import find_jobs
+from ckpt_runtime.network.agent_messages import (
+    FROM_AGENT,
+    FROM_STRANGER,
+    TO_AGENT,
+    AdoptWorker,
+    AgentHeartbeat,
+    ProcessIdentity,
+    RegisterAgent,
+    RegisterWorker,
+    WorkerExited,
+)
+from ckpt_runtime.network.control_messages import (
+    FROM_WORKER,
+    TO_WORKER,
+    AcknowledgeCheckpoint,
+    DeclineCheckpoint,
+    SubtaskMeasures,
+    TaskFailure,
+    TaskStateChanged,
+    TriggerCheckpoint,
+    WorkerHeartbeat,
+)
+from ckpt_runtime.network.listeners import Door, Message, encode
+from ckpt_runtime.process_figures import ProcessMeter
+from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.replacement import declared_bounds
+from ckpt_runtime.snapshots.inspection import states_of, summarized
+from ckpt_runtime.snapshots.snapshot import Snapshot
+from ckpt_runtime.storage.documents import decode_document, encode_document
+from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from tests.support.forging import FEW_VALUES, unnamed_errors
+from tests.support.golden import DIRECTORY as GOLDEN
+from tests.support.golden_session import DIRECTORY as HIGH_AVAILABILITY
+from tests.support.stored_documents import CHECKPOINT, GRAPH, RESULT, STORED, source_state, state
+
+SNAPSHOTS = ["unaligned", "canonical", "rocksdb"]
+
+
+def _use_graph(document: Any) -> None:
+    graph = JobGraph.from_json(document)
+    assert graph.slots >= 1
+    assert graph.fingerprint
+    assert all(graph.vertex(edge.target).name for edge in graph.edges)
+
+
+def _use_result(document: Any) -> None:
+    ended = EndedJob(document)
+    ended.overview(), ended.details(), ended.config_info(), ended.checkpoint_statistics(), ended.metrics()
+    ended.exception_history(5), ended.result()
+
+
+def _use_snapshot(document: Any) -> None:
+    found = CompletedCheckpoint.from_json(document)
+    snapshot = Snapshot(resolve("memory://forged"), found)
+    summarized(snapshot)
+    restored_sink_ids(found), pending_names([found]), json.dumps(found.to_json())
+    restored_max_parallelism(found)
+    with suppress(StateAssignmentError):
+        assign_states(found, GRAPH, allow_non_restored_state=True)
+    list(states_of(snapshot, count=False))
+
+
+def _use_state(document: Any) -> None:
+    found = checked(document, SubtaskState)
+    check_state(found, "it")
+    found.files(), json.dumps(found.to_json())
+
+
+DOCUMENTS: dict[str, tuple[Any, Callable[[Any], object]]] = {
+    **STORED,
+    "graph": (GRAPH.to_json(), _use_graph),
+    "result of a job": (RESULT, _use_result),
+    "acknowledged state": (state(0).to_json(), _use_state),
+    "acknowledged state of a source": (source_state().to_json(), _use_state),
+    "declared bounds": (
+        {vertex.id: [1, 4] for vertex in GRAPH.vertices},
+        lambda document: declared_bounds(replace(GRAPH, configuration={VERTEX_BOUNDS: json.dumps(document)})),
+    ),
+    "result of planning": (
+        {"job_graph": GRAPH.to_json(), "warnings": ["w"], "own_configuration": {"a": "b"}},
+        lambda document: PlanResult.from_json(json.dumps(document).encode()),
+    ),
+    "overrides": (
+        {"checkpointTimeout": 123_000, "unalignedEnabled": True},
+        lambda document: CheckpointOverrides.from_document(json.dumps(document)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_forged_document_works_or_is_refused_by_name(name: str) -> None:
+    document, read = DOCUMENTS[name]
+    found, refused = unnamed_errors(json.loads(json.dumps(document)), read)
+    assert found == []
+    assert refused > 0
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_forged_metadata_of_a_stored_snapshot_works_or_is_refused_by_name(name: str) -> None:
+    document = read_metadata(str(GOLDEN / "format-2" / name)).document
+    found, refused = unnamed_errors(document, _use_snapshot, FEW_VALUES)
+    assert found == []
+    assert refused > 0
+
+
+LEADER = HIGH_AVAILABILITY / "0.1.0"
+FAILED = TaskFailure(FailureInfo("E", "m", "t"))
+PROCESS = ProcessIdentity("m", 7, 9)
+MEASURES = SubtaskMeasures("v", 0, 1, 2, 3, 4, 0, 1.0, 2.0, 3.0, operator_rows=(1, 2), input_watermark=5)
+PROPERTIES = CheckpointProperties()
+MESSAGES: tuple[tuple[Door[Any], Message], ...] = (
+    (FROM_STRANGER, RegisterAgent("s", "localhost", (0, 1), PROCESS)),
+    (FROM_STRANGER, RegisterWorker("s", "w", ("localhost", 5), PROCESS, "/d")),
+    (FROM_AGENT, AgentHeartbeat({"w": 4})),
+    (FROM_AGENT, WorkerExited("w", 1)),
+    (TO_AGENT, AdoptWorker("w", PROCESS, "/d")),
+    (FROM_WORKER, WorkerHeartbeat(3, (MEASURES,), (), ProcessMeter().measure())),
+    (FROM_WORKER, TaskStateChanged(3, "v", 0, TaskState.FAILED, FAILED)),
+    (FROM_WORKER, DeclineCheckpoint(3, "v", 0, 7, "IO_EXCEPTION", "m")),
+    (FROM_WORKER, AcknowledgeCheckpoint(3, "v", 0, 7, "d", source_state(), CheckpointMetrics())),
+    (TO_WORKER, TriggerCheckpoint(3, (("v", 0),), 7, 5, CheckpointOptions(PROPERTIES, "d"))),
+)
+
+
+@pytest.mark.parametrize(("door", "message"), MESSAGES, ids=lambda given: type(given).__name__)
+def test_forged_control_message_is_decoded_or_refused_by_name(door: Door[Any], message: Message) -> None:
+    document = msgspec.msgpack.decode(encode(message))
+
+    def decode(forged: Any) -> None:
+        try:
+            body = msgspec.msgpack.encode(forged)
+        except OverflowError:  # MessagePack has no such number: it cannot be sent
+            return
+        door.decode(body)
+
+    found, refused = unnamed_errors(document, decode)
+    assert found == []
+    assert refused > 0
+
+
+@pytest.mark.parametrize("file", sorted(file.relative_to(LEADER) for file in LEADER.rglob("0*.json")), ids=str)
+def test_forged_record_of_high_availability_is_recovered_or_refused_by_name(file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "default"
+    shutil.copytree(LEADER, copy)
+    cluster = Configuration({})
+
+    def recover(document: Any) -> None:
+        try:
+            (copy / file).write_bytes(encode_document(document))
+        except ValueError:  # JSON has no such number: it cannot be stored
+            return
+        store = HaStore(str(tmp_path), epoch=9)
+        for found in find_jobs(store, cluster, read=lambda url: CHECKPOINT):
+            if found.result is not None:
+                EndedJob(found.result)
+            assert found.failure is None or ": " in found.failure
+        store.leader.current(), store.leader.lease(1)
+        store.retired.read(), store.programs.adopt(), store.upgrades.read()
+
+    found, _ = unnamed_errors(decode_document((LEADER / file).read_bytes(), str(file)), recover, FEW_VALUES, depth=3)
+    assert found == []
