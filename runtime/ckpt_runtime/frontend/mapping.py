@@ -20,12 +20,10 @@ from ckpt_runtime.frontend.typed_plan import (
     Expand,
     Filter,
     Generate,
-    Join,
     MapPartitions,
     PlanNode,
     Project,
     Source,
-    StatefulFunction,
     Union,
     Watermark,
 )
@@ -122,8 +120,8 @@ class QueryMapper:
                 return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
             case Aggregate() | Expand() | Deduplicate():
                 return add_stateful(self, node, nodes, inputs)
-            case Generate() | MapPartitions() | StatefulFunction() | Join():
-                return add_functional(self, node, nodes, [self._inputs[at] for at in node.inputs])
+            case Generate() | MapPartitions():
+                return add_functional(self, node, nodes, inputs)
 
     def apply(
         self, spec: specs.OperatorSpec, inputs: tuple[LogicalInput, ...], schema: pa.Schema, plan_id: int | None
