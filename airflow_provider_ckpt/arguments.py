@@ -2,7 +2,8 @@
 
 A property of an operator, such as ``submit.job_id``, is an output of one task. Airflow expands a task over whole
 results only; so the arguments that name a job, a savepoint or a checkpoint also take the result that has it. Raises
-``CkptArgumentInvalid``. Also here: what a task's log may show of options and commands.
+``CkptArgumentInvalid``. Also here: what a task's log may show of options and commands, and the defaults from section
+``[ckpt]`` of Airflow's configuration, which are read when a task is constructed or a trigger runs, never at import.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
 from airflow.sdk import XComArg
+from airflow.sdk.configuration import conf
 from airflow.sdk.log import mask_secret
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
@@ -250,3 +252,36 @@ def refuse_secrets(name: str, options: Mapping[str, str]) -> None:
     if secret is not None:
         allowed = "a secret is not recorded: give it to the session, or when the job is first submitted"
         raise CkptArgumentInvalid(name, secret, allowed)
+
+
+_SECTION = "ckpt"
+
+
+def deferrable() -> bool:
+    """Whether tasks wait in the triggerer. On by default: these waits are long and hold no worker then."""
+    return bool(conf.getboolean(_SECTION, "deferrable", fallback=True))
+
+
+def poll_interval() -> float:
+    """Seconds between two polls."""
+    return float(conf.getfloat(_SECTION, "poll_interval", fallback=2.0))
+
+
+def defer_after() -> float:
+    """Seconds that a task waits in its worker before it is deferred."""
+    return float(conf.getfloat(_SECTION, "defer_after", fallback=3.0))
+
+
+def min_deferral() -> float:
+    """Seconds that a trigger runs before it gives its event."""
+    return float(conf.getfloat(_SECTION, "min_deferral", fallback=6.0))
+
+
+def wait_timeout() -> float:
+    """Seconds that an operator waits for its operation."""
+    return float(conf.getfloat(_SECTION, "wait_timeout", fallback=600.0))
+
+
+def request_patience() -> float:
+    """Seconds that one request is repeated while the job manager is away."""
+    return float(conf.getfloat(_SECTION, "request_patience", fallback=180.0))

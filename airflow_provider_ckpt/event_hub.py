@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias, TypeVar
 
-from airflow_provider_ckpt.conditions import waiting
+from airflow_provider_ckpt.conditions import base
 from airflow_provider_ckpt.conditions.base import POLL, MissingPolicy
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls, AsyncCkptClient
@@ -111,7 +111,7 @@ class Member(AsyncCalls):
 
     def silence(self) -> float:
         """Seconds between two lines in the log that say the same."""
-        return max(waiting.INTERVAL_SECONDS, sum(hub.waiting for hub in _hubs.values()) / LINES_PER_SECOND)
+        return max(base.INTERVAL_SECONDS, sum(hub.waiting for hub in _hubs.values()) / LINES_PER_SECOND)
 
     async def settled(self) -> None:
         """Wait until it is known whether a stream or a poll wakes the waits; at most :data:`SETTLING_SECONDS`."""

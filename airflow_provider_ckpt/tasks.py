@@ -1,7 +1,10 @@
-"""What operators and sensors share: the connection, the job that they are about, and waiting for a condition.
+"""What operators and sensors share: the connection, the job that they are about, waiting for a condition, the journal.
 
 The first try looks up a job that is given by its name, and the result is recorded: a retry, and the part of the task
 after a deferral, use the same job although another job may have the name by then. A cleared success looks again.
+
+The journal is a task's record of its requests, made before they are sent, so that its next try finds the same things
+again.
 """
 
 from __future__ import annotations
@@ -9,29 +12,30 @@ from __future__ import annotations
 import math
 import sys
 import time
+import uuid
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from airflow_provider_ckpt import advice, arguments, defaults
+from airflow_provider_ckpt import advice, arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Condition, Json, Status, Verdict
-from airflow_provider_ckpt.conditions.waiting import Progress, Wait
+from airflow_provider_ckpt.conditions.base import Condition, Json, Progress, Status, Verdict, Wait
 from airflow_provider_ckpt.exceptions import CkptJobNotFound, CkptNotFound, CkptOperationFailed, CkptRequestRejected
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.jobs.names import is_id, resolve
-from airflow_provider_ckpt.journal import Journal
+from airflow_provider_ckpt.jobs import is_id, resolve
 from airflow_provider_ckpt.links import JOB_LINKS, pages_path
 from airflow_provider_ckpt.triggers.wait import CkptTrigger, event_payload, has_changed
 from ckpt_runtime.client.clients import CkptClient
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Context
+
 
 _FIRST_LOOKS_SECONDS = 0.5
 """Between two polls in a worker that is about to defer, at most."""
@@ -67,7 +71,7 @@ class CkptTask:
 
     def patience(self, deadline: float | None) -> float:
         """Seconds for which a request is repeated while the job manager is away."""
-        patience = defaults.request_patience()
+        patience = arguments.request_patience()
         return patience if deadline is None else max(0.0, min(patience, deadline - time.time()))
 
     @contextmanager
@@ -103,7 +107,7 @@ class CkptTask:
     def seconds_here(self) -> float:
         """Seconds that the task waits in its worker before it defers."""
         given = arguments.optional_seconds("defer_after", self.defer_after)
-        return defaults.defer_after() if given is None else given
+        return arguments.defer_after() if given is None else given
 
     def wait_for(self, context: Context, condition: Condition, deadline: float | None, memo: Json | None = None) -> Any:
         """Wait for the condition, here for a while and then deferred; ends in ``execute_complete``.
@@ -243,3 +247,56 @@ class CkptJobTask(CkptTask):
 def is_over_time() -> bool:
     """Whether Airflow calls ``on_kill`` because ``execution_timeout`` has passed, and not because of a person."""
     return isinstance(sys.exception(), AirflowTaskTimeout)
+
+
+_NAMESPACE = uuid.UUID("6f1d2c0e-7f0b-5a58-9d5e-0c3a6b1f9a44")
+
+
+class Journal:
+    """One JSON record of one task instance.
+
+    :param context: the task's context.
+    :param key: the record's name in the store.
+    """
+
+    def __init__(self, context: Context | Mapping[str, Any], key: str) -> None:
+        self._store: Any = context.get("task_state_store")
+        self._key = key
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is a store."""
+        return self._store is not None
+
+    def read(self) -> dict[str, Any]:
+        """Read the record, or an empty one."""
+        found = None if self._store is None else self._store.get(self._key)
+        return dict(found) if isinstance(found, dict) else {}
+
+    def write(self, **fields: Any) -> dict[str, Any]:
+        """Replace the record; it never expires. Returns it."""
+        if self._store is not None:
+            self._store.set(self._key, fields, retention=NEVER_EXPIRE)
+        return fields
+
+    def forget(self) -> None:
+        """Delete the record, so that a cleared task starts from the beginning."""
+        if self._store is not None:
+            self._store.delete(self._key)
+
+
+def new_id(context: Context | Mapping[str, Any], purpose: str) -> str:
+    """Make an id for a request of this try: 32 hex digits, the same whenever this try asks for the same purpose."""
+    return uuid.uuid5(_NAMESPACE, f"{context['ti'].id}/{purpose}").hex
+
+
+def series_of(context: Context | Mapping[str, Any]) -> str:
+    """Return a text that all tries of this task instance have in common, and no other instance or mapped index."""
+    instance = context["ti"]
+    parts = (instance.dag_id, instance.run_id, instance.task_id, getattr(instance, "map_index", -1))
+    return "/".join(str(part) for part in parts)
+
+
+def numbered_id(series: str, number: int) -> str:
+    """Make the id of the ``number``-th job of a series: 32 hex digits."""
+    return uuid.uuid5(_NAMESPACE, f"{series}/job/{number}").hex

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
-from airflow_provider_ckpt.conditions.operation import DisposalCondition
-from airflow_provider_ckpt.journal import Journal, new_id
+from airflow_provider_ckpt.conditions.job import DisposalCondition
 from airflow_provider_ckpt.operators.base import CkptOperator
+from airflow_provider_ckpt.tasks import Journal, new_id
 from ckpt_runtime.client import requests
 
 if TYPE_CHECKING:

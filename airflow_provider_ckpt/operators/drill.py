@@ -11,16 +11,15 @@ from airflow.sdk import XComArg
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.base import Json, Status, Wait
 from airflow_provider_ckpt.conditions.health import DrillCondition, has_slots, progress_of_restore
 from airflow_provider_ckpt.conditions.job import JobStatusCondition
-from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptDrillFailed, CkptOperationFailed
-from airflow_provider_ckpt.journal import Journal, new_id
 from airflow_provider_ckpt.lineage import program_location
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
+from airflow_provider_ckpt.tasks import Journal, new_id
 from airflow_provider_ckpt.triggers.wait import ON_KILL_PATIENCE_SECONDS
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
-from airflow_provider_ckpt.conditions.operation import ConfigurationCondition
+from airflow_provider_ckpt.conditions.job import ConfigurationCondition
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
-from airflow_provider_ckpt.journal import Journal
 from airflow_provider_ckpt.operators.base import CkptJobOperator
+from airflow_provider_ckpt.tasks import Journal
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import Conflict

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
-from airflow_provider_ckpt.conditions.operation import RescaleCondition, in_words
+from airflow_provider_ckpt.conditions.job import RescaleCondition, in_words
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptOperationFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests

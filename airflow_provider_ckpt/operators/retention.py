@@ -13,7 +13,7 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptOperationFailed, CkptSnapshotDamaged
-from airflow_provider_ckpt.jobs.names import is_id
+from airflow_provider_ckpt.jobs import is_id
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.processes import SnapshotProcess
 from ckpt_runtime.client import requests

@@ -9,8 +9,8 @@ from airflow.sdk import XComArg
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
-from airflow_provider_ckpt.conditions.operation import Operation
-from airflow_provider_ckpt.operators.operation import CkptOperationOperator
+from airflow_provider_ckpt.conditions.job import Operation
+from airflow_provider_ckpt.operators.base import CkptOperationOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.requests import Call, Format
 

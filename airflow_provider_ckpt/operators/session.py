@@ -10,15 +10,13 @@ from airflow.sdk.configuration import conf
 
 from airflow_provider_ckpt import arguments, processes
 from airflow_provider_ckpt.arguments import Templated, shown_command
-from airflow_provider_ckpt.conditions.base import Json, Status, Verdict
-from airflow_provider_ckpt.conditions.session import SessionGoneCondition, SessionReadyCondition, session_facts
-from airflow_provider_ckpt.conditions.waiting import Once
+from airflow_provider_ckpt.conditions.base import Json, Once, Status, Verdict
+from airflow_provider_ckpt.conditions.health import SessionGoneCondition, SessionReadyCondition, session_facts
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed
-from airflow_provider_ckpt.hooks.connection import Endpoint
-from airflow_provider_ckpt.journal import Journal, new_id
+from airflow_provider_ckpt.hooks.ckpt import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.processes import STOP_GRACE_SECONDS, SessionProcess, submission
-from airflow_provider_ckpt.tasks import is_over_time
+from airflow_provider_ckpt.tasks import Journal, is_over_time, new_id
 from airflow_provider_ckpt.triggers.wait import is_given_up
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient

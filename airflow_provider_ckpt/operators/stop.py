@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json
-from airflow_provider_ckpt.conditions.operation import Operation
-from airflow_provider_ckpt.journal import Journal
-from airflow_provider_ckpt.operators.operation import RECORD
+from airflow_provider_ckpt.conditions.job import Operation
+from airflow_provider_ckpt.operators.base import RECORD
 from airflow_provider_ckpt.operators.savepoint import CkptSavepointOperator
+from airflow_provider_ckpt.tasks import Journal
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import NotFound

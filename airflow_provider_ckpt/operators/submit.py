@@ -15,15 +15,21 @@ from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.job import JobStatusCondition, job_facts
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptJobRunning
-from airflow_provider_ckpt.jobs.earlier_job import EarlierJob, NextStep, Plan, plan
-from airflow_provider_ckpt.jobs.names import NameFreeCondition, living
-from airflow_provider_ckpt.jobs.starting_point import KINDS, latest_snapshot_of
-from airflow_provider_ckpt.journal import Journal, numbered_id, series_of
+from airflow_provider_ckpt.jobs import (
+    KINDS,
+    EarlierJob,
+    NameFreeCondition,
+    NextStep,
+    Plan,
+    latest_snapshot_of,
+    living,
+    plan,
+)
 from airflow_provider_ckpt.lineage import program_location
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
-from airflow_provider_ckpt.tasks import is_over_time
+from airflow_provider_ckpt.tasks import Journal, is_over_time, numbered_id, series_of
 from airflow_provider_ckpt.triggers.wait import ON_KILL_PATIENCE_SECONDS, is_given_up
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
@@ -59,7 +65,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     crash or retry starts the job twice. A task that is retried or cleared while its job still lives attaches to that
     job. When that job has failed or was cancelled, a new job resumes from its latest retained checkpoint; when it has
     completed checkpoints and none is retained, or the job manager has forgotten it, the task fails with that message,
-    without a retry. See :mod:`airflow_provider_ckpt.jobs.earlier_job`.
+    without a retry. See :mod:`airflow_provider_ckpt.jobs`.
 
     Returns ``{"job_id", "name", "status", "pipeline_id", "started_from", "start_time_ms", "end_time_ms",
     "duration_ms"}``; ``started_from`` is the snapshot, if any.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated, refuse_secrets
 from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of, series
-from airflow_provider_ckpt.upgrades.machine import begin
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Upgrade
+from airflow_provider_ckpt.upgrades.steps import begin
 from ckpt_runtime.client.clients import CkptClient
 
 if TYPE_CHECKING:

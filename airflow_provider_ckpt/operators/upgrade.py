@@ -10,9 +10,8 @@ from airflow_provider_ckpt.arguments import Duration, Templated, refuse_secrets
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
 from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of, series
-from airflow_provider_ckpt.upgrades.actions import Decided
-from airflow_provider_ckpt.upgrades.machine import advance, begin
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
+from airflow_provider_ckpt.upgrades.steps import begin, decide
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import NotFound
@@ -217,9 +216,9 @@ class FinishUpgradeOperator(CkptStepsOperator):
 
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
         record, by = self._paused(), arguments.optional_text("approved_by", self.approved_by) or ""
-        decided = Decided(arguments.boolean("approve", self.approve), by)
-        self.log.info("The upgrade of job %s was %s", record.old_job, "approved" if decided.approved else "rejected")
-        return advance(record, decided, 0)
+        approved = arguments.boolean("approve", self.approve)
+        self.log.info("The upgrade of job %s was %s", record.old_job, "approved" if approved else "rejected")
+        return decide(record, approved=approved, by=by)
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
         """A paused upgrade is finished only once."""

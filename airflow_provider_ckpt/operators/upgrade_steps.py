@@ -1,7 +1,7 @@
 """What the operators share that replace, suspend and resume a job: they follow the steps of one record.
 
-The record, with every id, is in the journal before the first request. Each answer is recorded before the next
-step. So a crash of worker, triggerer or scheduler repeats at most one request, which has the same id again.
+The record, with every id, is in the journal before the first request, and the result of each step before the next
+one. A crash of worker, triggerer or scheduler repeats at most one step, whose requests have the same ids again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from airflow_provider_ckpt.exceptions import (
     CkptUpgradeRolledBack,
     CkptUpgradeStranded,
 )
-from airflow_provider_ckpt.journal import Journal
 from airflow_provider_ckpt.lineage import Written, program_location
 from airflow_provider_ckpt.operators.base import CkptJobOperator
-from airflow_provider_ckpt.upgrades.actions import Action, Answer
-from airflow_provider_ckpt.upgrades.condition import UpgradeCondition, wall_clock_ms
-from airflow_provider_ckpt.upgrades.executor import perform
-from airflow_provider_ckpt.upgrades.machine import WATCHES, drive
+from airflow_provider_ckpt.tasks import Journal
+from airflow_provider_ckpt.upgrades.actions import Action, Answer, Claim
+from airflow_provider_ckpt.upgrades.executor import UpgradeCondition, perform, wall_clock_ms
 from airflow_provider_ckpt.upgrades.record import (
     Goal,
     Mode,
@@ -38,6 +36,7 @@ from airflow_provider_ckpt.upgrades.record import (
     result_of,
     standing,
 )
+from airflow_provider_ckpt.upgrades.steps import READS, WATCHES, drive, take_step
 from ckpt_runtime.client.clients import CkptClient
 
 if TYPE_CHECKING:
@@ -137,14 +136,24 @@ class CkptStepsOperator(CkptJobOperator):
             self._record = changed
             self.log.info("Step %s: %s", changed.step, standing(changed))
 
+        asked = ""
         with self.connected(deadline) as client:
 
-            def carry_out(action: Action) -> Answer:
-                return client.run(perform(client.calls, action, self.pause(), self.requester))
+            async def ask(action: Action) -> Answer:
+                nonlocal asked
+                answer = await perform(client.calls, action, self.pause(), self.requester)
+                if not isinstance(action, (*READS, Claim)):
+                    asked = type(action).__name__
+                return answer
 
-            record = drive(record, carry_out, keep, wall_clock_ms)
+            def take(current: Upgrade) -> Upgrade | None:
+                nonlocal asked
+                asked = ""
+                return client.run(take_step(current, ask, wall_clock_ms()))
+
+            record = drive(record, take, keep)
         if record.step in WATCHES:
-            return self.wait_for(context, UpgradeCondition(record), deadline)
+            return self.wait_for(context, UpgradeCondition(record, asked, wall_clock_ms()), deadline)
         return self._ended(context, record)
 
     def execute_complete(self, context: Context, event: Json | None = None) -> Any:

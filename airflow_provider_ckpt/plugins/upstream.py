@@ -22,8 +22,7 @@ from starlette.concurrency import run_in_threadpool
 
 from airflow_provider_ckpt import advice
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
-from airflow_provider_ckpt.hooks.ckpt import CkptHook, unusable_certificates
-from airflow_provider_ckpt.hooks.connection import Endpoint, leader_of
+from airflow_provider_ckpt.hooks.ckpt import CkptHook, Endpoint, leader_of, unusable_certificates
 from ckpt_runtime.client.errors import CkptClientError
 
 MAX_ANSWER_BYTES = 16 << 20

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowSensorTimeout
 
-from airflow_provider_ckpt import advice, arguments, defaults
+from airflow_provider_ckpt import advice, arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Condition, Json, Status
-from airflow_provider_ckpt.conditions.waiting import Progress, is_waited_out, poll_until_stable
+from airflow_provider_ckpt.conditions.base import Condition, Json, Progress, Status, is_waited_out, poll_until_stable
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobFailed,
@@ -22,8 +21,7 @@ from airflow_provider_ckpt.exceptions import (
     CkptUnavailable,
     CkptWaitTimeout,
 )
-from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.hooks.connection import Endpoint
+from airflow_provider_ckpt.hooks.ckpt import CkptHook, Endpoint
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.tasks import CONFIRMING_SECONDS, CkptJobTask
 from airflow_provider_ckpt.triggers.wait import has_changed
@@ -76,7 +74,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("multiple_outputs", True)
-        interval = defaults.poll_interval() if poke_interval is None else poke_interval
+        interval = arguments.poll_interval() if poke_interval is None else poke_interval
         super().__init__(poke_interval=interval, mode=mode or "poke", **kwargs)
         arguments.pause("poke_interval", self.poke_interval)
         if deferrable is not None:
@@ -86,7 +84,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         self.job = job
         self.if_not_found = if_not_found
         self.ckpt_conn_id = ckpt_conn_id
-        self.deferrable = mode is None and defaults.deferrable() if deferrable is None else deferrable
+        self.deferrable = mode is None and arguments.deferrable() if deferrable is None else deferrable
         self.defer_after = defer_after
         self.link_addresses: dict[str, str] = {}
         self._condition: Condition | None = None

@@ -12,8 +12,8 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal, newest_id
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
-from airflow_provider_ckpt.journal import Journal
 from airflow_provider_ckpt.sensors.base import CkptSensor
+from airflow_provider_ckpt.tasks import Journal
 from ckpt_runtime.client.errors import NotFound
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_provider_ckpt.conditions.base import Json, MissingPolicy
 from airflow_provider_ckpt.event_hub import ANY_JOB, Member, joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.jobs.names import chosen
+from airflow_provider_ckpt.jobs import chosen
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, NotFound, is_passing
 from ckpt_runtime.client.event_stream import StreamedEvent

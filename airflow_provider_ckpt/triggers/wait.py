@@ -15,24 +15,27 @@ from typing import Any, Final
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from msgspec import ValidationError, convert
 
-from airflow_provider_ckpt import defaults
-from airflow_provider_ckpt.conditions.base import Condition, Json, Log, Verdict
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.conditions.base import Condition, Json, Log, Verdict, Wait
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition
-from airflow_provider_ckpt.conditions.health import DrillCondition, HealthCondition
-from airflow_provider_ckpt.conditions.job import JobStatusCondition, ReadyForSnapshotCondition
-from airflow_provider_ckpt.conditions.operation import (
+from airflow_provider_ckpt.conditions.health import (
+    DrillCondition,
+    HealthCondition,
+    SessionGoneCondition,
+    SessionReadyCondition,
+)
+from airflow_provider_ckpt.conditions.job import (
     ConfigurationCondition,
     DisposalCondition,
+    JobStatusCondition,
     OperationCondition,
+    ReadyForSnapshotCondition,
     RescaleCondition,
 )
-from airflow_provider_ckpt.conditions.session import SessionGoneCondition, SessionReadyCondition
-from airflow_provider_ckpt.conditions.waiting import Wait
 from airflow_provider_ckpt.event_hub import joined
-from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.hooks.connection import Endpoint
-from airflow_provider_ckpt.jobs.names import NameFreeCondition
-from airflow_provider_ckpt.upgrades.condition import UpgradeCondition
+from airflow_provider_ckpt.hooks.ckpt import CkptHook, Endpoint
+from airflow_provider_ckpt.jobs import NameFreeCondition
+from airflow_provider_ckpt.upgrades.executor import UpgradeCondition
 from ckpt_runtime.client.errors import CkptClientError
 
 _CONDITIONS: Final[Mapping[str, type[Condition]]] = {
@@ -102,7 +105,7 @@ class CkptTrigger(BaseTrigger):
         scheduler hears of it while the task, resumed by then, is queued or runs again, it takes that end for the end of
         the second process, and fails the task.
         """
-        earliest = time.monotonic() + defaults.min_deferral()
+        earliest = time.monotonic() + arguments.min_deferral()
         hook = CkptHook(self.ckpt_conn_id)
         while True:
             begun_with = await hook.aendpoint()

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 class Claim:
     """Have the job's lineage held for this upgrade, so that no other client ends or starts a job of it.
 
-    Performed before each step: it prolongs the claim, and a step is taken only while it holds. ``own_jobs`` are the
-    jobs that the upgrade itself may have started. Answers: Accepted, Lost, JobMissing.
+    Performed before each change: it prolongs the claim, and nothing is changed without it. ``own_jobs`` are the jobs
+    that the upgrade itself may have started. Answers: Accepted, Lost, JobMissing.
     """
 
     job: str
@@ -199,12 +199,4 @@ class StopSeen:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """What a person has decided while it was paused."""
-
-    approved: bool
-    by: str = ""
-
-
-Answer: TypeAlias = Accepted | Refused | Lost | JobMissing | Fits | Seen | StopSeen | Decided
+Answer: TypeAlias = Accepted | Refused | Lost | JobMissing | Fits | Seen | StopSeen

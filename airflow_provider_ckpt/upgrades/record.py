@@ -29,28 +29,22 @@ class Mode(StrEnum):
 
 
 class Step(StrEnum):
-    """The step that is due next. The order is that of :mod:`airflow_provider_ckpt.upgrades.machine`."""
+    """The step that is due next.
 
-    PIN_NEW = "PIN_NEW"
-    INSPECT = "INSPECT"
-    PIN_OLD = "PIN_OLD"
-    PREVIEW = "PREVIEW"
-    READY = "READY"
-    STOP = "STOP"
-    STOPPING = "STOPPING"
-    CANCEL = "CANCEL"
-    CANCELLING = "CANCELLING"
+    PREPARE: nothing has changed, and what cannot succeed is refused. SAVEPOINT: the old version ends, with a savepoint
+    or its latest checkpoint. CHECK: the snapshot is checked. PAUSED: a person has to decide. SUBMIT, GATE: the new
+    version is started and has to become healthy. ROLL_BACK: it did not, and the old one is started again. CLEAN: the
+    holds on the programs are released.
+    """
+
+    PREPARE = "PREPARE"
+    SAVEPOINT = "SAVEPOINT"
     CHECK = "CHECK"
     PAUSED = "PAUSED"
-    START = "START"
+    SUBMIT = "SUBMIT"
     GATE = "GATE"
-    CANCEL_NEW = "CANCEL_NEW"
-    CANCELLING_NEW = "CANCELLING_NEW"
-    RETIRE_NEW = "RETIRE_NEW"
     ROLL_BACK = "ROLL_BACK"
-    GATE_OLD = "GATE_OLD"
-    RETIRE_RESTARTED = "RETIRE_RESTARTED"
-    RELEASE = "RELEASE"
+    CLEAN = "CLEAN"
     ENDED = "ENDED"
 
 
@@ -92,8 +86,9 @@ class Upgrade(Struct, frozen=True, kw_only=True):
 
     ``series`` is what ids are made of, and ``new_job`` and ``restarted_job`` are those of the jobs that it may start.
     ``owner`` holds the programs. ``origin`` is what the old job began with, ``snapshot`` what the next resumes from.
-    ``retainable``: its checkpoints can outlive it. ``stops`` counts forgotten stops. ``why`` says why it went this way.
-    ``lost``: another client holds the lineage.
+    ``retainable``: its checkpoints can outlive it. ``stop_requested``: the old job may have been asked to stop, and
+    ``refused_stops`` counts the refusals. ``restarted``: the old version was started again. ``why`` says why it went
+    this way. ``lost``: another client holds the lineage.
     """
 
     desired: DesiredUpgrade
@@ -110,7 +105,9 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     snapshot: str | None = None
     retainable: bool = True
     falls_back: bool = False
-    stops: int = 0
+    stop_requested: bool = False
+    refused_stops: int = 0
+    restarted: bool = False
     diff: tuple[str, ...] = ()
     why: str = ""
     outcome: Outcome | None = None
@@ -143,30 +140,35 @@ class Upgrade(Struct, frozen=True, kw_only=True):
 
 # --- messages
 
-_BEFORE = frozenset({Step.PIN_NEW, Step.INSPECT, Step.PIN_OLD, Step.PREVIEW, Step.READY})
-_ENDING = frozenset({Step.STOP, Step.STOPPING, Step.CANCEL, Step.CANCELLING})
-
 
 def standing(record: Upgrade) -> str:
     """The state of the remote side at this step, as a sentence."""
-    old, new, step = record.old_job, record.new_job, record.step
-    if step in _BEFORE:
-        return (
-            f"job {old} keeps running as it was"
-            if record.desired.goal is not Goal.RESUME
-            else f"job {old} is suspended"
-        )
-    if step in _ENDING:
-        return f"job {old} is being ended, or has ended"
-    if step in (Step.CHECK, Step.PAUSED, Step.START):
-        return f"job {old} has ended, and nothing runs; {record.snapshot} is the snapshot to continue from"
-    if step in (Step.GATE, Step.CANCEL_NEW, Step.CANCELLING_NEW):
-        return f"job {new} was started in place of {old}, from {record.snapshot}"
-    if step is Step.RETIRE_NEW:
-        return f"job {old} has ended, and {new}, which was to replace it, is no longer to be started"
-    if step in (Step.ROLL_BACK, Step.GATE_OLD, Step.RETIRE_RESTARTED):
-        return f"the old version is started again as job {record.restarted_job}, from {record.snapshot}"
-    return f"the {record.desired.goal.lower()} has ended: {ending(record)}"
+    old, new, desired, snapshot = record.old_job, record.new_job, record.desired, record.snapshot
+    match record.step:
+        case Step.PREPARE if desired.goal is Goal.RESUME:
+            text = f"job {old} is suspended"
+        case Step.PREPARE:
+            text = f"job {old} keeps running as it was"
+        case Step.SAVEPOINT if desired.mode is Mode.SAVEPOINT and not record.stop_requested and not record.falls_back:
+            text = f"job {old} keeps running as it was, until it is ready for a savepoint"
+        case Step.SAVEPOINT:
+            text = f"job {old} is being ended, or has ended"
+        case Step.CHECK | Step.PAUSED:
+            text = f"job {old} has ended, and nothing runs; {snapshot} is the snapshot to continue from"
+        case Step.SUBMIT:
+            text = f"job {old} has ended, and {new} is being started in its place, from {snapshot}"
+        case Step.GATE:
+            text = f"job {new} was started in place of {old}, from {snapshot}"
+        case Step.ROLL_BACK if record.restarted:
+            text = f"the old version was started again as job {record.restarted_job}, from {snapshot}"
+        case Step.ROLL_BACK:
+            text = (
+                f"job {new} is being ended, or was never started; then the old version is started again as job "
+                f"{record.restarted_job}, from {snapshot}"
+            )
+        case _:
+            text = f"the {desired.goal.lower()} has ended: {ending(record)}"
+    return text
 
 
 def ending(record: Upgrade) -> str:

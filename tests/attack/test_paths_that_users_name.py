@@ -96,7 +96,7 @@ def test_a_disposal_of_a_fifo_fails_by_name(client: httpx.Client, tmp_path: Path
 
 
 @pytest.mark.parametrize("url", ["memory://gone/x", "data://x", "local://x", "nosuch://x"])
-def test_nothing_is_begun_for_a_place_that_nobody_can_resume_from(
+def test_a_directory_from_which_no_job_can_resume_is_refused_before_anything_starts(
     session: MiniCluster, client: httpx.Client, job: SequenceJob, url: str
 ) -> None:
     for operation in ("stop", "savepoints"):
@@ -121,7 +121,7 @@ def test_nor_is_a_job_submitted_that_would_keep_its_snapshots_there(
     assert option in answer.text
 
 
-def test_storage_that_never_answers_stops_nobody_else(
+def test_storage_that_never_answers_stops_no_other_job(
     session: MiniCluster, client: httpx.Client, pipeline_id: str, job: SequenceJob
 ) -> None:
     """The last of the tests: from then on other addresses are refused until these answer, local paths never."""

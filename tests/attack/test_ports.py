@@ -90,7 +90,9 @@ def _at_all(ports: dict[int, str], attack: Callable[[int], Any]) -> list[tuple[s
         return list(zip(ports.values(), pool.map(attack, ports), strict=True))
 
 
-def test_the_attacks_succeed_where_nobody_is_asked(open_spark: OpenSpark, as_other_user: AsOtherUser) -> None:
+def test_the_attacks_succeed_on_a_spark_application_without_authentication(
+    open_spark: OpenSpark, as_other_user: AsOtherUser
+) -> None:
     wait_until(lambda: open_spark.attempts() == 1, "the task to begin")
     assert as_other_user(lambda: _fetches_a_broadcast(open_spark.block_port))
     assert as_other_user(lambda: _reaches_the_rpc(open_spark.rpc_port, open_spark.check))

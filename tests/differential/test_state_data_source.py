@@ -141,7 +141,7 @@ def write(frame: DataFrame, target: Path | str, operator: str, state: str, **opt
     writer.options(**options).save(str(target))
 
 
-def test_a_job_goes_on_with_state_that_spark_has_changed(
+def test_a_job_resumes_with_state_that_spark_has_changed(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
 ) -> None:
     """A value is corrected and a key dropped; all other state of the savepoint is as it was."""

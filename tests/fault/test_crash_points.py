@@ -313,7 +313,7 @@ def test_a_stop_whose_savepoint_is_not_complete_has_not_happened(job: Job) -> No
 @pytest.mark.long
 @pytest.mark.row("147.5")
 @pytest.mark.timeout(600)
-def test_a_complete_savepoint_of_a_stop_is_what_the_job_goes_on_from(job: Job) -> None:
+def test_a_job_resumes_from_the_complete_savepoint_of_a_stop(job: Job) -> None:
     """Its sinks may have committed: rows that came out before the crash must not come out again."""
     for point in ("pointer-after", "notify-before", "notify-after", "end-before"):
         job.pause_checkpoints()

@@ -182,7 +182,7 @@ def test_a_worker_that_was_adopted_is_killed_like_any_other(job: SequenceJob) ->
     job.stopped()
 
 
-def test_workers_that_nobody_adopts_end_with_the_session(tmp_path: Path) -> None:
+def test_orphaned_workers_end_with_the_session(tmp_path: Path) -> None:
     with MiniCluster() as cluster:
         job = SequenceJob(cluster, tmp_path)
         job.start(rows=200)

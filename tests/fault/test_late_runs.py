@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_ckpt.upgrades import actions as act
-from airflow_provider_ckpt.upgrades import machine
+from airflow_provider_ckpt.upgrades import steps
 from airflow_provider_ckpt.upgrades.executor import perform
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Outcome, Step, Upgrade
 from ckpt_runtime.client.clients import CkptClient
@@ -32,35 +32,38 @@ def sessions(tmp_path: Path) -> Iterator[Sessions]:
     started.end()
 
 
+class Dead(Exception):
+    """The process that drives the upgrade is gone."""
+
+
 class Driven:
-    """An upgrade, one step after the other, against whichever driver leads."""
+    """An upgrade, against whichever driver leads. It dies before the request for the job ``dies_before``."""
 
     def __init__(self, client: CkptClient, record: Upgrade) -> None:
         self.client = client
         self.record = record
         self.requests: list[act.Run] = []
+        self.dies_before: str | None = None
 
     def ask(self, action: act.Action) -> act.Answer:
+        return self.client.run(self._ask(action))
+
+    async def _ask(self, action: act.Action) -> act.Answer:
         if isinstance(action, act.Run):
+            if action.job == self.dies_before:
+                raise Dead
             self.requests.append(action)
-        return self.client.run(perform(self.client.calls, action, PAUSE_S))
+        return await perform(self.client.calls, action, PAUSE_S)
 
-    def go_until(self, *steps: Step) -> None:
-        """Until the record stands at one of these, or has ended."""
+    def go(self) -> None:
+        """Until the upgrade has ended, or its process dies."""
 
-        def there() -> bool:
-            while self.record.step not in (*steps, Step.ENDED):
-                if self.record.step is not Step.RELEASE:
-                    self.ask(machine.claim_of(self.record))
-                action = machine.action_of(self.record)
-                assert action is not None
-                before = self.record
-                self.record = machine.advance(before, self.ask(action), round(time.time() * 1000))
-                if self.record is before:
-                    return False
-            return True
+        def ended() -> bool:
+            changed = self.client.run(steps.take_step(self.record, self._ask, round(time.time() * 1000)))
+            self.record = changed or self.record
+            return self.record.step is Step.ENDED
 
-        wait_until(there, f"one of {steps}", 120)
+        wait_until(ended, "the end of the upgrade", 120)
 
     def living(self) -> list[str]:
         return [line.job_id for line in self.client.list_jobs() if line.state not in TERMINAL_STATES]
@@ -96,8 +99,10 @@ def test_a_run_that_arrives_after_the_rollback_starts_nothing_although_another_d
         options={"configuration": {"execution.checkpointing.dir": str(checkpoints)}},
         directory=str(tmp_path / "savepoints"),
     )
-    upgrade = Driven(client, machine.begin(desired, "series"))
-    upgrade.go_until(Step.ROLL_BACK)
+    upgrade = Driven(client, steps.begin(desired, "series"))
+    upgrade.dies_before = upgrade.record.restarted_job
+    with pytest.raises(Dead):
+        upgrade.go()
     assert "the new version was not started" in upgrade.record.why
     assert upgrade.record.step is Step.ROLL_BACK
     (late,) = upgrade.requests
@@ -113,7 +118,8 @@ def test_a_run_that_arrives_after_the_rollback_starts_nothing_although_another_d
     )
     assert upgrade.living() == []
 
-    upgrade.go_until()
+    upgrade.dies_before = None
+    upgrade.go()
     assert upgrade.record.outcome is Outcome.ROLLED_BACK
     assert isinstance(upgrade.ask(late), act.Refused)
     restarted = upgrade.record.restarted_job

@@ -91,7 +91,7 @@ def run_job(directory: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.row("air.1")
 @pytest.mark.timeout(300)
-def test_waits_go_on_at_the_leader_that_took_over(sessions: Sessions, commands: Commands, tmp_path: Path) -> None:
+def test_waits_continue_at_the_leader_that_took_over(sessions: Sessions, commands: Commands, tmp_path: Path) -> None:
     sessions.start()
     attached = commands.start(*run_job(tmp_path))
     with CkptClient(LeaderDirectory(str(tmp_path / "ha"), token=TOKEN), token=TOKEN, patience_s=60) as client:

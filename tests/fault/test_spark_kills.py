@@ -59,7 +59,7 @@ def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_lost_agent_restarts_its_own_job_alone_and_a_job_without_room_holds_up_nobody(
+def test_a_lost_agent_restarts_only_its_own_job_and_a_job_without_slots_delays_no_other(
     session: SessionInfo, client: CkptClient, tmp_path: Path
 ) -> None:
     large, one, other = (

@@ -103,7 +103,7 @@ def test_a_lost_executor_and_a_lost_host(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_master_that_authenticates_nobody_is_refused(tmp_path: Path) -> None:
+def test_a_master_without_authentication_is_refused(tmp_path: Path) -> None:
     """Spark gives up after a minute and continues as if it had not; the session ends."""
     settings = SETTINGS | {SECRET: "the cluster's, if it had one"}
     with (

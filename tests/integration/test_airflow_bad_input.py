@@ -134,7 +134,7 @@ def test_an_unknown_job(asked: Asked, cluster: MiniCluster, tmp_path: Path, monk
 
 
 @every_task_of_a_living_job
-def test_a_name_that_nobody_has(
+def test_a_name_that_no_job_has_is_refused(
     asked: Asked, cluster: MiniCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect(monkeypatch, cluster.rest_url)
@@ -167,7 +167,7 @@ def test_a_job_without_a_savepoint(cluster: MiniCluster, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("asked", [*TASKS, *ON_SAVEPOINTS], ids=_id)  # a session that does not answer has stopped
-def test_a_connection_to_where_nobody_listens(
+def test_a_connection_to_a_port_without_a_server_fails_with_the_address(
     asked: Asked, two_jobs: list[SequenceJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as taken:  # bound, so that nobody else listens there

@@ -120,7 +120,7 @@ def test_a_savepoint_directory_that_cannot_be_written_to_is_named(named: Sequenc
 
 
 @pytest.mark.row("air.2")
-def test_a_job_goes_on_from_the_latest_of_its_name_and_writes_nothing_twice(job: SequenceJob) -> None:
+def test_a_job_resumes_from_the_latest_snapshot_of_its_name_and_writes_nothing_twice(job: SequenceJob) -> None:
     from airflow_provider_ckpt.exceptions import CkptJobRunning
     from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
     from airflow_provider_ckpt.operators.submit import SubmitJobOperator

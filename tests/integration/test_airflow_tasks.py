@@ -17,7 +17,7 @@ from tests.support.outputs import assert_sequence
 from tests.unit.provider.conftest import Task
 
 if TYPE_CHECKING:
-    from airflow_provider_ckpt.operators.operation import CkptOperationOperator
+    from airflow_provider_ckpt.operators.base import CkptOperationOperator
     from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 
 ROWS = 4000

@@ -84,7 +84,9 @@ def test_a_stream_tells_what_the_history_shows(client: CkptClient, cluster: Mini
 
 
 @pytest.mark.row("air.11")
-def test_a_cut_stream_goes_on_where_it_was(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+def test_a_stream_that_was_cut_continues_where_it_was(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
     """Nothing twice, nothing lost, over a connection that is cut after every event, beside one that is not."""
     job.start(rate=500, configuration=fast(execution__checkpointing__interval="100ms"))
     job.running()
@@ -117,7 +119,9 @@ def test_a_stream_of_one_job_tells_of_no_other(client: CkptClient, cluster: Mini
     assert httpx.get(f"{cluster.rest_url}/events?job=nonsense").status_code == 400
 
 
-def test_who_was_away_too_long_is_told_to_read_anew(cluster: MiniCluster, client: CkptClient) -> None:
+def test_a_client_that_was_away_too_long_is_asked_to_read_everything_again(
+    cluster: MiniCluster, client: CkptClient
+) -> None:
     events = client.stream_events(EventFeed(last_event_id="another-session-12"))
     reset, start = next(events), next(events)
     assert (reset.type, start.type) == (RESET, START)
@@ -125,7 +129,7 @@ def test_who_was_away_too_long_is_told_to_read_anew(cluster: MiniCluster, client
     assert reset.session_id == start.data["session"]
 
 
-def test_changes_of_configuration_and_parallelism_are_told(
+def test_changes_of_configuration_and_parallelism_are_events(
     client: CkptClient, cluster: MiniCluster, job: SequenceJob
 ) -> None:
     job.start(rate=500, parallelism=1)

@@ -90,7 +90,7 @@ def test_code_that_never_returns_cannot_prevent_the_end_of_the_job(job: Sequence
 
 
 @pytest.mark.row("571.3")
-def test_a_checkpoint_that_cannot_complete_expires_and_the_job_goes_on(job: SequenceJob) -> None:
+def test_a_checkpoint_that_cannot_complete_expires_and_the_job_keeps_running(job: SequenceJob) -> None:
     configuration = fast(
         execution__checkpointing__timeout="400ms",
         execution__checkpointing__tolerable_failed_checkpoints="1000",

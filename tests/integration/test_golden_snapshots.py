@@ -24,7 +24,7 @@ def test_a_kept_snapshot_is_whole(version: str, name: str, tmp_path: Path) -> No
 
 @pytest.mark.row("203.13")
 @pytest.mark.parametrize(("version", "name"), KEPT)
-def test_jobs_go_on_from_a_kept_snapshot(cluster: MiniCluster, version: str, name: str, tmp_path: Path) -> None:
+def test_jobs_resume_from_a_golden_snapshot(cluster: MiniCluster, version: str, name: str, tmp_path: Path) -> None:
     snapshot = DIRECTORY / version / name
     copy = placed(snapshot, tmp_path / "snapshot")
     wanted = expected(snapshot)

@@ -118,7 +118,7 @@ def test_stop_with_savepoint_commits_up_to_it(job: SequenceJob, drain: bool) -> 
 
 @pytest.mark.row("203.7")
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (1, 2), (2, 1), (2, 3)])
-def test_a_job_goes_on_from_its_savepoint(job: SequenceJob, before: int, after: int) -> None:
+def test_a_job_resumes_from_its_savepoint(job: SequenceJob, before: int, after: int) -> None:
     job.start(parallelism=before)
     job.running()
     job.has_output()

@@ -90,7 +90,7 @@ def upgraded(job: SequenceJob) -> Iterator[Upgraded]:
 
 
 @pytest.mark.parametrize("mode", ["savepoint", "last-state"])
-def test_a_healthy_version_goes_on_where_the_old_one_ended(upgraded: Upgraded, mode: str) -> None:
+def test_a_healthy_version_continues_where_the_old_one_ended(upgraded: Upgraded, mode: str) -> None:
     job = upgraded.job
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     result = upgraded.upgrade(mode=mode)
@@ -222,7 +222,7 @@ def test_a_rollback_repeats_what_the_new_version_has_committed_and_nothing_else(
 
 
 def test_a_try_that_dies_behind_each_step_repeats_nothing(upgraded: Upgraded, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_provider_ckpt.journal import Journal
+    from airflow_provider_ckpt.tasks import Journal
 
     class Dead(BaseException):
         """As if the worker's process were gone."""
@@ -241,8 +241,8 @@ def test_a_try_that_dies_behind_each_step_repeats_nothing(upgraded: Upgraded, mo
         while not written or written[-1] != "ENDED":
             with pytest.raises(Dead):
                 upgraded.upgrade()
-    steps = ["PIN_NEW", "INSPECT", "PIN_OLD", "PREVIEW", "READY", "STOP", "STOPPING", "CHECK", "START", "GATE"]
-    assert written == [*steps, "RELEASE", "ENDED"]
+    # The second SAVEPOINT records, before the request, that a stop will be requested.
+    assert written == ["PREPARE", "SAVEPOINT", "SAVEPOINT", "CHECK", "SUBMIT", "GATE", "CLEAN", "ENDED"]
     assert upgraded.upgrade()["job_id"] == upgraded.job.job_id
     assert upgraded.holds() == []
     upgraded.job.stopped()
@@ -271,7 +271,7 @@ def test_a_suspended_job_is_resumed_with_its_program(upgraded: Upgraded) -> None
     assert job.stopped() == assert_sequence(job.out)
 
 
-def test_a_savepoint_that_a_paused_upgrade_or_a_suspended_job_goes_on_from_is_not_cleaned_up(job: SequenceJob) -> None:
+def test_the_savepoint_of_a_paused_upgrade_or_a_suspended_job_is_not_cleaned_up(job: SequenceJob) -> None:
     """A newer one of the lineage is intact, but it is a plain savepoint, from which no job is resumed."""
     from airflow_provider_ckpt.exceptions import CkptUpgradeRolledBack
     from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator

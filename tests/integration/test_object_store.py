@@ -209,7 +209,7 @@ def test_a_job_for_a_bucket_that_is_not_there_fails_by_name(cluster: MiniCluster
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_killed_driver_s_job_goes_on_from_an_object_store(store: ObjectStore, tmp_path: Path) -> None:
+def test_the_job_of_a_killed_driver_continues_from_an_object_store(store: ObjectStore, tmp_path: Path) -> None:
     bucket = store.bucket()
     sessions = Sessions(tmp_path, f"{bucket}/ha", lease_timeout_s=6)
     try:

@@ -185,14 +185,16 @@ def test_a_task_that_is_tried_again_attaches_to_its_job_and_its_savepoint(
     assert [Path(taken["savepoint_path"].removeprefix("file:"))] == list((job.directory / "savepoints").iterdir())
 
 
-def test_a_job_that_fails_is_told_with_its_reason(job: Job) -> None:
+def test_the_reason_of_a_failed_job_is_reported(job: Job) -> None:
     from airflow_provider_ckpt.exceptions import CkptJobFailed
 
     with pytest.raises(CkptJobFailed, match="asked to fail"):
         job.submit(ROWS, 2000, "fail", wait_for_completion=True)
 
 
-def test_a_named_job_is_rescaled_goes_on_from_its_latest_and_its_savepoint_is_disposed_of(job: Job) -> None:
+def test_a_named_job_is_rescaled_and_resumed_from_its_latest_snapshot_and_its_savepoint_is_disposed_of(
+    job: Job,
+) -> None:
     from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
     from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
     from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator

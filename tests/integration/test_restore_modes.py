@@ -241,7 +241,7 @@ def dispose(cluster: MiniCluster, path: Path) -> None:
 
 
 @pytest.mark.row("203.6")
-def test_a_job_of_another_cluster_cannot_claim_it_too_and_is_told_why(job: SharingJob) -> None:
+def test_a_job_of_another_cluster_that_claims_the_same_savepoint_is_refused_with_the_reason(job: SharingJob) -> None:
     snapshot, _ = snapshot_of(job, "native savepoint")
     job.start(snapshot, "CLAIM", interval="1h", rate=100)
     with MiniCluster() as other:

@@ -60,15 +60,13 @@ def test_files_of_increments_are_verified_and_shown(job: Path, capsys: pytest.Ca
 
 
 @pytest.mark.row("203.4", "203.10")
-def test_a_job_goes_on_from_a_copy(cluster: MiniCluster, job: Path, tmp_path: Path) -> None:
+def test_a_job_resumes_from_a_copied_savepoint(cluster: MiniCluster, job: Path, tmp_path: Path) -> None:
     assert main(["snapshot", "copy", str(job / "savepoint"), str(tmp_path / "copy")]) == 0
     goes_on_exactly(cluster, job, tmp_path / "copy", tmp_path / "jobs")
 
 
 @pytest.mark.row("203.9")
-def test_a_job_goes_on_from_a_savepoint_with_a_state_written_anew(
-    cluster: MiniCluster, job: Path, tmp_path: Path
-) -> None:
+def test_a_job_resumes_from_a_savepoint_with_a_rewritten_state(cluster: MiniCluster, job: Path, tmp_path: Path) -> None:
     base = open_snapshot(str(job / "savepoint"))
     (totals,) = keyed_states(base, "totals")
     rows = pa.Table.from_batches([batch for _, batch in totals.rows(totals.key_groups)])

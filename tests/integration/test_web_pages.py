@@ -185,7 +185,7 @@ def test_every_living_job_has_its_verdict_and_the_worst_comes_first(page: Visit,
     expect(page.page.get_by_text("healthy", exact=True)).to_have_count(49)
 
 
-def test_a_checkpoint_that_the_history_has_no_longer_is_told_from_one_that_never_was(
+def test_the_page_distinguishes_a_checkpoint_that_left_the_history_from_one_that_never_existed(
     page: Visit, cluster: MiniCluster, shown: SequenceJob
 ) -> None:
     job = f"/jobs/{shown.job_id}"
@@ -286,7 +286,7 @@ def test_a_hidden_tab_asks_nothing(page: Visit, cluster: MiniCluster, shown: Seq
         page.page.evaluate(hidden, False)
 
 
-def test_a_session_that_is_away_is_said_and_its_return_noticed(
+def test_the_page_shows_that_the_session_is_away_and_recovers_when_it_is_back(
     page: Visit, cluster: MiniCluster, shown: SequenceJob
 ) -> None:
     def away(route: Route) -> None:
@@ -303,7 +303,7 @@ def test_a_session_that_is_away_is_said_and_its_return_noticed(
     page.complaints.clear()
 
 
-def test_a_session_that_is_slow_to_answer_is_said(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+def test_the_page_shows_that_the_session_answers_slowly(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
     """In the place of a first page, which would be blank for as long as that takes."""
     held: list[Route] = []
 
@@ -323,7 +323,7 @@ def test_a_session_that_is_slow_to_answer_is_said(page: Visit, cluster: MiniClus
     assert main.evaluate("element => getComputedStyle(element, '::before').content") == "none"
 
 
-def test_an_unknown_job_is_said(page: Visit, cluster: MiniCluster) -> None:
+def test_the_page_of_an_unknown_job_says_so(page: Visit, cluster: MiniCluster) -> None:
     page.page.goto(f"{cluster.rest_url}/web/#/jobs/{'0' * 32}")
     expect(page.page.locator("#page")).to_contain_text(f"Job {'0' * 32} not found")
     page.page.goto(f"{cluster.rest_url}/web/#/<script>")
@@ -331,7 +331,7 @@ def test_an_unknown_job_is_said(page: Visit, cluster: MiniCluster) -> None:
     page.complaints.clear()
 
 
-def test_a_failure_is_shown_where_somebody_looks(page: Visit, cluster: MiniCluster, job: SequenceJob) -> None:
+def test_the_failure_of_a_job_is_shown_on_its_page(page: Visit, cluster: MiniCluster, job: SequenceJob) -> None:
     job.start(rate=500)
     job.running()
     job.has_output()

@@ -21,7 +21,7 @@ SAMPLES = st.lists(st.tuples(st.integers(0, 1 << 34), st.floats(0, 1e5)), max_si
 
 
 @given(DEBLOATERS, SAMPLES)
-def test_sizes_stay_within_bounds_and_only_changes_are_told(
+def test_sizes_stay_within_bounds_and_only_changes_are_reported(
     known: BufferDebloater, samples: list[tuple[int, float]]
 ) -> None:
     most = known.size

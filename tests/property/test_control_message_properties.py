@@ -67,6 +67,8 @@ from ckpt_runtime.network.control_messages import (
     SampledStack,
     SampledStacks,
     SampleStacks,
+    SparkAddress,
+    SparkWanted,
     SubtaskMeasures,
     TaskFailure,
     TaskStateChanged,
@@ -212,6 +214,8 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Following: st.just(Following()),
     WorkerHeartbeat: st.builds(WorkerHeartbeat, st.integers(-1, 1 << 40), st.lists(measures, max_size=2).map(tuple)),
     DeploymentFailed: st.builds(DeploymentFailed, numbers, failures),
+    SparkWanted: st.builds(SparkWanted, numbers),
+    SparkAddress: st.builds(SparkAddress, texts, texts),
     Canceled: st.builds(Canceled, numbers, st.booleans()),
     TaskStateChanged: st.builds(TaskStateChanged, numbers, texts, numbers, st.sampled_from(TaskState), failures),
     EndOfDataReport: st.builds(EndOfDataReport, numbers, texts, numbers, st.booleans()),
@@ -296,7 +300,7 @@ def test_what_was_changed_anywhere_is_a_message_still_or_refused_by_name(
 
 @given(st.binary(max_size=200), st.sampled_from(DOORS))
 @settings(max_examples=300)
-def test_bytes_that_nobody_means_are_refused(body: bytes, door: Door[Any]) -> None:
+def test_bytes_that_are_no_message_are_refused(body: bytes, door: Door[Any]) -> None:
     with pytest.raises(MalformedMessageError):
         door.decode(body)
 
@@ -335,7 +339,7 @@ def test_measureless_announcements_are_refused_at_once(door: Door[Any], body: by
         ),
     ],
 )
-def test_a_wrong_acknowledgement_is_told_by_what_is_wrong(change: dict[str, Any], told: str) -> None:
+def test_the_error_for_a_wrong_acknowledgement_names_what_is_wrong(change: dict[str, Any], told: str) -> None:
     right = AcknowledgeCheckpoint(1, "v", 0, 7, "file:///c", SubtaskState(), CheckpointMetrics())
     document = msgspec.msgpack.decode(encode(right))
     assert FROM_WORKER.decode(msgspec.msgpack.encode(document)) == right

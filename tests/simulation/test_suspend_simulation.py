@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace as changed
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
 
-from airflow_provider_ckpt.upgrades import machine
-from airflow_provider_ckpt.upgrades.actions import Cancel, JobMissing, Look, Refused, Run, Seen
+from airflow_provider_ckpt.upgrades import steps
+from airflow_provider_ckpt.upgrades.actions import (
+    Accepted,
+    Action,
+    Answer,
+    Cancel,
+    JobMissing,
+    Look,
+    LookAtStop,
+    Refused,
+    Retire,
+    Run,
+    Seen,
+    StopSeen,
+)
 from airflow_provider_ckpt.upgrades.record import Goal, Mode, Outcome, Step, Upgrade
+from airflow_provider_ckpt.upgrades.steps import Ask, Turn
+from tests.simulation.upgrades.planted import asking, ending, replaced
 from tests.simulation.upgrades.suspend_run import SuspendRun
 from tests.simulation.upgrades.upgrade_cluster import Broken
 
@@ -22,7 +38,7 @@ SEEDS = 5_000
 
 
 @pytest.mark.row("air.4")
-def test_upgrade_keeps_every_promise_under_all_faults() -> None:
+def test_suspend_and_resume_keep_every_promise_under_all_faults() -> None:
     ends: Counter[tuple[Outcome | None, ...]] = Counter()
     for seed in range(SEEDS):
         run = SuspendRun(seed)
@@ -41,126 +57,125 @@ def test_upgrade_keeps_every_promise_under_all_faults() -> None:
 # --- the simulation finds what is wrong
 
 
-def _turn(step: Step, wrong: Callable[[Any], Upgrade]) -> AbstractContextManager[Any]:
-    return patch.dict(machine._AFTER, {step: wrong})
-
-
-def the_id_is_never_retired() -> Iterator[None]:
+def the_id_is_never_retired() -> AbstractContextManager[Any]:
     """The request of the first resumption arrives beside the second one."""
 
-    def wrong(turn: Any) -> Upgrade:
-        lives = isinstance(turn.answer, Seen) and not turn.answer.has_ended
-        return machine._Turn.retire_new(
-            machine._Turn(turn.record, Refused("") if lives else JobMissing(""), turn.now_ms)
-        )
+    async def wrong(action: Action, ask: Ask) -> Answer:
+        if not isinstance(action, Retire):
+            return await ask(action)
+        job = await ask(Look(action.job))
+        return Refused("it lives") if isinstance(job, Seen) and not job.has_ended else JobMissing("")
 
-    looks = {Step.RETIRE_NEW: lambda record: Look(record.new_job)}
-    with patch.dict(machine._ACTIONS, looks), _turn(Step.RETIRE_NEW, wrong):
-        yield
+    return asking(Step.SUBMIT, wrong)
 
 
-def a_job_that_arrived_late_is_taken_for_absent() -> Iterator[None]:
-    """A person is told that nothing runs."""
-    with _turn(Step.RETIRE_NEW, lambda turn: machine._strand(turn.record, turn.record.why)):
-        yield
+def a_job_that_arrived_late_counts_as_absent() -> AbstractContextManager[Any]:
+    """The message says that nothing runs."""
+
+    async def wrong(action: Action, ask: Ask) -> Answer:
+        answer = await ask(action)
+        return Accepted() if isinstance(action, Retire) else answer
+
+    return asking(Step.SUBMIT, wrong)
 
 
-def ids_of_each_try() -> Iterator[None]:
-    """Ids that are not written down: each try has its own."""
-    original = machine._start
+def ids_are_made_by_each_try() -> AbstractContextManager[Any]:
+    async def wrong(action: Action, ask: Ask) -> Answer:
+        return await ask(changed(action, job=uuid.uuid4().hex) if isinstance(action, Run) else action)
 
-    def start(record: Upgrade) -> Any:
-        run = original(record)
-        return Run(run.program, uuid.uuid4().hex, run.like_job, run.options, run.snapshot, run.claim)
-
-    with patch.dict(machine._ACTIONS, {Step.START: start}):
-        yield
+    return asking(Step.SUBMIT, wrong)
 
 
-def a_suspended_program_is_let_go() -> Iterator[None]:
-    """Another driver does not have it any more."""
-    original = machine._held
+def the_program_of_a_suspended_job_is_released() -> AbstractContextManager[Any]:
+    """Another driver no longer has it."""
+    original = steps._held
 
     def held(record: Upgrade) -> tuple[str, ...]:
         return original(replace(record, outcome=None) if record.outcome is Outcome.SUSPENDED else record)
 
-    with patch.object(machine, "_held", held):
-        yield
+    return patch.object(steps, "_held", held)
 
 
-def nothing_is_retained() -> Iterator[None]:
-    with patch.dict(machine._ACTIONS, {Step.CANCEL: lambda record: Cancel(record.old_job, False, record.claim)}):
-        yield
+def no_checkpoint_is_retained() -> AbstractContextManager[Any]:
+    async def wrong(action: Action, ask: Ask) -> Answer:
+        return await ask(changed(action, retain=False) if isinstance(action, Cancel) else action)
+
+    return asking(Step.SAVEPOINT, wrong)
 
 
-def a_cancelled_job_is_taken_for_ended() -> Iterator[None]:
-    with _turn(Step.CANCEL, lambda turn: machine._end(turn.record, Outcome.SUSPENDED)):
-        yield
+def a_cancelled_job_counts_as_ended_at_once() -> AbstractContextManager[Any]:
+    async def wrong(record: Upgrade, turn: Turn) -> Upgrade:
+        await turn.ask(Cancel(record.old_job, True, record.claim))
+        return steps._end(record, Outcome.SUSPENDED)
+
+    return patch.object(steps, "_cancel_old", wrong)
 
 
-def the_snapshot_of_the_first_look_is_kept() -> Iterator[None]:
-    """The job went on until its last checkpoint."""
+def the_snapshot_of_the_preparation_is_kept() -> AbstractContextManager[Any]:
+    """The job took further checkpoints after it."""
+    right = steps._cancel_old
 
-    def wrong(turn: Any) -> Upgrade:
-        ended = isinstance(turn.answer, Seen) and turn.answer.has_ended
-        return machine._with_snapshot(turn.record, turn.record.snapshot) if ended else turn.record
+    async def wrong(record: Upgrade, turn: Turn) -> Upgrade | None:
+        found = await right(record, turn)
+        return found if found is None else replace(found, snapshot=record.snapshot)
 
-    with _turn(Step.CANCELLING, wrong):
-        yield
-
-
-def it_is_resumed_from_what_it_began_with() -> Iterator[None]:
-    def wrong(turn: Any) -> Upgrade:
-        changed = machine._Turn.inspect(turn)
-        return replace(changed, snapshot=changed.origin) if changed.desired.goal is Goal.RESUME else changed
-
-    with _turn(Step.INSPECT, wrong):
-        yield
+    return patch.object(steps, "_cancel_old", wrong)
 
 
-def an_unhealthy_job_is_started_once_more() -> Iterator[None]:
+def a_job_is_resumed_from_the_snapshot_that_it_began_with() -> AbstractContextManager[Any]:
+    def wrong(record: Upgrade, found: Upgrade | None) -> Upgrade | None:
+        resumes = found is not None and record.desired.goal is Goal.RESUME
+        return replace(found, snapshot=found.origin) if found is not None and resumes else found
+
+    return ending(Step.PREPARE, wrong)
+
+
+def an_unhealthy_job_is_started_once_more() -> AbstractContextManager[Any]:
     """It may have committed, and still live."""
 
-    def wrong(turn: Any) -> Upgrade:
-        changed = machine._Turn.gate(turn)
-        if changed.outcome is not Outcome.STRANDED:
-            return changed
-        return replace(turn.record, step=Step.START, deadline=None, new_job=uuid.uuid4().hex)
+    def wrong(record: Upgrade, found: Upgrade | None) -> Upgrade | None:
+        if found is None or found.outcome is not Outcome.STRANDED:
+            return found
+        return steps._next(record, Step.SUBMIT, new_job=uuid.uuid4().hex)
 
-    with _turn(Step.GATE, wrong):
-        yield
+    return ending(Step.GATE, wrong)
 
 
-def a_savepoint_that_failed_is_taken_for_an_end() -> Iterator[None]:
-    def wrong(turn: Any) -> Upgrade:
-        failed = turn.record.desired.mode is Mode.SAVEPOINT and bool(turn.answer.failure)
-        return machine._end(turn.record, Outcome.SUSPENDED) if failed else machine._Turn.stopping(turn)
+def a_failed_savepoint_counts_as_an_end() -> AbstractContextManager[Any]:
+    right = steps.STEPS[Step.SAVEPOINT]
 
-    with _turn(Step.STOPPING, wrong):
-        yield
+    async def wrong(record: Upgrade, turn: Turn) -> Upgrade | None:
+        failed = False
+
+        async def ask(action: Action) -> Answer:
+            nonlocal failed
+            answer = await turn.ask(action)
+            failed = isinstance(action, LookAtStop) and isinstance(answer, StopSeen) and bool(answer.failure)
+            return answer
+
+        found = await right(record, Turn(ask, turn.now_ms))
+        suspends = failed and record.desired.mode is Mode.SAVEPOINT
+        return steps._end(record, Outcome.SUSPENDED) if suspends else found
+
+    return replaced(Step.SAVEPOINT, wrong)
 
 
 BUGS = [
     the_id_is_never_retired,
-    a_job_that_arrived_late_is_taken_for_absent,
-    ids_of_each_try,
-    a_suspended_program_is_let_go,
-    nothing_is_retained,
-    a_cancelled_job_is_taken_for_ended,
-    the_snapshot_of_the_first_look_is_kept,
-    it_is_resumed_from_what_it_began_with,
+    a_job_that_arrived_late_counts_as_absent,
+    ids_are_made_by_each_try,
+    the_program_of_a_suspended_job_is_released,
+    no_checkpoint_is_retained,
+    a_cancelled_job_counts_as_ended_at_once,
+    the_snapshot_of_the_preparation_is_kept,
+    a_job_is_resumed_from_the_snapshot_that_it_began_with,
     an_unhealthy_job_is_started_once_more,
-    a_savepoint_that_failed_is_taken_for_an_end,
+    a_failed_savepoint_counts_as_an_end,
 ]
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: str(bug.__name__))
-def test_a_planted_bug_is_found(bug: Callable[[], Iterator[None]]) -> None:
-    planted = bug()
-    next(planted)
-    try:
-        with pytest.raises(Broken):
-            for seed in range(SEEDS):
-                SuspendRun(seed).go()
-    finally:
-        planted.close()
+def test_a_planted_bug_is_found(bug: Callable[[], AbstractContextManager[Any]]) -> None:
+    with bug(), pytest.raises(Broken):
+        for seed in range(SEEDS):
+            SuspendRun(seed).go()

@@ -5,18 +5,34 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace as changed
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
 
-from airflow_provider_ckpt.upgrades import machine
-from airflow_provider_ckpt.upgrades.actions import Cancel, JobMissing, Look, Refused, Seen
+from airflow_provider_ckpt.upgrades import steps
+from airflow_provider_ckpt.upgrades.actions import (
+    Accepted,
+    Action,
+    Answer,
+    Cancel,
+    Hold,
+    JobMissing,
+    Look,
+    Refused,
+    Retire,
+    Seen,
+    Stop,
+)
+from airflow_provider_ckpt.upgrades.actions import Run as RunRequest
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Mode, Outcome, Step, Upgrade
-from tests.simulation.upgrades.upgrade_cluster import Broken
+from airflow_provider_ckpt.upgrades.steps import Ask, Turn
+from tests.simulation.upgrades.planted import asking, ending, replaced
+from tests.simulation.upgrades.upgrade_cluster import OLD, Broken
 from tests.simulation.upgrades.upgrade_run import Run
 
 SEEDS = 5_000
@@ -42,137 +58,135 @@ def test_upgrade_keeps_every_promise_under_all_faults() -> None:
 # --- the simulation finds what is wrong
 
 
-def _turn(step: Step, wrong: Callable[[Any], Upgrade]) -> AbstractContextManager[Any]:
-    return patch.dict(machine._AFTER, {step: wrong})
+def ids_are_made_by_each_try() -> AbstractContextManager[Any]:
+    async def wrong(action: Action, ask: Ask) -> Answer:
+        return await ask(changed(action, job=uuid.uuid4().hex) if isinstance(action, RunRequest) else action)
+
+    return asking(Step.SUBMIT, wrong)
 
 
-def ids_of_each_try() -> Iterator[None]:
-    """Ids that are not written down: each record has its own."""
-    original = machine._start
+def the_new_version_starts_before_the_old_one_has_ended() -> AbstractContextManager[Any]:
+    async def wrong(record: Upgrade, turn: Turn) -> Upgrade:
+        await turn.ask(Cancel(record.old_job, True, record.claim))
+        return steps._next(record, Step.CHECK)
 
-    def start(record: Upgrade) -> Any:
-        run = original(record)
-        return type(run)(run.program, uuid.uuid4().hex, run.like_job, run.options, run.snapshot, run.claim)
-
-    with patch.dict(machine._ACTIONS, {Step.START: start}):
-        yield
+    return patch.object(steps, "_cancel_old", wrong)
 
 
-def the_new_one_starts_at_once() -> Iterator[None]:
-    """Nobody waits for the end of a cancelled job."""
+def the_old_version_starts_before_the_new_one_has_ended() -> AbstractContextManager[Any]:
+    async def wrong(record: Upgrade, turn: Turn) -> Upgrade | None:
+        if record.restarted:
+            return await steps._gate_old(record, turn)
+        await turn.ask(Cancel(record.new_job, False, record.claim))
+        return await steps._start_old(record, turn)
 
-    def wrong(turn: Any) -> Upgrade:
-        return machine._to(turn.record, Step.CHECK)
-
-    with _turn(Step.CANCEL, wrong):
-        yield
-
-
-def the_old_one_returns_at_once() -> Iterator[None]:
-    """Nobody waits for the end of the unhealthy one."""
-    with _turn(Step.CANCEL_NEW, lambda turn: machine._to(turn.record, Step.ROLL_BACK)):
-        yield
+    return replaced(Step.ROLL_BACK, wrong)
 
 
-def nothing_is_retained() -> Iterator[None]:
-    with patch.dict(machine._ACTIONS, {Step.CANCEL: lambda record: Cancel(record.old_job, False, record.claim)}):
-        yield
+def no_checkpoint_is_retained() -> AbstractContextManager[Any]:
+    async def wrong(action: Action, ask: Ask) -> Answer:
+        return await ask(changed(action, retain=False) if isinstance(action, Cancel) else action)
+
+    return asking(Step.SAVEPOINT, wrong)
 
 
-def the_snapshot_of_the_preflight_is_used() -> Iterator[None]:
+def the_snapshot_of_the_preparation_is_used() -> AbstractContextManager[Any]:
     """That was the latest some time before the old job has ended."""
 
-    def wrong(turn: Any) -> Upgrade:
-        ended = isinstance(turn.answer, Seen) and turn.answer.has_ended
-        return machine._with_snapshot(turn.record, turn.record.snapshot) if ended else turn.record
+    async def wrong(record: Upgrade, turn: Turn) -> Upgrade | None:
+        found = await right(record, turn)
+        return found if found is None else replace(found, snapshot=record.snapshot)
 
-    with _turn(Step.CANCELLING, wrong):
-        yield
-
-
-def a_stop_that_was_accepted_is_taken_for_done() -> Iterator[None]:
-    with _turn(Step.STOP, lambda turn: machine._to(turn.record, Step.CHECK)):
-        yield
+    right = steps._cancel_old
+    return patch.object(steps, "_cancel_old", wrong)
 
 
-def the_old_program_is_not_held() -> Iterator[None]:
-    with _turn(Step.INSPECT, lambda turn: _without_pin(machine._Turn.inspect(turn))):
-        yield
+def an_accepted_stop_counts_as_completed() -> AbstractContextManager[Any]:
+    async def wrong(record: Upgrade, turn: Turn) -> Upgrade | None:
+        requests: list[Action] = []
+
+        async def ask(action: Action) -> Answer:
+            requests.append(action)
+            return await turn.ask(action)
+
+        found = await right(record, Turn(ask, turn.now_ms))
+        stopped = any(isinstance(action, Stop) for action in requests)
+        return steps._next(record, Step.CHECK) if stopped and found is None else found
+
+    right = steps.STEPS[Step.SAVEPOINT]
+    return replaced(Step.SAVEPOINT, wrong)
 
 
-def _without_pin(record: Upgrade) -> Upgrade:
-    return replace(record, step=Step.PREVIEW) if record.step is Step.PIN_OLD else record
+def the_old_program_is_not_held() -> AbstractContextManager[Any]:
+    async def wrong(action: Action, ask: Ask) -> Answer:
+        return Accepted() if isinstance(action, Hold) and action.program == OLD else await ask(action)
+
+    return asking(Step.PREPARE, wrong)
 
 
-def a_stateless_upgrade_rolls_back_to_nothing() -> Iterator[None]:
-    def wrong(turn: Any) -> Upgrade:
-        changed = machine._Turn.cancelling(turn)
-        return replace(changed, snapshot=None) if changed.desired.mode is Mode.STATELESS else changed
+def a_stateless_upgrade_rolls_back_to_nothing() -> AbstractContextManager[Any]:
+    def wrong(record: Upgrade, found: Upgrade | None) -> Upgrade | None:
+        return found if found is None or record.desired.mode is not Mode.STATELESS else replace(found, snapshot=None)
 
-    with _turn(Step.CANCELLING, wrong):
-        yield
+    return ending(Step.SAVEPOINT, wrong)
 
 
-def an_unhealthy_version_is_let_go_on() -> Iterator[None]:
-    """The gate gives up, and nobody cancels."""
-    with _turn(Step.START, lambda turn: machine._to(machine._end(turn.record, Outcome.REFUSED, "x"), Step.ENDED)):
-        yield
+def an_unhealthy_version_keeps_running() -> AbstractContextManager[Any]:
+    """The upgrade ends behind the start, without a gate."""
+
+    async def wrong(record: Upgrade, turn: Turn) -> Upgrade:
+        await turn.ask(steps._start(record))
+        return steps._next(steps._end(record, Outcome.REFUSED, "x"), Step.ENDED)
+
+    return replaced(Step.SUBMIT, wrong)
 
 
-def the_id_of_the_new_job_is_never_retired() -> Iterator[None]:
+def the_id_of_the_new_job_is_never_retired() -> AbstractContextManager[Any]:
     """Its request arrives after the old version was started again."""
 
-    def wrong(turn: Any) -> Upgrade:
-        return machine._Turn.retire_new(replace_answer(turn))
+    async def wrong(action: Action, ask: Ask) -> Answer:
+        if not isinstance(action, Retire):
+            return await ask(action)
+        job = await ask(Look(action.job))
+        return Refused("it lives") if isinstance(job, Seen) and not job.has_ended else JobMissing("")
 
-    with (
-        patch.dict(machine._ACTIONS, {Step.RETIRE_NEW: lambda record: Look(record.new_job)}),
-        _turn(Step.RETIRE_NEW, wrong),
-    ):
-        yield
-
-
-def replace_answer(turn: Any) -> Any:
-    """As if what is not there now could be taken for retired."""
-    lives = isinstance(turn.answer, Seen) and not turn.answer.has_ended
-    return machine._Turn(turn.record, Refused("it lives") if lives else JobMissing(""), turn.now_ms)
+    return asking(Step.ROLL_BACK, wrong)
 
 
-def a_refusal_to_retire_is_ignored() -> Iterator[None]:
+def a_refusal_to_retire_is_ignored() -> AbstractContextManager[Any]:
     """The request has arrived in between, and its job runs."""
-    with _turn(Step.RETIRE_NEW, lambda turn: machine._to(turn.record, Step.ROLL_BACK)):
-        yield
+
+    async def wrong(action: Action, ask: Ask) -> Answer:
+        answer = await ask(action)
+        return Accepted() if isinstance(action, Retire) else answer
+
+    return asking(Step.ROLL_BACK, wrong)
 
 
 BUGS = [
     the_id_of_the_new_job_is_never_retired,
     a_refusal_to_retire_is_ignored,
-    ids_of_each_try,
-    the_new_one_starts_at_once,
-    the_old_one_returns_at_once,
-    nothing_is_retained,
-    the_snapshot_of_the_preflight_is_used,
-    a_stop_that_was_accepted_is_taken_for_done,
+    ids_are_made_by_each_try,
+    the_new_version_starts_before_the_old_one_has_ended,
+    the_old_version_starts_before_the_new_one_has_ended,
+    no_checkpoint_is_retained,
+    the_snapshot_of_the_preparation_is_used,
+    an_accepted_stop_counts_as_completed,
     the_old_program_is_not_held,
     a_stateless_upgrade_rolls_back_to_nothing,
-    an_unhealthy_version_is_let_go_on,
+    an_unhealthy_version_keeps_running,
 ]
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: str(bug.__name__))
-def test_a_planted_bug_is_found(bug: Callable[[], Iterator[None]]) -> None:
-    planted = bug()
-    next(planted)
-    try:
-        with pytest.raises(Broken):
-            for seed in range(SEEDS):
-                Run(seed).go()
-    finally:
-        planted.close()
+def test_a_planted_bug_is_found(bug: Callable[[], AbstractContextManager[Any]]) -> None:
+    with bug(), pytest.raises(Broken):
+        for seed in range(SEEDS):
+            Run(seed).go()
 
 
 def test_a_record_survives_its_journal() -> None:
-    record = machine.begin(DesiredUpgrade(goal=Run(1).desired.goal, job="0" * 32, program="p"), "series")
+    record = steps.begin(DesiredUpgrade(goal=Run(1).desired.goal, job="0" * 32, program="p"), "series")
     assert Upgrade.from_json(record.to_json()) == record
     assert json.loads(json.dumps(record.to_json())) == record.to_json()  # Airflow's store takes no tuples
     with pytest.raises(ValueError, match="not a record of an upgrade"):

@@ -88,7 +88,7 @@ def test_clearing_a_waiting_task_keeps_its_job_and_marking_it_failed_cancels_it(
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_goes_on_from_the_latest_checkpoint_and_a_cleared_success_is_done_again(
+def test_a_retry_resumes_from_the_latest_checkpoint_and_a_cleared_success_runs_again(
     airflow: LocalAirflow, session: Session, job: SequenceJob
 ) -> None:
     def restored() -> str | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal, Mode
 
+TABLES = "tables"
+"""The setting with constants of Spark's, by name; they are no part of what an aggregate computes."""
 FILTERED = "filtered"
 """The setting of an aggregate whose last argument is the condition of its ``FILTER``."""
 _IGNORES_NULLS = {"ignoreNulls": lambda jvm: bool(jvm.ignoreNulls())}
@@ -48,6 +52,9 @@ def aggregate_call(expression: Any, function: Expression, condition: Expression 
         raise UnsupportedExpressionError(f"{name} with RESPECT NULLS")
     if settings.pop("reverse", False):
         raise UnsupportedExpressionError(f"{name} with WITHIN GROUP", "call the function without an order")
+    if name == "HyperLogLogPlusPlus":
+        arguments, settings["precision"] = (_hashed(arguments[0]),), _precision(jvm.relativeSD())
+        settings[TABLES] = _tables(settings["precision"])
     if name == "Percentile":
         settings["percentages"], arguments = _percentages(arguments)
     mode = function.mode
@@ -82,3 +89,29 @@ def _constant(share: Expression) -> float:
     if not isinstance(share, Literal) or not isinstance(share.value, str):
         raise UnsupportedExpressionError("percentile", "its percentages must be constants")
     return float(share.value)
+
+
+def _precision(deviation: float) -> int:
+    """The number of bits by which Spark chooses a register, from the greatest relative standard deviation."""
+    return math.ceil(2.0 * math.log(1.106 / deviation) / math.log(2.0))
+
+
+def _hashed(value: Expression) -> Expression:
+    """The hash of a value that Spark counts distinct values by; null stays null."""
+    digest = Call("XxHash64", (value,), "long", settings={"seed": 42})
+    return Call("If", (Call("IsNull", (value,), "boolean"), Literal(None, "long"), digest), "long")
+
+
+def _tables(precision: int) -> dict[str, list[float]]:
+    """The constants by which Spark corrects an estimate, out of Spark itself."""
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._jvm
+    helper = getattr(jvm.org.apache.spark.sql.catalyst.util, "HyperLogLogPlusPlusHelper$")
+    constants = getattr(helper, "MODULE$")
+    at = precision - 4
+    return {
+        "thresholds": [constants.THRESHOLDS()[at]] if at < len(constants.THRESHOLDS()) else [],
+        "estimates": json.loads(jvm.java.util.Arrays.toString(constants.RAW_ESTIMATE_DATA()[at])) if at < 15 else [],
+        "biases": json.loads(jvm.java.util.Arrays.toString(constants.BIAS_DATA()[at])) if at < 15 else [],
+    }

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
 from ckpt_runtime.expressions.types import SparkType, arrow_type
+from ckpt_runtime.frontend.aggregate_calls import TABLES
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Deduplicate,
@@ -185,8 +186,8 @@ class _Grouping:
             raise PlanError("agg", f"the aggregate {aggregate.function} does not take columns of type {given}")
         text = f"{aggregate.function}({', '.join(self._texts[at] for at in own)})"
         text += "".join(f" filter ({self._texts[at]})" for at in condition)
-        if aggregate.settings:
-            text += f" {msgspec.json.encode(aggregate.settings, order='sorted').decode()}"
+        if meaning := {key: value for key, value in aggregate.settings.items() if key != TABLES}:
+            text += f" {msgspec.json.encode(meaning, order='sorted').decode()}"
         own = () if self._counts_rows(aggregate) and not aggregate.filtered else own
         return GroupAggregate(
             aggregate.function,

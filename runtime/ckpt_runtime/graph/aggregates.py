@@ -121,6 +121,7 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "CollectList": _F("list", _anything, "all values that are not null, in the order in which they came"),
     "CollectSet": _F("set", _ordered, "the distinct values that are not null, in the order in which they came"),
     "CountDistinct": _F("set", _ordered, "the number of distinct values that are not null"),
+    "HyperLogLogPlusPlus": _F("registers", _anything, "Spark's estimate of the number of distinct values"),
     "Percentile": _F("percentile", _numbers_of_64_bits, "the exact percentile, interpolated between neighbours"),
     "Median": _F("percentile", _numbers_of_64_bits, "the exact percentile 0.5"),
     "Mode": _F("mode", _ordered, "the most frequent value"),

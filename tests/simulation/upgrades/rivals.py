@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from types import coroutine
 
 from airflow_provider_ckpt.upgrades import actions as act
-from airflow_provider_ckpt.upgrades import machine
+from airflow_provider_ckpt.upgrades import steps
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Step, Upgrade
 from tests.simulation.upgrades.upgrade_cluster import NEW, OLD_JOB, Broken, Chances, UpgradeCluster
 
@@ -15,21 +17,30 @@ _MAX_TURNS = 2_000
 
 @dataclass
 class Rival:
-    """One task with its record; ``turn`` does one thing, as ``driving.drive`` and a trigger do in turns."""
+    """One task with its record."""
 
     cluster: UpgradeCluster
     record: Upgrade
     approves: bool
 
-    def turn(self) -> None:
-        record = self.record
-        answer: act.Answer = act.Accepted()
-        if record.step is not Step.RELEASE:
-            answer = self.cluster.answer(machine.claim_of(record))
-        if not isinstance(answer, act.Lost):
-            action = machine.action_of(record)
-            answer = act.Decided(self.approves) if action is None else self.cluster.answer(action)
-        self.record = machine.advance(record, answer, self.cluster.now_ms)
+    def go(self) -> Iterator[None]:
+        """Take all steps, with a yield before each request, where the other one may do something."""
+        while not self.has_ended:
+            step, changed = steps.take_step(self.record, self._ask, self.cluster.now_ms), None
+            try:
+                action = step.send(None)
+                while True:
+                    yield
+                    action = step.send(self.cluster.answer(action))
+            except StopIteration as end:
+                changed = end.value
+            if changed is None and self.record.step is Step.PAUSED:
+                changed = steps.decide(self.record, approved=self.approves)
+            self.record = changed or self.record
+
+    @coroutine
+    def _ask(self, action: act.Action) -> Generator[act.Action, act.Answer, act.Answer]:
+        return (yield action)
 
     @property
     def has_ended(self) -> bool:
@@ -58,14 +69,14 @@ def run(seed: int) -> list[Upgrade]:
     cluster = UpgradeCluster(chance, chances)
     cluster.pass_time(3_000)
     rivals = [
-        Rival(cluster, machine.begin(desired(chance), f"rival-{seed}-{number}"), chance.random() < 0.8)
+        Rival(cluster, steps.begin(desired(chance), f"rival-{seed}-{number}"), chance.random() < 0.8)
         for number in range(2)
     ]
+    going = [rival.go() for rival in rivals]
     for _ in range(_MAX_TURNS):
-        going = [rival for rival in rivals if not rival.has_ended]
-        if not going:
+        if all(rival.has_ended for rival in rivals):
             return [rival.record for rival in rivals]
-        chance.choice(going).turn()
+        next(chance.choice(going), None)
         if cluster.holder is not None and chance.random() < 0.01:  # a person takes it for dead
             cluster.over.add(cluster.holder)
             cluster.holder = None

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
-from airflow_provider_ckpt.upgrades import machine
-from airflow_provider_ckpt.upgrades.actions import Action, Answer, Decided
-from airflow_provider_ckpt.upgrades.machine import drive
+from airflow_provider_ckpt.upgrades import steps
+from airflow_provider_ckpt.upgrades.actions import Action, Answer, Claim
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from tests.simulation.upgrades.upgrade_cluster import NEW, OLD, OLD_JOB, Broken, Chances, UpgradeCluster
 
 _MAX_LOOKS = 3_000
 HEALTHY_WITHIN = 20_000
 SAVEPOINT_WITHIN = 10_000
-_DELAYS = ((500, 0), (3_000, 0), (0, 1), (0, 2), (0, 3), (40_000, 0), (300_000, 0))
+_DELAYS = ((500, 0), (3_000, 0), (40_000, 0), (300_000, 0), *((0, others) for others in range(1, 9)))
 """For how long a request may be on its way whose sender is gone, and how many others overtake it."""
 
 
 class Crash(Exception):
     """The process that drives the upgrade is gone."""
+
+
+def completed(step: Coroutine[None, None, Upgrade | None]) -> Upgrade | None:
+    """Run a step whose requests are answered at once."""
+    try:
+        step.send(None)
+    except StopIteration as end:
+        changed: Upgrade | None = end.value
+        return changed
+    raise AssertionError("a simulated request suspends")
 
 
 def chances(chance: random.Random) -> Chances:
@@ -61,7 +70,7 @@ class Run:
 
     seed: int
     crashes: float = 0.08
-    begin: Callable[[DesiredUpgrade, str], Upgrade] = machine.begin
+    begin: Callable[[DesiredUpgrade, str], Upgrade] = steps.begin
     trace: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,6 +82,7 @@ class Run:
         self.journal: dict[str, object] | None = None
         self.late: list[tuple[int, int, Action]] = []
         self.answered = 0
+        self.asked = ""
 
     def go(self) -> Upgrade:
         """To the end, with every promise kept. Raises Broken."""
@@ -96,29 +106,46 @@ class Run:
             self._keep(self.begin(self.desired, self.series))
         record = Upgrade.from_json(self.journal)
         while record.step is not Step.ENDED:
-            record = drive(record, self._perform, self._keep, lambda: self.cluster.now_ms)
-            if record.step in machine.WATCHES:
+            record = steps.drive(record, self._take, self._keep)
+            if record.step in steps.WATCHES:
                 record = self._watch(record)
             elif record.step is Step.PAUSED:
                 self.cluster.pass_time(self.chance.choice((500, 60_000)))
-                record = self._advance(record, Decided(self.approves, "somebody"))
+                record = steps.decide(record, approved=self.approves, by="a person")
+                self._keep(record)
         return record
 
+    def _take(self, record: Upgrade) -> Upgrade | None:
+        """As the task does, which remembers the last change that it has requested in a step."""
+        self.asked = ""
+
+        async def ask(action: Action) -> Answer:
+            answer = self._perform(action)
+            if not isinstance(action, (*steps.READS, Claim)):
+                self.asked = type(action).__name__
+            return answer
+
+        return completed(steps.take_step(record, ask, self.cluster.now_ms))
+
     def _watch(self, record: Upgrade) -> Upgrade:
+        """As the trigger does, until the task has something to keep or to request."""
+
+        async def look(action: Action) -> Answer:
+            return self._perform(action)
+
+        asked_at_ms = self.cluster.now_ms
         for _ in range(_MAX_LOOKS):
-            action = machine.action_of(record)
-            assert action is not None
-            changed = machine.advance(record, self._perform(action), self.cluster.now_ms)
-            if changed is not record:
+            try:
+                changed = completed(steps.watch_step(record, look, self.cluster.now_ms))
+            except steps.ChangeIsDue as change:
+                if str(change) != self.asked or self.cluster.now_ms >= asked_at_ms + steps.REPEAT_AFTER_MS:
+                    return record
+                changed = None
+            if changed is not None:
                 self._keep(changed)
                 return changed
             self.cluster.pass_time(500)
         raise Broken(f"it watches for ever: {record}")
-
-    def _advance(self, record: Upgrade, answer: Answer) -> Upgrade:
-        changed = machine.advance(record, answer, self.cluster.now_ms)
-        self._keep(changed)
-        return changed
 
     def _keep(self, record: Upgrade) -> None:
         self._may_crash()

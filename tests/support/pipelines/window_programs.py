@@ -8,9 +8,9 @@ from pyspark.sql import functions as F
 SCHEMA = "country STRING, amount DOUBLE, quantity INT, price DECIMAL(10,2), tags ARRAY<STRING>, placed_at TIMESTAMP"
 
 
-def pipeline(spark: SparkSession, source: str, path: str, output: str) -> None:
+def pipeline(spark: SparkSession, source: str, path: str, output: str, rate: str = "0") -> None:
     """Starts all queries below."""
-    rows = spark.readStream.format(source).schema(SCHEMA).load(path)
+    rows = spark.readStream.format(source).option("rowsPerSecond", rate).schema(SCHEMA).load(path)
     for name, (frame, mode) in queries(rows).items():
         writer = frame.hint("uid", f"{name}_rows").writeStream.format("parquet").outputMode(mode).queryName(name)
         writer.option("checkpointLocation", f"{output}/checkpoint-{name}").start(f"{output}/{name}")
@@ -56,7 +56,13 @@ def queries(rows: DataFrame) -> dict[str, tuple[DataFrame, str]]:
     )
     late = rows.withWatermark("placed_at", "12 hours").select("country", "placed_at")
     within = late.dropDuplicatesWithinWatermark(["country"]).select("country")
+    minutes = (
+        timed.groupBy(F.window("placed_at", "3 hours"))
+        .agg(F.approx_count_distinct("placed_at").alias("times"), F.approx_count_distinct("price").alias("prices"))
+        .select("window.start", "times", "prices")
+    )
     return {
+        "minutes": (minutes, "append"),
         "hours": (hours, "append"),
         "sliding": (sliding, "append"),
         "sessions": (sessions, "append"),
@@ -115,6 +121,9 @@ def statistics(rows: DataFrame) -> DataFrame:
         F.percentile(number, [0.25, 0.5]).alias("percentiles"),
         F.product(F.when(number == 7, 1.5)).alias("product"),
         F.count_distinct("quantity").alias("distinct"),
+        F.approx_count_distinct("placed_at").alias("times"),
+        F.approx_count_distinct("amount", 0.1).alias("amounts"),
+        F.approx_count_distinct(F.col("price"), 0.02).alias("prices"),
         F.sort_array(F.collect_set("quantity")).alias("set"),
         F.size(F.collect_list("amount")).alias("listed"),
         F.first("country").alias("first"),

@@ -9,10 +9,9 @@ import pytest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from airflow_provider_ckpt.conditions.base import Condition
+from airflow_provider_ckpt.conditions.base import MAX_PAUSE_SECONDS, Condition, Wait
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
 from airflow_provider_ckpt.conditions.job import JobStatusCondition, ReadyForSnapshotCondition
-from airflow_provider_ckpt.conditions.waiting import MAX_PAUSE_SECONDS, Wait
 from airflow_provider_ckpt.event_hub import MAX_PAUSE_SECONDS as MAX_HUB_PAUSE_SECONDS
 from airflow_provider_ckpt.event_hub import EventHub
 from ckpt_runtime.client.clients import AsyncCkptClient

@@ -54,7 +54,7 @@ def test_a_missing_result_of_an_upstream_task_is_refused_as_that(value: Any) -> 
 
 
 @pytest.mark.parametrize("value", ["", 1.5, [], {}, {"job_id": ""}])
-def test_another_unusable_job_is_not_taken_for_a_missing_result(value: Any) -> None:
+def test_unusable_job_argument_does_not_count_as_a_missing_result(value: Any) -> None:
     with pytest.raises(CkptArgumentInvalid) as refused:
         arguments.job(value)
     assert "upstream" not in str(refused.value)

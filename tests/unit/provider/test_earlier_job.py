@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt.exceptions import CkptJobNotResumable
-from airflow_provider_ckpt.jobs.earlier_job import EarlierJob, NextStep, Plan, plan
+from airflow_provider_ckpt.jobs import EarlierJob, NextStep, Plan, plan
 from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointCounts, CheckpointStatistics, LatestCheckpoints
 
 JOB = "ab" * 16

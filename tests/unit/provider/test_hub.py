@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt import event_hub as hub
-from airflow_provider_ckpt.conditions import waiting as progress
+from airflow_provider_ckpt.conditions import base as progress
 from airflow_provider_ckpt.conditions.base import POLL, Condition
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
-from airflow_provider_ckpt.conditions.job import JobStatusCondition, ReadyForSnapshotCondition
-from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
+from airflow_provider_ckpt.conditions.job import (
+    JobStatusCondition,
+    Operation,
+    OperationCondition,
+    ReadyForSnapshotCondition,
+)
 from airflow_provider_ckpt.event_hub import SharedAnswers
 from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from ckpt_runtime.client import requests

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ckpt.conditions import waiting as progress
-from airflow_provider_ckpt.conditions.base import Condition, moment
+from airflow_provider_ckpt.conditions import base as progress
+from airflow_provider_ckpt.conditions.base import Condition, Progress, Wait, moment
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
 from airflow_provider_ckpt.conditions.job import (
     MAX_TRACE_CHARS,
     JobStatusCondition,
+    Operation,
+    OperationCondition,
     ReadyForSnapshotCondition,
     shortened,
 )
-from airflow_provider_ckpt.conditions.operation import Operation, OperationCondition
-from airflow_provider_ckpt.conditions.waiting import Progress, Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator

@@ -99,7 +99,7 @@ def test_the_provider_knows_the_runtime_through_client_and_contract_only() -> No
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
                 if name == "ckpt_runtime.leader_retrieval":
-                    assert path == PACKAGE / "hooks" / "connection.py"
+                    assert path == PACKAGE / "hooks" / "ckpt.py"
                 elif name.startswith("ckpt_runtime") and name not in (
                     "ckpt_runtime.secret_keys",
                     "ckpt_runtime.web.files",
@@ -110,17 +110,17 @@ def test_the_provider_knows_the_runtime_through_client_and_contract_only() -> No
 
 
 def test_configuration_defaults_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_provider_ckpt import defaults
+    from airflow_provider_ckpt import arguments
 
     options = INFO["config"]["ckpt"]["options"]
-    assert str(defaults.deferrable()) == options["deferrable"]["default"]
-    assert str(defaults.poll_interval()) == options["poll_interval"]["default"]
-    assert str(defaults.defer_after()) == options["defer_after"]["default"]
+    assert str(arguments.deferrable()) == options["deferrable"]["default"]
+    assert str(arguments.poll_interval()) == options["poll_interval"]["default"]
+    assert str(arguments.defer_after()) == options["defer_after"]["default"]
     monkeypatch.delenv("AIRFLOW__CKPT__MIN_DEFERRAL")
-    assert str(defaults.min_deferral()) == options["min_deferral"]["default"]
-    assert str(defaults.wait_timeout()) == options["wait_timeout"]["default"]
+    assert str(arguments.min_deferral()) == options["min_deferral"]["default"]
+    assert str(arguments.wait_timeout()) == options["wait_timeout"]["default"]
     monkeypatch.setenv("AIRFLOW__CKPT__DEFERRABLE", "False")
-    assert defaults.deferrable() is False
+    assert arguments.deferrable() is False
 
 
 def test_airflow_discovers_an_installed_provider(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from airflow_provider_ckpt import processes
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed, CkptWaitTimeout
-from airflow_provider_ckpt.hooks.connection import Endpoint
+from airflow_provider_ckpt.hooks.ckpt import Endpoint
 from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSessionOperator
 from airflow_provider_ckpt.processes import SessionProcess, submission
 from ckpt_runtime.client.session_command import SessionFiles
@@ -226,7 +226,7 @@ def test_invalid_session_argument_is_refused_before_anything_ends(
     assert job_manager.received == []
 
 
-def test_a_process_with_a_reused_pid_is_not_mistaken_for_the_session() -> None:
+def test_a_process_with_a_reused_pid_does_not_count_as_the_session() -> None:
     here = SessionProcess("s", socket.gethostname(), os.getpid(), 1, "/nowhere")
     assert not here.is_alive
     here.signal(signal.SIGKILL)

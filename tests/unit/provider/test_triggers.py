@@ -14,22 +14,27 @@ from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_ckpt.conditions.base import Condition
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
-from airflow_provider_ckpt.conditions.health import DrillCondition, HealthCondition
-from airflow_provider_ckpt.conditions.job import JobStatusCondition, ReadyForSnapshotCondition
-from airflow_provider_ckpt.conditions.operation import (
+from airflow_provider_ckpt.conditions.health import (
+    DrillCondition,
+    HealthCondition,
+    SessionGoneCondition,
+    SessionReadyCondition,
+)
+from airflow_provider_ckpt.conditions.job import (
     ConfigurationCondition,
     DisposalCondition,
+    JobStatusCondition,
     Operation,
     OperationCondition,
+    ReadyForSnapshotCondition,
     RescaleCondition,
 )
-from airflow_provider_ckpt.conditions.session import SessionGoneCondition, SessionReadyCondition
-from airflow_provider_ckpt.jobs.names import NameFreeCondition
+from airflow_provider_ckpt.jobs import NameFreeCondition
 from airflow_provider_ckpt.processes import SessionProcess
 from airflow_provider_ckpt.triggers.wait import _CONDITIONS, CkptTrigger
-from airflow_provider_ckpt.upgrades.condition import UpgradeCondition
-from airflow_provider_ckpt.upgrades.machine import begin
+from airflow_provider_ckpt.upgrades.executor import UpgradeCondition
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal
+from airflow_provider_ckpt.upgrades.steps import begin
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, JobManager, until
 
@@ -50,7 +55,7 @@ CONDITIONS: list[Condition] = [
     RescaleCondition(JOB, {"a": 2, "b": (1, 3)}),
     SessionGoneCondition(),
     SessionReadyCondition(ELSEWHERE, terminate_on_kill=True),
-    UpgradeCondition(begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p"), "series")),
+    UpgradeCondition(begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p"), "series"), "Cancel", 5),
 ]
 
 

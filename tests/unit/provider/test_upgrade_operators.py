@@ -16,11 +16,24 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptOperationF
 from airflow_provider_ckpt.operators.suspend import ResumeJobOperator, SuspendJobOperator
 from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, UpgradeJobOperator
 from airflow_provider_ckpt.triggers.wait import CkptTrigger
-from airflow_provider_ckpt.upgrades.actions import Accepted, Fits, Look, Lost, Newest, Release, Seen, StopSeen
-from airflow_provider_ckpt.upgrades.condition import UpgradeCondition
-from airflow_provider_ckpt.upgrades.executor import perform
-from airflow_provider_ckpt.upgrades.machine import action_of, advance, begin
+from airflow_provider_ckpt.upgrades.actions import (
+    Accepted,
+    Action,
+    Answer,
+    Claim,
+    Fits,
+    Look,
+    Lost,
+    Newest,
+    Refused,
+    Release,
+    Seen,
+    Stop,
+    StopSeen,
+)
+from airflow_provider_ckpt.upgrades.executor import UpgradeCondition, perform
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
+from airflow_provider_ckpt.upgrades.steps import WATCHES, begin, drive, take_step
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, JobManager, Task
@@ -82,25 +95,81 @@ def seen(**changes: Any) -> Seen:
     return Seen(**{"state": "RUNNING", "ready": True, "program": "old", "newest": Newest("/c", 0), **changes})
 
 
+class Answers:
+    """A job manager that answers each kind of request with what it was given, the next one each time; else Accepted."""
+
+    def __init__(self, **given: Answer | list[Answer]) -> None:
+        self.given = given
+        self.requests: list[Action] = []
+
+    async def ask(self, action: Action) -> Answer:
+        self.requests.append(action)
+        found = self.given.get(type(action).__name__, Accepted())
+        if isinstance(found, list):
+            return found.pop(0) if len(found) > 1 else found[0]
+        return found
+
+    def drive(self, record: Upgrade) -> Upgrade:
+        """Until the upgrade has to wait, or has ended."""
+        return drive(record, lambda current: asyncio.run(take_step(current, self.ask, 0)), lambda _: None)
+
+    def made(self, kind: type[Action]) -> list[Action]:
+        return [action for action in self.requests if isinstance(action, kind)]
+
+
+def begun(**desired: Any) -> Upgrade:
+    return begin(DesiredUpgrade(**{"goal": Goal.UPGRADE, "job": JOB, "program": "p", **desired}), "series")
+
+
 def paused() -> Upgrade:
-    record = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", pauses=True), "series")
     ended = seen(state="FINISHED", has_ended=True, newest=Newest("/s", 1, is_stop=True))
-    stopped = StopSeen(ended, path="/s")
-    check = Fits(diff=("changed: state x",))
-    for answer in (Accepted(), seen(), Accepted(), Fits(), seen(), Accepted(), stopped, check):
-        record = advance(record, answer, 0)
+    fits: list[Answer] = [Fits(), Fits(diff=("changed: state x",))]
+    stops: list[Answer] = [StopSeen(seen(), known=False), StopSeen(ended, path="/s")]
+    answers = Answers(Look=seen(), Preview=fits, LookAtStop=stops)
+    record = answers.drive(begun(pauses=True))
+    assert (record.step, len(answers.made(Stop))) == (Step.SAVEPOINT, 1)
+    record = answers.drive(record)
     assert record.step is Step.PAUSED
     return record
 
 
 @pytest.mark.parametrize(("state", "how"), [("FINISHED", "stopped"), ("CANCELED", "cancelled")])
-def test_end_by_another_client_is_not_taken_for_that_of_the_upgrade(state: str, how: str) -> None:
-    record = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", fallback_age=10**9), "series")
+def test_end_by_another_client_does_not_count_as_that_of_the_upgrade(state: str, how: str) -> None:
     newest = Newest("/s", 1, is_stop=state == "FINISHED")
-    for answer in (Accepted(), seen(), Accepted(), Fits(), seen(state=state, has_ended=True, newest=newest)):
-        record = advance(record, answer, 0)
-    assert (record.step, record.outcome) == (Step.RELEASE, Outcome.REFUSED)
+    answers = Answers(Look=[seen(), seen(state=state, has_ended=True, newest=newest)], Preview=Fits())
+    record = answers.drive(begun(fallback_age=10**9))
+    assert (record.step, record.outcome) == (Step.ENDED, Outcome.REFUSED)
     assert f"was {how} by another client" in record.why
+
+
+def test_stop_that_a_new_driver_has_forgotten_is_requested_again_under_the_same_id() -> None:
+    running, stopping = StopSeen(seen(), known=False), StopSeen(seen(state="RESTARTING", ready=False), known=False)
+    answers = Answers(Look=seen(), Preview=Fits(), LookAtStop=[running, stopping, running])
+    record = answers.drive(begun())
+    for _ in range(2):
+        record = answers.drive(record)
+    assert record.step is Step.SAVEPOINT
+    first, second = answers.made(Stop)
+    assert first == second
+
+
+def test_stop_that_is_refused_three_times_leaves_the_job_running() -> None:
+    answers = Answers(
+        Look=seen(), Preview=Fits(), LookAtStop=StopSeen(seen(), known=False), Stop=Refused("no such directory")
+    )
+    record = answers.drive(begun())
+    assert (record.outcome, len(answers.made(Stop))) == (Outcome.REFUSED, 3)
+    assert record.why == f"the stop of job {JOB} failed: no such directory. The job keeps running"
+
+
+def test_suspension_of_a_suspended_job_is_refused_and_leaves_its_program_held() -> None:
+    ended = seen(state="FINISHED", has_ended=True, newest=Newest("/s", 1, is_stop=True))
+    answers = Answers(Look=ended)
+    record = answers.drive(begun(goal=Goal.SUSPEND, program=None))
+    assert (record.outcome, "can be resumed" in record.why) == (Outcome.REFUSED, True)
+    (release,) = answers.made(Release)
+    assert isinstance(release, Release)
+    assert release.programs == ()
 
 
 def test_job_that_another_client_upgrades_is_refused_before_anything_is_held(job_manager: JobManager) -> None:
@@ -114,12 +183,24 @@ def test_job_that_another_client_upgrades_is_refused_before_anything_is_held(job
 
 def test_lost_lineage_ends_the_upgrade_at_every_step_without_stranding() -> None:
     for step in Step:
-        if step not in (Step.RELEASE, Step.ENDED):
-            record = advance(structs.replace(paused(), step=step), Lost("somebody has it"), 0)
-            assert (record.step, record.outcome, record.why) == (Step.RELEASE, Outcome.REFUSED, "somebody has it")
-            action = action_of(record)
-            assert isinstance(action, Release)
-            assert action.programs == ("old", "p")
+        if step not in (Step.CLEAN, Step.ENDED):
+            answers = Answers(Claim=Lost("another client has it"))
+            record = answers.drive(structs.replace(paused(), step=step))
+            assert (record.step, record.outcome, record.why) == (Step.ENDED, Outcome.REFUSED, "another client has it")
+            claim, release = answers.requests
+            assert isinstance(claim, Claim)
+            assert isinstance(release, Release)
+            assert release.programs == ("old", "p")
+
+
+def test_every_step_that_waits_looks_at_the_job_before_it_requests_anything() -> None:
+    for step in WATCHES:
+        answers = Answers(Look=seen(), LookAtStop=StopSeen(seen()))
+        answers.drive(structs.replace(paused(), step=step, deadline=10**15))
+        assert [type(action).__name__ for action in answers.requests[:2]] in (
+            ["Claim", "Look"],
+            ["Claim", "LookAtStop"],
+        )
 
 
 def test_checkpoints_of_the_gate_count_since_the_last_restart_and_a_degraded_job_is_not_healthy(
@@ -148,16 +229,13 @@ def test_checkpoints_of_the_gate_count_since_the_last_restart_and_a_degraded_job
         gateway.move(JOB, JobStatus.RUNNING)
         gateway.complete_checkpoint(job)
         assert look().completed == 1
-    record = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", checkpoints=1), "series")
-    gate = structs.replace(record, step=Step.GATE, deadline=10**15)
-    assert advance(gate, seen(completed=1, ailment="it has restarted 11 times"), 0) is gate
-    assert advance(gate, seen(completed=1), 0).outcome is Outcome.UPGRADED
+    gate = structs.replace(begun(), step=Step.GATE, deadline=10**15)
+    assert Answers(Look=seen(completed=1, ailment="it has restarted 11 times")).drive(gate) is gate
+    assert Answers(Look=seen(completed=1)).drive(gate).outcome is Outcome.UPGRADED
 
 
 def test_last_state_is_refused_where_nothing_would_be_retained() -> None:
-    desired = DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p", mode=Mode.LAST_STATE)
-    record = advance(begin(desired, "series"), Accepted(), 0)
-    record = advance(record, seen(retainable=False), 0)
+    record = Answers(Look=seen(retainable=False)).drive(begun(mode=Mode.LAST_STATE))
     assert record.outcome is Outcome.REFUSED
     assert "externalized-checkpoint-retention" in record.why
 
@@ -171,9 +249,8 @@ def test_a_paused_upgrade_is_needed_to_finish_one(job_manager: JobManager) -> No
             finish(given).execute(Task().context())
     with pytest.raises(CkptArgumentInvalid, match="upgrade: None .* that task has returned nothing"):
         finish(None).execute(Task().context())
-    begun = begin(DesiredUpgrade(goal=Goal.UPGRADE, job=JOB, program="p"), "s").to_json()
     with pytest.raises(CkptArgumentInvalid, match="it must be one that is PAUSED"):
-        finish(begun).execute(Task().context())
+        finish(begun().to_json()).execute(Task().context())
     assert job_manager.received == []
     assert finish({"upgrade": paused().to_json()})._paused() == paused()
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate
 from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator
 from ckpt_runtime.operators.aggregates.numbers import Average, Bits, Count, CountIf, Extreme, Product, Sum
+from ckpt_runtime.operators.aggregates.registers import ApproximateDistinct
 from ckpt_runtime.operators.aggregates.statistics import Comoments, Moments
 from ckpt_runtime.operators.aggregates.values import Distinct, Listed, MostFrequent, Percentiles, Picked, PickedBy
 from ckpt_runtime.state.columns import decoded_type
@@ -25,6 +26,7 @@ ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
     "comoments": Comoments,
     "list": Listed,
     "set": Distinct,
+    "registers": ApproximateDistinct,
     "percentile": Percentiles,
     "mode": MostFrequent,
 }

@@ -37,6 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 INT64 = types.int64
 UINT64 = types.uint64
+FLOAT64 = types.float64
 BOOL = types.boolean
 
 

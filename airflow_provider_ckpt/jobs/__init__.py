@@ -1,1 +1,0 @@
-"""Which job a task means, and what a new job starts from."""

@@ -1,0 +1,124 @@
+"""Rows per second of windows by a string key: the same program in the engine and in Structured Streaming, one after the
+other on the same files. Both write the windows that have ended to Parquet; the rows have to be equal.
+
+The time is from the start of the query, in a process that is warm, to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from benchmarks.harness import PIPELINES, BenchmarkError, emit, parser_for, positive_int, progress, run_main
+from benchmarks.pipelines.windows import SCHEMA, totals
+from benchmarks.process_tree import PeakMemory
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+
+NAME = "windows"
+_WINDOW_S = 600
+
+
+def main() -> None:
+    """The command line."""
+    parser = parser_for(NAME, __doc__ or "")
+    parser.add_argument("--keys", type=positive_int, default=100_000, help="number of customers")
+    parser.add_argument("--rows", type=positive_int, default=8_000_000, help="rows in all")
+    parser.add_argument("--files", type=positive_int, default=8, help="files, each a micro-batch of Spark's")
+    parser.add_argument("--windows", type=positive_int, default=4, help="windows that the rows lie in")
+    parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="ckpt-windows-"))
+    try:
+        with PeakMemory(os.getpid()) as memory:
+            measures = _measure(options, directory)
+        emit(NAME, options, measures, round(memory.peak_mb))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _measure(options: Any, directory: Path) -> dict[str, Any]:
+    for name, files in (("warm", 1), ("rows", options.files)):
+        _write(directory / name, options.rows // options.files, files, options)
+    builder = SparkSession.builder.master(f"local[{options.parallelism}]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.shuffle.partitions", str(options.parallelism))
+    builder = builder.config("spark.sql.session.timeZone", "UTC")
+    spark = builder.config("spark.driver.memory", "2g").getOrCreate()
+    try:
+        _in_spark(spark, directory / "warm", directory / "spark-warm")
+        spark_s = _in_spark(spark, directory / "rows", directory / "spark")
+        progress(f"Spark: {options.rows / spark_s:,.0f} rows/s")
+        with MiniCluster() as cluster:
+            _in_engine(cluster, directory / "warm", directory / "engine-warm", options.parallelism)
+            engine_s = _in_engine(cluster, directory / "rows", directory / "engine", options.parallelism)
+        progress(f"engine: {options.rows / engine_s:,.0f} rows/s")
+    finally:
+        spark.stop()
+    rows = _compare(directory)
+    return {
+        "rows_per_s": round(options.rows / engine_s),
+        "spark_rows_per_s": round(options.rows / spark_s),
+        "ratio": round(spark_s / engine_s, 2),
+        "result_rows": rows,
+    }
+
+
+def _write(directory: Path, rows: int, files: int, options: Any) -> None:
+    """Rows in order of time, over all windows; customers and amounts are random."""
+    directory.mkdir()
+    names = pa.array([f"customer-{number:08d}" for number in range(options.keys)])
+    generator = np.random.default_rng(1)
+    step = options.windows * _WINDOW_S * 1_000_000 / (rows * files)
+    for file in range(files):
+        times = ((np.arange(rows) + file * rows) * step).astype(np.int64) + 1_767_225_600_000_000
+        columns = {
+            "customer": names.take(pa.array(generator.integers(0, options.keys, rows))),
+            "amount": pa.array(generator.integers(0, 1_000, rows)),
+            "placed_at": pa.array(times).cast(pa.timestamp("us", "UTC")),
+        }
+        pq.write_table(pa.table(columns), directory / f"{file:04d}.parquet")
+
+
+def _in_spark(spark: SparkSession, source: Path, output: Path) -> float:
+    rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", "1").parquet(str(source))
+    frame = totals(rows).select("window.start", "customer", "orders", "total", "amounts")
+    start = time.monotonic()
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{output}-checkpoint")
+    writer.trigger(availableNow=True).start(str(output)).awaitTermination()
+    return time.monotonic() - start
+
+
+def _in_engine(cluster: MiniCluster, source: Path, output: Path, parallelism: int) -> float:
+    program = PIPELINES / "windows.py"
+    configuration = {"execution.checkpointing.interval": "1 s"}
+    start = time.monotonic()
+    job = cluster.submit(
+        program, arguments=[str(source), str(output)], configuration=configuration, parallelism=parallelism
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=600)
+    return time.monotonic() - start
+
+
+def _compare(directory: Path) -> int:
+    """Returns the number of rows. Raises BenchmarkError for rows that differ from Spark's."""
+    order = [("start", "ascending"), ("customer", "ascending")]
+    tables = [pq.read_table(directory / name).sort_by(order) for name in ("spark", "engine")]
+    for name in tables[0].column_names:
+        left, right = (table[name].cast(tables[0].schema.field(name).type) for table in tables)
+        if len(left) != len(right) or not pc.all(pc.equal(left, right)).as_py():
+            raise BenchmarkError(f"column {name} differs from Spark's: {len(right)} rows, {len(left)} in Spark")
+    return int(tables[0].num_rows)
+
+
+if __name__ == "__main__":
+    run_main(main)
