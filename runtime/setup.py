@@ -39,6 +39,10 @@ EXTRAS_REQUIRE = {
     "connect": [
         "pyspark[connect]>=4.3,<4.4",
     ],
+    # The sink of that name.
+    "delta": [
+        "deltalake>=1.2",
+    ],
     # The source and the sink of that name.
     "kafka": [
         "confluent-kafka>=2.10",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import random
 import shutil
+import signal
 import sqlite3
+import time
 import uuid
 from collections import Counter
 from datetime import UTC, date, datetime
@@ -14,13 +19,14 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse
 
 from ckpt_runtime.frontend import spark_connect
 from ckpt_runtime.frontend.live_session import RealChannel
-from ckpt_runtime.frontend.spark_connect import SPARK_CONNECT
+from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
@@ -238,9 +244,53 @@ def test_batch_writer_of_spark_and_console_write_the_rows_of_a_query(
     assert is_empty(tmp_path / "checkpoints" / "staged")
 
 
+@pytest.mark.row("ends.1", "ends.5")
+def test_directories_have_every_row_once_when_workers_are_killed_at_random_moments(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    output, checkpoints, source = tmp_path / "out", tmp_path / "checkpoints", numbers(tmp_path, 3_000)
+    options = fast(execution__checkpointing__interval="200ms", execution__checkpointing__dir=str(checkpoints))
+
+    def start(rate: int, savepoint: str | None = None) -> str:
+        return cluster.submit(
+            PIPELINES / "batch_functions.py",
+            entry="batch_functions:files",
+            arguments=[source, str(rate), str(output)],
+            configuration=options,
+            savepoint=savepoint,
+        )
+
+    job = start(50)
+    moments = random.Random(7)
+    for _ in range(8):
+        cluster.wait_for_checkpoints(job, 1)
+        before = cluster.restarts(job)
+        pause = time.monotonic() + moments.uniform(0, 0.4)
+        cluster.wait_until(lambda pause=pause: time.monotonic() > pause, "the moment of a kill")  # type: ignore[misc]
+        os.kill(moments.choice(cluster.worker_pids(job)), signal.SIGKILL)
+        cluster.wait_until(lambda before=before: cluster.restarts(job) > before, "a restart")  # type: ignore[misc]
+    cluster.wait_for_checkpoints(job, 2)
+    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)
+    rows = [json.loads(line) for file in (output / "json").glob("*.json") for line in file.read_text().splitlines()]
+    assert sorted(row["n"] for row in rows) == list(range(3_000))
+    assert all(row["text"] == f'a "{row["n"]}\n,' for row in rows)
+    found = []
+    for part in range(2):
+        for file in (output / "csv" / f"part={part}").glob("*.csv"):
+            with file.open(newline="") as stream:
+                found += [(int(row["n"]), row["text"], part) for row in csv.DictReader(stream)]
+    assert sorted(found) == [(n, f'a "{n}\n,', n % 2) for n in range(3_000)]
+    table = ds.dataset(output / "parquet", format="parquet", partitioning="hive").to_table(columns=["n", "part"])
+    assert sorted((row["n"], row["part"]) for row in table.to_pylist()) == [(n, n % 2) for n in range(3_000)]
+    left = [path.name for path in output.rglob("*") if path.name.startswith(("_ckpt", "."))]
+    assert [name for name in left if not name.endswith(".crc")] == []
+    assert is_empty(checkpoints / "staged")
+
+
 def test_server_of_spark_takes_no_client_without_its_token_and_shows_the_token_to_none(spark: SparkSession) -> None:
-    url = SPARK_CONNECT.url(encrypted=True)
-    assert SPARK_CONNECT.url(encrypted=False) == url
+    url = spark_url(encrypted=True)
+    assert spark_url(encrypted=False) == url
     request = ConfigRequest(session_id=str(uuid.uuid4()))
     request.operation.get_all.SetInParent()
     path, codecs = (

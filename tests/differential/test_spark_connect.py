@@ -18,7 +18,7 @@ from pyspark.sql.connect.proto import ExecutePlanRequest, ExecutePlanResponse
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.connect.server import ConnectServer
-from ckpt_runtime.connect.spark_service import spark_service
+from ckpt_runtime.frontend.spark_connect import spark_service
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES

@@ -7,6 +7,7 @@ rescaling.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState
 
 SINK_ID = "sink"
 PENDING = "pending"
+MESSAGES = "messages"
+"""The state of a single committer: items with a checkpoint's committables as texts, each with its subtask."""
 DRILL_MARK = "restore-drill"
 """Marks the state of every sink of a restore drill: no job may start from the drill's checkpoints."""
 
@@ -53,10 +56,21 @@ def restored_sink_ids(snapshot: CompletedCheckpoint) -> dict[str, str]:
 def pending_names(snapshots: Iterable[CompletedCheckpoint]) -> set[str]:
     """Names of the files in these snapshots whose commit may still have to be repeated."""
     states = (state for snapshot in snapshots for state in snapshot.states.values())
-    pending = [item for _, name, item in _items(states) if name == PENDING and isinstance(item, dict)]
+    found = list(_items(states))
+    pending = [item for _, name, item in found if name == PENDING and isinstance(item, dict)]
     # Versions before the protocol of sinks stored the fields of a pending file alone.
     files = [item.get("committable", item) for item in pending]
+    messages = [item.get("messages") for _, name, item in found if name == MESSAGES and isinstance(item, dict)]
+    files += [_document(text) for message in messages if isinstance(message, list) for _, text in message]
     return {str(file["name"]) for file in files if isinstance(file, dict) and "name" in file}
+
+
+def _document(text: object) -> object:
+    """What a committable's text holds; None for the message of a PySpark writer, which need not be JSON."""
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
 
 
 def _items(states: Iterable[SubtaskState]) -> Iterable[tuple[str, str, object]]:

@@ -29,7 +29,7 @@ from ckpt_runtime.configuration.security_options import SecurityOptions
 from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
 from ckpt_runtime.connect.requests import code_in, reads_stream
 from ckpt_runtime.connect.sessions import ClientSession, ClientSessions
-from ckpt_runtime.connect.spark_service import SparkService
+from ckpt_runtime.frontend.spark_connect import SparkService
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError

@@ -14,7 +14,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -32,6 +32,13 @@ _MOST_OPEN_FILES = 64
 _LOG = logging.getLogger(__name__)
 
 
+class HasName(Protocol):
+    """A committable that names a pending file."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class PendingFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file that the completion of its checkpoint, or of a later one, makes visible.
 
@@ -46,7 +53,7 @@ class PendingFile(msgspec.Struct, frozen=True, omit_defaults=True):
 class FileSink(Sink):
     """The sink behind the formats of files. ``format_`` is the format's name."""
 
-    committable = PendingFile
+    committable: ClassVar[type[msgspec.Struct]] = PendingFile
     single_committer = False
 
     def __init__(self, format_: str, options: Mapping[str, str], parsed: Mapping[str, Any] | None = None) -> None:
@@ -61,7 +68,7 @@ class FileSink(Sink):
 
     def open_writer(self, schema: pa.Schema, context: SinkContext) -> SinkWriter:
         self.directory.create()
-        return _PartWriter(self, schema, context)
+        return PartWriter(self, schema, context)
 
     def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
         self.directory.create()
@@ -126,7 +133,7 @@ class _PartFile:
         self._held_rows = 0
 
 
-class _PartWriter(SinkWriter):
+class PartWriter(SinkWriter):
     """Writes the hidden files of one subtask."""
 
     def __init__(self, sink: FileSink, schema: pa.Schema, context: SinkContext) -> None:
@@ -140,8 +147,12 @@ class _PartWriter(SinkWriter):
         self._sequence = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        for partition, part in _partitioned(batch, self._keys):
-            self._write(partition, part)
+        for values, part in _partitioned(batch, self._keys):
+            self._write(self.partition_name(values), part)
+
+    def partition_name(self, values: Sequence[tuple[str, str | None]]) -> str:
+        """How the rows with these values of the partition's columns are told apart: the directory that they go to."""
+        return partition_directory(values)
 
     def prepare_commit(self, checkpoint_id: int) -> Sequence[PendingFile]:
         for partition in list(self._open):
@@ -210,6 +221,9 @@ class _PartCommitter(SinkCommitter):
         errors: list[Exception] = []
         renamed = False
         files = [(pending, part_of(pending)) for pending in committables]
+        for pending in committables:
+            if any("=" not in step for step in pending.partition.split("/") if step):
+                raise CommitError(f"restored state names {pending.partition!r}, which is no directory of a partition")
         for pending, part in files:
             try:
                 found = self._directory_of(pending).commit(part, pending.partition)
@@ -238,21 +252,20 @@ class _PartCommitter(SinkCommitter):
         return self._directory if pending.directory == self._directory.url else PartDirectory(pending.directory)
 
 
-def part_of(pending: PendingFile) -> PartName:
+def part_of(pending: HasName) -> PartName:
     """Raises CommitError for a restored name that is no pending file's, and so could be any other file."""
     part = parse_hidden(pending.name)
     if part is None or part.checkpoint is None:
         raise CommitError(f"restored state names {pending.name!r}, which is no pending file")
-    steps = pending.partition.split("/") if pending.partition else []
-    if any("=" not in step for step in steps):
-        raise CommitError(f"restored state names {pending.partition!r}, which is no directory of a partition")
     return part
 
 
-def _partitioned(batch: pa.RecordBatch, keys: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yields the rows of each partition without their keys, and the partition's directory; equal rows keep order."""
+def _partitioned(
+    batch: pa.RecordBatch, keys: Sequence[str]
+) -> Iterator[tuple[Sequence[tuple[str, str | None]], pa.RecordBatch]]:
+    """Yields the rows of each partition without their keys, and the texts of the keys; rows keep their order."""
     if not keys:
-        yield "", batch
+        yield (), batch
         return
     rest = batch.drop_columns(list(keys))
     encoded = [_as_text(batch.column(key)).dictionary_encode(null_encoding="encode") for key in keys]
@@ -262,7 +275,7 @@ def _partitioned(batch: pa.RecordBatch, keys: Sequence[str]) -> Iterator[tuple[s
     for code in np.unique(combined):
         rows = np.flatnonzero(combined == code)
         values = [(key, column[int(rows[0])].as_py()) for key, column in zip(keys, encoded, strict=True)]
-        yield partition_directory(values), rest.take(rows)
+        yield values, rest.take(rows)
 
 
 def _as_text(column: pa.Array[Any]) -> pa.Array[Any]:

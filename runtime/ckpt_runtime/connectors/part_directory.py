@@ -22,16 +22,20 @@ class CommitError(RuntimeError):
 class PartDirectory:
     """One output directory."""
 
-    def __init__(self, url: str) -> None:
-        """Raises ``InvalidLocationError`` for a path that is neither absolute nor a URL."""
+    def __init__(self, url: str, *, private: bool = False) -> None:
+        """Raises ``InvalidLocationError`` for a path that is neither absolute nor a URL.
+
+        Only the owner can access a ``private`` directory on this machine.
+        """
         self.location: Location = resolve(url)
+        self._private = private
 
     @property
     def url(self) -> str:
         return self.location.url
 
     def create(self) -> None:
-        make_directory(self.location, private=False)
+        make_directory(self.location, private=self._private)
 
     def open_for_writing(self, name: str) -> Any:
         """A new binary file."""

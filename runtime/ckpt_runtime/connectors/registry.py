@@ -114,6 +114,14 @@ def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:
         from ckpt_runtime.connectors.staged_sinks import staged_sink
 
         return staged_sink(spec)
+    if spec.format == "kafka":
+        from ckpt_runtime.connectors.kafka_sink import KafkaSink
+
+        return KafkaSink(spec.options)
+    if spec.format == "delta":
+        from ckpt_runtime.connectors.delta_sink import DeltaSink
+
+        return DeltaSink(spec.options)
     if spec.format in FILE_FORMATS:
         from ckpt_runtime.connectors.file_sink import FileSink
 

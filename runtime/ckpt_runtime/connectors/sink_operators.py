@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID
+from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.connectors.datasource_values import restored_items, versioned
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA
@@ -24,7 +24,6 @@ from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
-_MESSAGES = "messages"
 _CHECK_EVERY_MS = 500
 _LOG = logging.getLogger(__name__)
 
@@ -229,7 +228,7 @@ class CommitterOperator(Operator):
         super().open(context, output)
         self._place = sink_context(context)
         self._taken = {context.restored_checkpoint_id or 0}
-        for item in restored_items(context, _MESSAGES, _StoredMessages):
+        for item in restored_items(context, MESSAGES, _StoredMessages):
             self._messages[self._transaction(item.checkpoint, item.writer)] = list(item.messages)
         self._commit_up_to(max((known.checkpoint_id for known in self._messages), default=0))
 
@@ -250,7 +249,7 @@ class CommitterOperator(Operator):
             }
             for known in self._ordered()
         ]
-        self.context.operator_state.put(_MESSAGES, versioned(items))
+        self.context.operator_state.put(MESSAGES, versioned(items))
         self._taken.add(checkpoint_id)
 
     def notify_complete(self, checkpoint_id: int) -> None:

@@ -19,6 +19,8 @@ import pyarrow as pa
 from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, spark_schema, struct_type
 from ckpt_runtime.connectors.file_sink import FileSink, PendingFile, part_of
 from ckpt_runtime.connectors.part_directory import PartDirectory
+from ckpt_runtime.connectors.spark_files import SparkFiles
+from ckpt_runtime.frontend.batch_writers import SparkWrite
 from ckpt_runtime.frontend.live_session import session_of_query
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec, UserFunction
 from ckpt_runtime.operators.task_context import new_task, running
@@ -36,6 +38,8 @@ class _StagedSink(FileSink):
     def __init__(self, directory: str, function: UserFunction) -> None:
         parsed = {"path": directory, "maxRowsPerFile": 0, "onMissing": "fail", "partitionBy": None}
         super().__init__("foreach", {"path": directory}, parsed)
+        # As in a checkpoint, which these rows belong to.
+        self.directory = PartDirectory(directory, private=True)
         self.function = function
 
 
@@ -62,8 +66,8 @@ class _StagedCommitter(SinkCommitter):
     def commit(self, transaction: Transaction, committables: Sequence[PendingFile]) -> CommitOutcome:
         files = sorted(committables, key=_order)
         outcome = CommitOutcome.ALREADY_COMMITTED
-        if all(self._directory.has(file.name) for file in files):
-            self._call(transaction.checkpoint_id, files)
+        if all(self._directory.has(part_of(file).pending) for file in files):
+            self._call(transaction, files)
             outcome = CommitOutcome.COMMITTED
         self.abort(transaction, committables)
         return outcome
@@ -72,7 +76,7 @@ class _StagedCommitter(SinkCommitter):
         for pending in committables:
             self._directory.delete(part_of(pending).pending)
 
-    def _call(self, checkpoint_id: int, files: Sequence[PendingFile]) -> None:
+    def _call(self, transaction: Transaction, files: Sequence[PendingFile]) -> None:
         raise NotImplementedError
 
     def _read(self, file: PendingFile) -> pa.Table:
@@ -91,8 +95,29 @@ class _BatchCommitter(_StagedCommitter):
         self._schema = schema
         self._context = context
         self._session: Any = None
+        write = function.call
+        self._files = SparkFiles(write, context) if isinstance(write, SparkWrite) and write.path else None
+        if self._files is not None:
+            self._files.clean_up()
 
-    def _call(self, checkpoint_id: int, files: Sequence[PendingFile]) -> None:
+    def commit(self, transaction: Transaction, committables: Sequence[PendingFile]) -> CommitOutcome:
+        outcome = super().commit(transaction, committables)
+        if self._files is not None:
+            self._files.finish(transaction)
+        return outcome
+
+    def close(self) -> None:
+        if self._files is not None:
+            self._files.clean_up()
+
+    def _call(self, transaction: Transaction, files: Sequence[PendingFile]) -> None:
+        if self._files is None:
+            self._function.call(self._frame(files), transaction.checkpoint_id)
+        else:
+            self._files.publish(transaction, lambda: self._frame(files))
+
+    def _frame(self, files: Sequence[PendingFile]) -> Any:
+        """The rows as a frame of the query's session."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         if self._session is None:
@@ -100,8 +125,7 @@ class _BatchCommitter(_StagedCommitter):
             url, place, function = self._context.spark_url(), self._context, self._function
             self._session = session_of_query(function.session, url, place.job_id, place.uid, function.configuration)
         rows = pa.concat_tables([self._read(file) for file in files])
-        frame = self._session.createDataFrame(rows, from_arrow_schema(self._schema, prefer_timestamp_ntz=True))
-        self._function.call(frame, checkpoint_id)
+        return self._session.createDataFrame(rows, from_arrow_schema(self._schema, prefer_timestamp_ntz=True))
 
 
 class _RowCommitter(_StagedCommitter):
@@ -112,13 +136,13 @@ class _RowCommitter(_StagedCommitter):
         self._function = function
         self._context = context
 
-    def _call(self, checkpoint_id: int, files: Sequence[PendingFile]) -> None:
+    def _call(self, transaction: Transaction, files: Sequence[PendingFile]) -> None:
         partitions: dict[int, list[PendingFile]] = {}
         for file in files:
             partitions.setdefault(part_of(file).subtask, []).append(file)
         for partition, its_files in partitions.items():
             with running(new_task(partition, self._context.attempt)):
-                self._process(partition, checkpoint_id, its_files)
+                self._process(partition, transaction.checkpoint_id, its_files)
 
     def _process(self, partition: int, checkpoint_id: int, files: Sequence[PendingFile]) -> None:
         process = getattr(self._function, "process", None)

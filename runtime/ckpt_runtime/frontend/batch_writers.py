@@ -9,22 +9,31 @@ from typing import Any
 
 from ckpt_runtime.graph.options import Option, parse_options
 
-BATCH_FORMATS = frozenset({"avro", "csv", "jdbc", "json", "orc", "text", "xml"})
-"""Formats that Spark's batch writer writes for a stream of the engine."""
+SPARK_FILES = frozenset({"csv", "json", "orc", "text", "xml"})
+"""Formats of files that Spark's batch writer writes for a stream of the engine."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SparkWrite:
-    """Appends each checkpoint's rows with Spark's batch writer."""
+    """Writes each checkpoint's rows with Spark's batch writer. ``options`` has no path if ``path`` is given."""
 
     format: str
     options: Mapping[str, str]
     columns: tuple[str, ...] = ()
+    path: str = ""
 
     def __call__(self, frame: Any, checkpoint_id: int) -> None:
-        writer = frame.write.format(self.format).options(**self.options).mode("append")
-        (writer.partitionBy(*self.columns) if self.columns else writer).save()
+        """Appends the rows to what is there."""
+        self._writer(frame).mode("append").save()
+
+    def to(self, frame: Any, directory: str) -> None:
+        """Replaces what a directory holds by the rows."""
+        self._writer(frame).mode("overwrite").save(directory)
+
+    def _writer(self, frame: Any) -> Any:
+        writer = frame.write.format(self.format).options(**self.options)
+        return writer.partitionBy(*self.columns) if self.columns else writer
 
 
 @dataclass(frozen=True, slots=True)

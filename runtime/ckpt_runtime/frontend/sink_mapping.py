@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
-from ckpt_runtime.frontend.batch_writers import BATCH_FORMATS, Console, SparkWrite
+from ckpt_runtime.frontend.batch_writers import SPARK_FILES, Console, SparkWrite
 from ckpt_runtime.frontend.capture import Capture
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import check_sink, check_types_of_pyspark, partition_option
+from ckpt_runtime.graph.formats import check_sink, check_types_of_pyspark, partition_columns, partition_option
 from ckpt_runtime.graph.source_formats import check_location
 from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
 
@@ -50,9 +50,11 @@ def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type]
             )
         if name == "console":
             return _staged("foreachBatch", Console.of(options), start, capture, schema)
-        if name in BATCH_FORMATS:
+        if name == "jdbc":
             write = SparkWrite(name, options, tuple(columns))
             return _staged("foreachBatch", write, start, capture, schema)
+        if name in SPARK_FILES:
+            return _staged("foreachBatch", _files(name, options, columns, schema), start, capture, schema)
     if columns:
         options["partitionBy"] = partition_option(target, columns)
     check_sink(target, options, schema)
@@ -77,8 +79,37 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
     return SinkSpec(format_, {"path": f"{location.rstrip('/')}/staged"}, user_function)
 
 
+def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Schema) -> SparkWrite:
+    """Spark's batch writer of a format of files. Raises PlanError for rows that it cannot write, and for a place that
+    Spark and the engine name differently."""
+    keys = partition_columns({"partitionBy": ",".join(columns)}, schema)
+    kept = [field for field in schema if field.name not in keys]
+    if name == "text" and [field.type for field in kept] != [pa.string()]:
+        raise PlanError("format", "'text' writes one column of texts; select it, as in concat_ws(',', *columns)")
+    nested = [field.name for field in kept if pa.types.is_nested(field.type)]
+    if name == "csv" and nested:
+        raise PlanError("format", f"'csv' has no form for column {nested[0]!r}; write its fields, or to_json of it")
+    given = {key.lower(): value for key, value in options.items()}
+    path = given.get("path", "")
+    if not path:
+        raise PlanError("option 'path'", f"format {name!r} needs it")
+    check_location(path)
+    if not path.startswith(("/", "file:/")):
+        raise PlanError(
+            "option 'path'",
+            f"{path!r} is not in a directory of this file system; format {name!r} is written by Spark and published by "
+            "the engine, and both have to see the place: write parquet there, or call foreachBatch",
+        )
+    rest = {key: value for key, value in options.items() if key.lower() != "path"}
+    return SparkWrite(name, rest, tuple(columns), path)
+
+
 def _function(given: Any, capture: Capture) -> Any:
-    return capture.functions[int(given.python_function.command)]
+    """Raises PlanError for a function that came as a pickle, from a client that runs elsewhere."""
+    position = given.python_function.command
+    if not position.isdigit() or int(position) >= len(capture.functions):
+        raise PlanError("writeStream", "a function is found by running its program: give the program to `ckpt run`")
+    return capture.functions[int(position)]
 
 
 def _check_foreach(function: Any) -> None:

@@ -1,16 +1,17 @@
-"""The driver's Spark as a server of Spark Connect, for functions of programs that get frames of Spark.
+"""Spark's own Connect service, in the JVM of the driver's ``SparkSession``; the first use starts it.
 
-The server runs in the JVM of the driver's ``SparkSession`` and is started when the first sink asks for it. Whoever
-connects needs its token, which is random, lives as long as the driver, and reaches workers over the authenticated
-control connection. A client may do what any program on this Spark may do: the token gives the rights of the session's
-pipelines, whose code runs on the same Spark, and no more. The driver's own secrets are taken out of the environment
-that code in the JVM sees.
+Clients are the driver itself, for what a notebook asks of Spark, and workers, for functions of programs that get frames
+of Spark. A client needs the token, which is random, lives as long as Spark's application, and reaches workers over the
+authenticated control connection. It may do what any program on this Spark may do: the token gives the rights of the
+session's pipelines, whose code runs on the same Spark, and no more. The driver's own secrets are taken out of the
+environment that code in the JVM sees.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_runtime.frontend.analysis import spark_session
@@ -24,55 +25,67 @@ class UnencryptedSparkError(RuntimeError):
     """Frames of Spark would leave the machine without encryption, which the session's configuration forbids."""
 
 
-class SparkConnectServer:
-    """Starts the server on first use."""
+@dataclass(frozen=True, slots=True)
+class SparkService:
+    """Where the service listens (``host:port``), and the token that every call to it has to carry.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._url = ""
-        self._application = ""
+    ``local``: it listens on this machine only, because all of Spark runs on it.
+    """
 
-    def url(self, *, encrypted: bool) -> str:
-        """Returns ``sc://host:port/;token=...``. Blocks until the server serves, which takes seconds the first time.
-
-        With ``encrypted``, raises UnencryptedSparkError unless all clients are on this machine: Spark Connect has no
-        encryption of its own.
-        """
-        with self._lock:
-            spark = spark_session()
-            master = str(spark.sparkContext.master)
-            local = master.startswith("local") and not master.startswith("local-cluster")
-            if encrypted and not local:
-                raise UnencryptedSparkError(
-                    "security.ssl.internal.enabled is set, and Spark Connect does not encrypt what it sends to other "
-                    "machines; run the session with master local, or write with a format of the engine"
-                )
-            application = str(spark.sparkContext.applicationId)
-            if self._application != application:
-                host = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
-                self._url = _start(spark, host)
-                self._application = application
-            return self._url
+    target: str
+    token: str
+    local: bool = True
 
 
-SPARK_CONNECT = SparkConnectServer()
-"""That of this process: Spark has one session in it."""
+_lock = threading.Lock()
+_running: dict[str, SparkService] = {}
+"""The service of this process by the id of Spark's application. It ends with the application."""
 
 
-def _start(spark: Any, host: str) -> str:
-    token = secrets.token_hex(32)
+def spark_service() -> SparkService:
+    """Returns the service, which the first call starts. Blocks, for seconds if Spark has no session yet.
+
+    Raises Py4JError if Spark cannot start it; a later call tries again.
+    """
+    with _lock:
+        spark = spark_session()
+        application = str(spark.sparkContext.applicationId)
+        if application not in _running:
+            _running[application] = _start(spark)
+        return _running[application]
+
+
+def spark_url(*, encrypted: bool) -> str:
+    """Returns ``sc://host:port/;token=...`` for workers. Blocks as :func:`spark_service`.
+
+    With ``encrypted``, raises UnencryptedSparkError unless all workers are on this machine: Spark Connect has no
+    encryption of its own.
+    """
+    service = spark_service()
+    if encrypted and not service.local:
+        raise UnencryptedSparkError(
+            "security.ssl.internal.enabled is set, and Spark Connect does not encrypt what it sends to other machines; "
+            "run the session with master local, or write with a format of the engine"
+        )
+    return f"sc://{service.target}/;token={service.token}"
+
+
+def _start(spark: Any) -> SparkService:
+    master = str(spark.sparkContext.master)
+    local = master.startswith("local") and not master.startswith("local-cluster")
+    host = "127.0.0.1" if local else str(spark.sparkContext.getConf().get("spark.driver.host"))
+    token = secrets.token_urlsafe(32)
     _hide_secrets(spark._jvm)
     context = spark._jsc.sc()
-    for key, value in {
-        "spark.connect.grpc.binding.port": "0",
-        "spark.connect.grpc.binding.address": host,
-        "spark.connect.authenticate.token": token,
-    }.items():
-        context.conf().set(key, value)
+    conf = context.conf()
+    conf.set("spark.connect.grpc.binding.address", host)
+    conf.set("spark.connect.grpc.binding.port", "0")
+    conf.set("spark.connect.authenticate.token", token)
     service = getattr(getattr(spark._jvm.org.apache.spark.sql.connect.service, "SparkConnectService$"), "MODULE$")
     service.start(context)
-    context.conf().remove("spark.connect.authenticate.token")
-    return f"sc://{host}:{service.localPort()}/;token={token}"
+    # Not in the configuration that clients may read.
+    conf.remove("spark.connect.authenticate.token")
+    return SparkService(f"{host}:{service.server().getPort()}", token, local)
 
 
 def _hide_secrets(jvm: Any) -> None:

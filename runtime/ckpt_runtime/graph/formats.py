@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.kafka_columns import check_kafka_sink
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
@@ -140,6 +141,26 @@ def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
             )
 
 
+def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
+    _check_files(options, schema)
+    try:
+        import deltalake
+    except ImportError:
+        raise PlanError("format", "'delta' needs a library: pip install 'ckpt-runtime[delta]'") from None
+    for field in schema:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        try:
+            stored = pa.schema(deltalake.Schema.from_arrow(pa.schema([(field.name, kind)])))
+        except Exception as error:  # the library raises several kinds
+            raise PlanError(
+                "format", f"column {field.name!r} is {field.type}, which Delta has no type for: {error}"
+            ) from None
+        if stored.field(0).type != kind:
+            raise PlanError(
+                "format", f"column {field.name!r} is {field.type}, and Delta stores {stored.field(0).type}; cast it"
+            )
+
+
 def partition_columns(options: Mapping[str, Any], schema: pa.Schema) -> tuple[str, ...]:
     """The columns that ``partitionBy`` names, as the schema spells them. Raises PlanError for one that is not there."""
     found = []
@@ -170,6 +191,8 @@ def file_extension(format_: str, options: Mapping[str, Any]) -> str:
     endings = {"gzip": ".gz", "bzip2": ".bz2", "zstd": ".zst"}
     if format_ == "foreach":
         return "arrow"
+    if format_ == "delta":
+        return "parquet"
     return format_ if format_ == "parquet" else format_ + endings.get(options["compression"], "")
 
 
@@ -230,6 +253,18 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             ),
             _check_files,
         ),
+        SinkFormat(
+            "delta",
+            (
+                Option("path", required=True),
+                Option("compression", default="snappy", choices=("snappy", "zstd", "gzip", "none")),
+                Option("maxRowsPerFile", int, 0, minimum=0),
+                Option("partitionBy"),
+                Option("mergeSchema", bool, False),
+            ),
+            _check_delta,
+        ),
+        SinkFormat("kafka", (Option("topic"),), _accept),
         SinkFormat("noop", (), _accept),
         SinkFormat(
             "verify",
@@ -300,6 +335,10 @@ def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) 
         return
     if sink not in SINK_FORMATS:
         raise PlanError("format", _unknown(sink, SINK_FORMATS))
+    if sink == "kafka":
+        # Its options have a prefix behind which the client's own settings come.
+        check_kafka_sink(options, schema)
+        return
     SINK_FORMATS[sink].check(sink_options(sink, options), schema)
 
 

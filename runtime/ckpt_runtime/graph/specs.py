@@ -18,7 +18,7 @@ from ckpt_runtime.expressions.nodes import Expression
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.graph.aggregates import GroupAggregate
 
-FILE_FORMATS = frozenset({"parquet"})
+FILE_FORMATS = frozenset({"delta", "parquet"})
 """Sinks that write files to the directory that option ``path`` names."""
 STAGED_FORMATS = frozenset({"foreach", "foreachBatch"})
 """Sinks that stage rows in the directory that option ``path`` names, and call a function of the program with them."""
@@ -299,7 +299,7 @@ class SinkSpec:
         """Whether one committer behind the sink commits what all its subtasks have prepared."""
         if isinstance(self.format, type):
             return bool(getattr(self.format, "single_committer", True))
-        return self.format == "foreachBatch"
+        return self.format in ("delta", "foreachBatch")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStat
 from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOptions
 from ckpt_runtime.configuration.security_options import SecurityOptions
 from ckpt_runtime.failure_report import summary_of
-from ckpt_runtime.frontend.spark_connect import SPARK_CONNECT
+from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.checkpoint_settings import shown_settings
 from ckpt_runtime.jobmaster.consequences import Consequences
 from ckpt_runtime.jobmaster.deployment_planner import SlotPlacement, plan_deployments
@@ -401,7 +401,7 @@ class JobShell:
             except Exception as error:  # Spark reports many kinds of errors, and the worker needs an answer
                 worker.peer.send(SparkAddress("", summary_of(error)))
 
-        self._host.in_pool(Pool.OWN, partial(SPARK_CONNECT.url, encrypted=encrypted), answered)
+        self._host.in_pool(Pool.OWN, partial(spark_url, encrypted=encrypted), answered)
 
     def _snapshot_progress(self, snapshot: SnapshotProgress) -> None:
         execution = ExecutionId(snapshot.vertex_id, snapshot.subtask, self.core.machine.attempt)

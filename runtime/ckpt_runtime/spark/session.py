@@ -296,7 +296,7 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
         await _lead(cluster.lead(url, context.applicationId or "", options.token), stop)
         if options.configuration.get(ConnectOptions.ENABLED) and not stop.is_set():
             from ckpt_runtime.connect.server import ConnectServer
-            from ckpt_runtime.connect.spark_service import spark_service
+            from ckpt_runtime.frontend.spark_connect import spark_service
 
             connect = ConnectServer(cluster.dispatcher, options.configuration, options.token, spark_service)
             connect_port = await connect.start(options.rest_host)

@@ -70,6 +70,16 @@ def pipeline(spark: SparkSession, source: str, rate: str, output: str, faults: s
     doubled.select("n").writeStream.foreach(Epochs(f"{output}/epochs", faults)).queryName("epochs").start()
 
 
+def files(spark: SparkSession, source: str, rate: str, output: str) -> None:
+    """Rows as CSV and as JSON, by Spark's batch writer, and as Parquet, by the engine."""
+    rows = spark.readStream.format("replay").schema("n BIGINT").option("rowsPerSecond", rate).load(source)
+    texts = rows.hint("uid", "rows").selectExpr("n", "concat('a \"', n, '\\n', ',') AS text", "n % 2 AS part")
+    csv = texts.writeStream.format("csv").option("header", "true").option("escape", '"').queryName("csv")
+    csv.partitionBy("part").start(f"{output}/csv")
+    texts.writeStream.format("json").queryName("json").start(f"{output}/json")
+    texts.writeStream.format("parquet").partitionBy("part").queryName("parquet").start(f"{output}/parquet")
+
+
 def printed(spark: SparkSession, source: str, output: str) -> None:
     """Spark's batch writer, and the console."""
     rows = spark.readStream.format("replay").schema(SCHEMA).load(source)

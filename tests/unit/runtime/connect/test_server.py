@@ -11,7 +11,7 @@ import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.connect.server import ConnectServer
-from ckpt_runtime.connect.spark_service import SparkService
+from ckpt_runtime.frontend.spark_connect import SparkService
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from tests.support.certificates import Authority
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage, new_sink_id
+from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID, SinkLineage, new_sink_id, pending_names
 from ckpt_runtime.checkpoint.state_handles import (
     OperatorListState,
     OperatorStateMode,
@@ -57,6 +58,23 @@ def test_a_sink_keeps_the_id_of_its_snapshot_and_gets_one_without(tmp_path: Path
     assert sink_lineages(graph(tmp_path), "seed", None, (FORMER,)) == fresh
     forged = snapshot(7, tmp_path, sink="../../x")
     assert sink_lineages(graph(tmp_path), "seed", forged, (FORMER,)) == fresh
+
+
+def test_files_that_wait_for_a_single_committer_or_for_each_subtask_are_known_from_a_snapshot(tmp_path: Path) -> None:
+    """By all forms that versions have written; the message of a PySpark writer names no file, whatever it holds."""
+    message = '{"directory":"","name":"single"}'
+    items = (
+        {"version": 2, "checkpoint": 7, "writer": "w", "messages": [[0, message], [1, None], [1, "{"], [0, "[1]"]]},
+    )
+    nested = {"checkpoint": 7, "writer": "w", "committable": {"directory": "", "name": "each"}}
+    lists = (
+        OperatorListState(MESSAGES, OperatorStateMode.SPLIT, items),
+        OperatorListState(PENDING, OperatorStateMode.SPLIT, (nested, {"directory": "", "name": "old"})),
+    )
+    taken = replace(
+        snapshot(7, tmp_path), states={("v" * 32, 0): SubtaskState({"out": OperatorSubtaskState(lists=lists)})}
+    )
+    assert pending_names([taken]) == {"single", "each", "old"}
 
 
 def test_only_what_no_snapshot_covers_goes(tmp_path: Path) -> None:

@@ -1,0 +1,235 @@
+"""Format ``delta``: rows of each completed checkpoint as one commit of a Delta table, exactly once.
+
+Subtasks write hidden Parquet files into the table's directory, as a sink of files does; their committables carry
+partition values and statistics. When the checkpoint has completed, one committer gives the files their visible names
+and adds them to the table's log with an application transaction: the sink of one job, and the checkpoint's id. A
+repetition looks the transaction up in the very snapshot that it would commit from. (A commit from a newer snapshot than
+the one that was looked at would be taken a second time.) If another writer has committed the same transaction
+meanwhile, the log refuses the commit; other writers' appends are no conflict.
+
+Files lie in the table's directory itself also if it is partitioned: the log has the partition values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, ClassVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ckpt_runtime.connectors.file_sink import FileSink, PartWriter, PendingFile, part_of
+from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory
+from ckpt_runtime.graph.formats import partition_columns
+from ckpt_runtime.sinks import CommitOutcome, SinkCommitter, SinkContext, SinkWriter, Transaction
+
+_LONGEST_TEXT = 64
+_WRITTEN_FEATURES = frozenset(
+    {"appendOnly", "changeDataFeed", "deletionVectors", "invariants", "timestampNtz", "v2Checkpoint"}
+)
+"""Features of a table that ask nothing of a writer that only appends; of ``invariants``, if no column has one."""
+_GREATEST_WRITER_VERSION = 2
+_COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+"""What the metadata of a column has if a writer must check or compute its values."""
+
+
+class DeltaFile(msgspec.Struct, frozen=True):
+    """A pending file. ``values`` are its partition's, ``stats`` the JSON text of the log, ``size`` is in bytes."""
+
+    directory: str
+    name: str
+    values: dict[str, str | None]
+    size: int
+    stats: str
+
+
+class DeltaSink(FileSink):
+    """The sink behind format ``delta``."""
+
+    committable: ClassVar[type[msgspec.Struct]] = DeltaFile
+    single_committer = True
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__("delta", options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "delta"
+
+    def open_writer(self, schema: pa.Schema, context: SinkContext) -> SinkWriter:
+        self.directory.create()
+        return _DeltaWriter(self, schema, context)
+
+    def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
+        assert schema is not None
+        self.directory.create()
+        return DeltaCommitter(self.directory, schema, self.parsed)
+
+
+class _DeltaWriter(PartWriter):
+    """Adds to each pending file what the table's log says of it."""
+
+    def prepare_commit(self, checkpoint_id: int) -> Sequence[DeltaFile]:  # type: ignore[override]
+        return [self._described(pending) for pending in super().prepare_commit(checkpoint_id)]
+
+    def partition_name(self, values: Sequence[tuple[str, str | None]]) -> str:
+        return json.dumps(dict(values)) if values else ""
+
+    def _described(self, pending: PendingFile) -> DeltaFile:
+        with self._sink.directory.open_for_reading(pending.name) as stream:
+            metadata = pq.read_metadata(stream)
+            size = stream.seek(0, 2)
+        values = json.loads(pending.partition) if pending.partition else {}
+        return DeltaFile(pending.directory, pending.name, values, size, json.dumps(_statistics(metadata)))
+
+
+class DeltaCommitter(SinkCommitter):
+    """Adds files to the table's log."""
+
+    def __init__(self, directory: PartDirectory, schema: pa.Schema, options: Mapping[str, Any]) -> None:
+        self._directory = directory
+        self._schema = schema
+        self._keys = partition_columns(options, schema)
+        self._merges = bool(options["mergeSchema"])
+
+    def commit(self, transaction: Transaction, committables: Sequence[DeltaFile]) -> CommitOutcome:
+        """Raises CommitError for a table that the engine cannot append to, and when a file is missing."""
+        table = self._table()
+        committed = table.transaction_version(transaction.writer_id)
+        if committed is not None and committed >= transaction.checkpoint_id:
+            return CommitOutcome.ALREADY_COMMITTED
+        self.publish(committables)
+        self.add(table, transaction, committables)
+        return CommitOutcome.COMMITTED
+
+    def publish(self, files: Sequence[DeltaFile]) -> None:
+        """Gives pending files their visible names; those that have them already keep them."""
+        for file in files:
+            if self._directory.commit(part_of(file)) is None:
+                raise CommitError(
+                    f"neither the pending file {file.directory}/{file.name} nor its visible form exists: its rows are "
+                    "lost; restore an earlier checkpoint"
+                )
+
+    def add(self, table: Any, transaction: Transaction, files: Sequence[DeltaFile]) -> None:
+        """Commits from the snapshot of ``table``, in which the transaction is not."""
+        import deltalake
+        from deltalake.transaction import AddAction
+
+        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+        actions = [AddAction(part_of(file).visible, file.size, file.values, now_ms, True, file.stats) for file in files]
+        mark = deltalake.Transaction(transaction.writer_id, transaction.checkpoint_id)
+        table.create_write_transaction(
+            actions,
+            "append",
+            table.schema(),
+            list(self._keys) or None,
+            commit_properties=deltalake.CommitProperties(app_transactions=[mark]),
+        )
+
+    def abort(self, transaction: Transaction, committables: Sequence[DeltaFile]) -> None:
+        for file in committables:
+            self._directory.delete(part_of(file).pending)
+
+    def _table(self) -> Any:
+        """The newest snapshot of the table, which is created if there is none, with the columns of the rows."""
+        import deltalake
+
+        url = self._directory.location.path if self._directory.location.is_local else self._directory.url
+        schema = deltalake.Schema.from_arrow(self._schema)
+        if not deltalake.DeltaTable.is_deltatable(url):
+            deltalake.DeltaTable.create(url, schema, mode="ignore", partition_by=list(self._keys))
+        table = deltalake.DeltaTable(url)
+        _check_features(table)
+        self._check_partitions(table)
+        if missing := self._missing_columns(table, schema):
+            table.alter.add_columns(missing)
+            table = deltalake.DeltaTable(url)
+        return table
+
+    def _check_partitions(self, table: Any) -> None:
+        found = list(table.metadata().partition_columns)
+        if found != list(self._keys):
+            raise CommitError(
+                f"{self._directory.url} is partitioned by {found}, and the query says {list(self._keys)}: call "
+                "partitionBy with the table's columns"
+            )
+
+    def _missing_columns(self, table: Any, schema: Any) -> list[Any]:
+        known = {field.name: field for field in table.schema().fields}
+        missing = []
+        for field in schema.fields:
+            if field.name not in known:
+                missing.append(field)
+            elif known[field.name].type != field.type:
+                raise CommitError(
+                    f"{self._directory.url}: column {field.name!r} is {known[field.name].type} in the table and "
+                    f"{field.type} in the query; cast it"
+                )
+        if missing and not self._merges:
+            names = ", ".join(repr(field.name) for field in missing)
+            raise CommitError(f"{self._directory.url} has no column {names}: set option mergeSchema=true to add it")
+        return missing
+
+
+def _check_features(table: Any) -> None:
+    """Raises CommitError for a table that asks its writers for what the engine does not do."""
+    protocol = table.protocol()
+    if protocol.writer_features is not None:
+        unknown = sorted(set(protocol.writer_features) - _WRITTEN_FEATURES)
+        if unknown:
+            raise CommitError(f"the table needs writers with the features {', '.join(unknown)}, which this sink lacks")
+    elif protocol.min_writer_version > _GREATEST_WRITER_VERSION:
+        raise CommitError(
+            f"the table needs writers of version {protocol.min_writer_version}; this sink has "
+            f"{_GREATEST_WRITER_VERSION}, and version 7 with features that it knows"
+        )
+    for field in table.schema().fields:
+        if found := [key for key in _COMPUTED if key in (field.metadata or {})]:
+            raise CommitError(f"column {field.name!r} of the table has {found[0]}, which this sink does not carry out")
+
+
+def _statistics(metadata: Any) -> dict[str, Any]:
+    """The statistics of a file as the log has them: of top-level columns, where minimum and maximum bound all rows."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for at in range(metadata.num_columns):
+        name = metadata.schema.column(at).path
+        if name != metadata.schema.column(at).name:
+            continue
+        columns = [metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups)]
+        if any(column is None or not column.has_null_count for column in columns):
+            continue
+        nulls[name] = sum(column.null_count for column in columns)
+        bounded = [column for column in columns if column.has_min_max]
+        if len(bounded) != len([column for column in columns if column.num_values]) or not bounded:
+            continue
+        low = _bound(min(column.min for column in bounded), up=False)
+        high = _bound(max(column.max for column in bounded), up=True)
+        if low is not None and high is not None:
+            least[name], greatest[name] = low, high
+    return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+def _bound(value: Any, *, up: bool) -> Any:
+    """A bound as JSON; None for a value whose bounds are left out.
+
+    JSON rounds decimals, and NaN is greater than all bounds of floats.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str | date | datetime):
+        return None
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST_TEXT else None
+    if isinstance(value, datetime):
+        milliseconds = value.microsecond / 1000
+        whole = math.ceil(milliseconds) if up else math.floor(milliseconds)
+        rounded = value.replace(microsecond=0) + timedelta(milliseconds=whole)
+        return rounded.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    return value

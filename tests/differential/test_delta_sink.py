@@ -1,0 +1,114 @@
+"""Format ``delta``: rows of completed checkpoints as commits of a table, exactly once through kills at each step."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
+
+deltalake = pytest.importorskip("deltalake", reason="pip install 'ckpt-runtime[delta]'")
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROWS = 20_000
+PROGRAM = PIPELINES / "killed_delta.py"
+
+
+def added(table: Path) -> list[dict[str, Any]]:
+    """What the log of a table adds, read without the library that wrote it."""
+    lines = [line for file in sorted((table / "_delta_log").glob("*.json")) for line in file.read_text().splitlines()]
+    return [action["add"] for action in map(json.loads, lines) if "add" in action]
+
+
+def content(table: Path) -> list[int]:
+    """The numbers in the files of the log; no other file lies beside them, neither visible nor hidden."""
+    files = [add["path"] for add in added(table)]
+    assert sorted(files) == sorted(path.name for path in table.iterdir() if path.name != "_delta_log")
+    numbers = []
+    for add in added(table):
+        found = pq.read_table(table / add["path"]).column("n").to_pylist()
+        assert all(str(n % 3) == add["partitionValues"]["part"] for n in found)
+        stats = json.loads(add["stats"])
+        assert (stats["numRecords"], stats["minValues"]["n"], stats["maxValues"]["n"]) == (
+            len(found),
+            min(found),
+            max(found),
+        )
+        numbers += found
+    return sorted(numbers)
+
+
+@pytest.mark.row("ends.5")
+def test_table_has_every_row_once_when_the_process_is_killed_at_each_step(cluster: MiniCluster, tmp_path: Path) -> None:
+    """Two jobs then start from one savepoint: its rows are there once, and those behind it once for each job."""
+    faults, table, source = tmp_path / "faults", tmp_path / "table", tmp_path / "numbers.parquet"
+    faults.mkdir()
+    pq.write_table(pa.table({"n": pa.array(range(ROWS), pa.int64())}), source)
+
+    def start(rate: int, savepoint: str | None = None) -> str:
+        return cluster.submit(
+            PROGRAM,
+            arguments=[str(source), str(rate), str(table), str(faults)],
+            configuration=fast(execution__checkpointing__interval="100ms"),
+            parallelism=2,
+            savepoint=savepoint,
+        )
+
+    job = start(500)
+    cluster.wait_for_checkpoints(job, 2)
+    for step in ("write", "prepare", "notified", "published", "committed", "published"):
+        (faults / step).touch()
+        cluster.wait_until(lambda step=step: not (faults / step).exists(), f"a kill at {step}")  # type: ignore[misc]
+    cluster.wait_for_checkpoints(job, 2)
+    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    before = content(table)
+    assert 0 < len(before) < ROWS
+    assert len(set(before)) == len(before)
+    for job in [start(0, savepoint) for _ in range(2)]:
+        cluster.wait_for_status(job, JobStatus.FINISHED)
+    wanted = Counter(range(ROWS)) + Counter(set(range(ROWS)) - set(before))
+    assert Counter(content(table)) == wanted
+    assert Counter(deltalake.DeltaTable(table).to_pyarrow_table().column("n").to_pylist()) == wanted
+
+
+@pytest.mark.row("ends.5")
+def test_table_is_read_with_the_types_and_partitions_of_the_rows(cluster: MiniCluster, tmp_path: Path) -> None:
+    rows = pa.table(
+        {
+            "n": pa.array([1, None, 3], pa.int32()),
+            "x": pa.array([float("nan"), 1.5, None]),
+            "at": pa.array([datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), None, None], pa.timestamp("us", "UTC")),
+            "tags": pa.array([["a", None], [], None], pa.list_(pa.string())),
+            "name": ["a/b=c", None, "é"],
+        }
+    )
+    source, table = tmp_path / "rows.parquet", tmp_path / "table"
+    pq.write_table(rows, source)
+    for _ in range(2):  # the second job appends to the table
+        arguments = [str(source), str(table)]
+        job = cluster.submit(PROGRAM, entry="killed_delta:written", arguments=arguments, configuration=fast())
+        cluster.wait_for_status(job, JobStatus.FINISHED)
+    found = deltalake.DeltaTable(table).to_pyarrow_table().select(rows.column_names)
+    assert Counter(map(str, found.to_pylist())) == Counter(map(str, 2 * rows.to_pylist()))
+    stats = [json.loads(add["stats"]) for add in added(table)]
+    assert {entry["maxValues"].get("at") for entry in stats} == {"1970-01-01T00:00:00.000Z", None}
+    assert not any("x" in entry["maxValues"] for entry in stats)
+
+
+@pytest.mark.row("ends.5")
+def test_type_that_delta_lacks_is_refused_when_the_program_is_planned(cluster: MiniCluster, tmp_path: Path) -> None:
+    source = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"n": pa.array([1], pa.duration("us")), "name": ["a"]}), source)
+    with pytest.raises(SubmissionFailed, match=r"column 'n' is duration\[us\]"):
+        cluster.submit(PROGRAM, entry="killed_delta:written", arguments=[str(source), str(tmp_path / "table")])

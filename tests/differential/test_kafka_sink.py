@@ -1,0 +1,121 @@
+"""Format ``kafka`` as a sink: no row is lost through kills, and columns and options are Spark's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ckpt_runtime.connectors.kafka_sink import KafkaDeliveryError, KafkaSink
+from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import check_sink
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
+from tests.support.kafka_broker import KafkaBroker, kafka_broker
+from tests.unit.runtime.connectors.harness import context, opened, snapshot_of
+
+pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'")
+
+ROWS = 2_000
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
+        yield started
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.row("ends.5")
+def test_program_sends_each_row_at_least_once_when_workers_are_killed(
+    cluster: MiniCluster, broker: KafkaBroker, tmp_path: Path
+) -> None:
+    source = tmp_path / "numbers.parquet"
+    pq.write_table(pa.table({"n": pa.array(range(ROWS), pa.int64())}), source)
+    broker.create_topic("numbers")
+    job = cluster.submit(
+        PIPELINES / "kafka_messages.py",
+        arguments=[str(source), "400", broker.servers, "numbers"],
+        configuration=fast(execution__checkpointing__interval="100ms"),
+    )
+    for _ in range(3):
+        cluster.wait_for_checkpoints(job, 1)
+        before = cluster.restarts(job)
+        os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
+        cluster.wait_until(lambda before=before: cluster.restarts(job) > before, "a restart")  # type: ignore[misc]
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    messages = broker.consume("numbers")
+    assert {int(message.key()) for message in messages} == set(range(ROWS))
+    for message in messages:
+        n = int(message.key())
+        assert message.value() == (str(n).encode() if n % 2 == 0 else None)
+        assert message.headers() == [("twice", str(2 * n).encode())]
+
+
+def sink(broker: KafkaBroker, **options: str) -> CommittingSinkOperator:
+    return CommittingSinkOperator(KafkaSink({"kafka.bootstrap.servers": broker.servers, **options}))
+
+
+def test_messages_go_to_the_topic_and_partition_of_their_row_and_are_there_before_the_checkpoint(
+    broker: KafkaBroker,
+) -> None:
+    broker.create_topic("parts", 2)
+    operator = sink(broker)
+    opened(operator, context(uid="out"))
+    rows = [{"value": b"v%d" % n, "topic": "parts", "partition": n % 2} for n in range(5)]
+    schema = pa.schema([("value", pa.binary()), ("topic", pa.string()), ("partition", pa.int32())])
+    operator.process_batch(pa.RecordBatch.from_pylist(rows, schema=schema), 0)
+    snapshot_of(operator, 1)
+    found = sorted((message.partition(), message.value()) for message in broker.consume("parts", 2))
+    assert found == [(0, b"v0"), (0, b"v2"), (0, b"v4"), (1, b"v1"), (1, b"v3")]
+    operator.close()
+
+
+def test_row_without_a_topic_and_message_that_the_broker_refuses_fail_the_job_by_name(broker: KafkaBroker) -> None:
+    operator = sink(broker)
+    opened(operator, context(uid="out"))
+    row: dict[str, Any] = {"value": [b"v"], "topic": pa.array([None], pa.string())}
+    with pytest.raises(KafkaDeliveryError, match="a row has no topic"):
+        operator.process_batch(pa.record_batch(row), 0)
+    operator.close()
+    broker.create_topic("one", 1)
+    operator = sink(broker, topic="one")
+    opened(operator, context(uid="out"))
+    operator.process_batch(pa.record_batch({"value": ["v"], "partition": pa.array([7], pa.int32())}), 0)
+    with pytest.raises(KafkaDeliveryError, match="topic 'one': .*nknown .*partition"):
+        snapshot_of(operator, 1)
+    operator.close()
+
+
+VALUE = {"value": pa.string()}
+SERVERS = {"kafka.bootstrap.servers": "localhost:1"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "problem"),
+    [
+        (VALUE, {"topic": "t"}, "'kafka.bootstrap.servers': format 'kafka' needs it"),
+        (VALUE, SERVERS, "'topic': set it, or select a column topic"),
+        ({"key": pa.string()}, {**SERVERS, "topic": "t"}, "'value': a message needs it"),
+        ({"value": pa.int64()}, {**SERVERS, "topic": "t"}, "'value': it is int64"),
+        ({**VALUE, "headers": pa.list_(pa.string())}, {**SERVERS, "topic": "t"}, "'headers': it is list"),
+        (VALUE, {**SERVERS, "topic": "t", "kafka.no.such": "1"}, "No such configuration property"),
+        (VALUE, {**SERVERS, "topic": "t", "kafka.transactional.id": "1"}, "the engine sets it"),
+        (VALUE, {**SERVERS, "topics": "t"}, "'topics'"),
+    ],
+)
+def test_options_and_columns_that_spark_or_the_client_would_not_take_are_refused(
+    columns: dict[str, pa.DataType], options: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(PlanError, match=problem):
+        check_sink("kafka", options, pa.schema(list(columns.items())))

@@ -1,0 +1,215 @@
+"""Format ``delta``: what one committer adds to a table's log, once, whatever is repeated or written beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
+from ckpt_runtime.connectors.part_directory import CommitError
+from ckpt_runtime.connectors.sink_operators import CommitterOperator, PreparingSinkOperator
+from tests.unit.runtime.connectors.harness import JOB, SINK, Collector, context, opened, redistributed, snapshot_of
+
+deltalake = pytest.importorskip("deltalake", reason="pip install 'ckpt-runtime[delta]'")
+
+from ckpt_runtime.connectors.delta_sink import DeltaSink  # noqa: E402 needs the library
+
+SCHEMA = pa.schema([("n", pa.int64()), ("part", pa.string())])
+
+
+class Job:
+    """Writers of one attempt in front of their committer, wired by hand."""
+
+    def __init__(
+        self,
+        table: Path,
+        *,
+        states: Sequence[Any] = ((), ()),
+        committer: Any = (),
+        restored: int | None = None,
+        attempt: int = 0,
+        job_id: str = JOB,
+        sink: SinkLineage = SINK,
+        **options: str,
+    ) -> None:
+        given = {"path": str(table), "partitionBy": "part", **options}
+        place: dict[str, Any] = {"restored": restored, "attempt": attempt, "job_id": job_id, "sink": sink}
+        self.committer = CommitterOperator(DeltaSink(given), SCHEMA)
+        opened(self.committer, context(uid="out.committer", state=committer, **place))
+        self.writers = []
+        for at, state in enumerate(states):
+            writer = PreparingSinkOperator(DeltaSink(given))
+            output = Collector(lambda batch: self.committer.process_batch(batch, 0))
+            writer.open(context(at, len(states), uid="out", state=state, **place), output)
+            self.writers.append(writer)
+
+    def write(self, *numbers: int) -> None:
+        for n in numbers:
+            batch = pa.RecordBatch.from_pylist([{"n": n, "part": str(n % 2)}], schema=SCHEMA)
+            self.writers[n % len(self.writers)].process_batch(batch, 0)
+
+    def checkpoint(self, checkpoint_id: int) -> tuple[list[Any], Any]:
+        states = [snapshot_of(writer, checkpoint_id) for writer in self.writers]
+        return states, snapshot_of(self.committer, checkpoint_id)
+
+    def close(self) -> None:
+        for operator in (*self.writers, self.committer):
+            operator.close()
+
+
+def numbers(table: Path) -> list[int]:
+    return sorted(deltalake.DeltaTable(table).to_pyarrow_table().column("n").to_pylist())
+
+
+def files(table: Path) -> list[str]:
+    return sorted(path.name for path in table.iterdir() if path.name != "_delta_log")
+
+
+def hidden(table: Path) -> list[str]:
+    return [name for name in files(table) if name.startswith(".")]
+
+
+@pytest.mark.row("ends.5")
+def test_rows_are_in_the_table_when_their_checkpoint_completes_and_not_before(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write(1, 2, 3)
+    job.checkpoint(4)
+    job.write(4)
+    assert not deltalake.DeltaTable.is_deltatable(str(tmp_path))
+    job.committer.notify_complete(4)
+    assert numbers(tmp_path) == [1, 2, 3]
+    job.close()
+    assert hidden(tmp_path) == []
+    adds = deltalake.DeltaTable(tmp_path).get_add_actions(flatten=True)
+    assert sorted(pa.table(adds).column("num_records").to_pylist()) == [1, 2]
+
+
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize("crash", ["before", "published", "committed"])
+def test_commit_that_a_crash_interrupts_is_done_once_by_the_restored_job(tmp_path: Path, crash: str) -> None:
+    job = Job(tmp_path)
+    job.write(1, 2)
+    states, committer = job.checkpoint(4)
+    job.write(3)
+    job.checkpoint(5)
+    if crash == "committed":
+        job.committer.notify_complete(4)
+    elif crash == "published":
+        sink_committer = job.committer._open_committer()
+        for known in job.committer._messages:
+            if known.checkpoint_id == 4:
+                sink_committer.publish(job.committer._decoded(known))  # type: ignore[attr-defined]
+    for attempt in (1, 2):
+        lineage = SinkLineage(SINK.sink_id)
+        restored = Job(
+            tmp_path, states=redistributed(states, 3), committer=committer, restored=4, attempt=attempt, sink=lineage
+        )
+        assert numbers(tmp_path) == [1, 2]
+        assert hidden(tmp_path) == []
+        restored.close()
+    assert len(files(tmp_path)) == 2
+
+
+@pytest.mark.row("ends.5", "147.8")
+def test_two_jobs_of_one_savepoint_commit_its_rows_once_and_their_own_each(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write(1)
+    states, committer = job.checkpoint(4)
+    for other in ("d", "e"):
+        resumed = Job(tmp_path, states=states, committer=committer, restored=4, job_id=other * 32)
+        resumed.write(2)
+        resumed.checkpoint(5)
+        resumed.committer.notify_complete(5)
+    assert numbers(tmp_path) == [1, 2, 2]
+
+
+def test_rows_that_another_writer_appends_meanwhile_stay(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write(1)
+    job.checkpoint(1)
+    job.committer.notify_complete(1)
+    deltalake.write_deltalake(tmp_path, pa.table({"n": [100], "part": ["x"]}), mode="append")
+    job.write(2)
+    job.checkpoint(2)
+    job.committer.notify_complete(2)
+    assert numbers(tmp_path) == [1, 2, 100]
+
+
+def test_commit_that_was_repeated_by_another_process_meanwhile_is_refused_by_the_log(tmp_path: Path) -> None:
+    """Both have looked at the same snapshot: the second one's commit must not be taken."""
+    job = Job(tmp_path)
+    job.write(1)
+    job.checkpoint(1)
+    job.committer.notify_complete(1)
+    job.write(2)
+    job.checkpoint(2)
+    [known] = job.committer._messages
+    prepared = job.committer._decoded(known)
+    committer: Any = job.committer._open_committer()
+    stale = committer._table()
+    committer.commit(known, prepared)
+    with pytest.raises(Exception, match="oncurrent"):
+        committer.add(stale, known, prepared)
+    assert numbers(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "problem"),
+    [
+        ({"n": pa.int64()}, {}, "partitioned by"),
+        ({"n": pa.int32(), "part": pa.string()}, {}, "column 'n' is"),
+        ({"part": pa.string()}, {}, "has no column 'n': set option mergeSchema=true"),
+    ],
+)
+def test_table_that_does_not_fit_the_rows_is_refused_by_name(
+    tmp_path: Path, columns: dict[str, pa.DataType], options: dict[str, str], problem: str
+) -> None:
+    keys = ["part"] if "part" in columns else []
+    schema = deltalake.Schema.from_arrow(pa.schema(list(columns.items())))
+    deltalake.DeltaTable.create(str(tmp_path), schema, partition_by=keys)
+    job = Job(tmp_path, **options)
+    job.write(1)
+    job.checkpoint(1)
+    with pytest.raises(CommitError, match=problem):
+        job.committer.notify_complete(1)
+    assert deltalake.DeltaTable(tmp_path).version() == 0
+
+
+def test_column_that_a_table_lacks_is_added_by_option(tmp_path: Path) -> None:
+    schema = deltalake.Schema.from_arrow(pa.schema([("part", pa.string())]))
+    deltalake.DeltaTable.create(str(tmp_path), schema, partition_by=["part"])
+    job = Job(tmp_path, mergeSchema="true")
+    job.write(1)
+    job.checkpoint(1)
+    job.committer.notify_complete(1)
+    assert numbers(tmp_path) == [1]
+
+
+def test_table_with_a_feature_that_the_sink_lacks_is_refused_by_its_name(tmp_path: Path) -> None:
+    table = deltalake.DeltaTable.create(str(tmp_path), deltalake.Schema.from_arrow(SCHEMA), partition_by=["part"])
+    table.alter.add_constraint({"positive": "n > 0"})
+    job = Job(tmp_path)
+    job.write(-1)
+    job.checkpoint(1)
+    with pytest.raises(CommitError, match=r"checkConstraints|version 3"):
+        job.committer.notify_complete(1)
+    assert numbers(tmp_path) == []
+
+
+def test_bounds_of_texts_that_are_long_and_of_floats_are_left_out(tmp_path: Path) -> None:
+    sink = DeltaSink({"path": str(tmp_path)})
+    schema = pa.schema([("n", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("l", pa.list_(pa.int64()))])
+    operator = PreparingSinkOperator(sink)
+    output = opened(operator, context(uid="out"))
+    rows = [{"n": 2, "x": float("nan"), "s": "a" * 100, "l": [1]}, {"n": None, "x": 1.0, "s": None, "l": None}]
+    operator.process_batch(pa.RecordBatch.from_pylist(rows, schema=schema), 0)
+    operator.prepare_snapshot(1)
+    [message] = output.column("message")
+    stats = json.loads(json.loads(message)["stats"])
+    assert stats["minValues"] == stats["maxValues"] == {"n": 2}
+    assert (stats["numRecords"], stats["nullCount"]["s"], stats["nullCount"]["n"]) == (2, 1, 1)

@@ -1,0 +1,143 @@
+"""Files that Spark writes for a checkpoint: each is visible once, whatever step a crash interrupts.
+
+Arrow stands for Spark's batch writer here; tests/differential/test_sinks.py has Spark itself.
+"""
+
+from __future__ import annotations
+
+import stat
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pc
+import pytest
+
+from ckpt_runtime.connectors import spark_files
+from ckpt_runtime.connectors.file_sink import PendingFile
+from ckpt_runtime.connectors.part_directory import PartDirectory
+from ckpt_runtime.connectors.sink_operators import PreparingSinkOperator
+from ckpt_runtime.connectors.staged_sinks import _BatchCommitter, staged_sink
+from ckpt_runtime.frontend.batch_writers import SparkWrite
+from ckpt_runtime.graph.specs import SinkSpec, UserFunction
+from ckpt_runtime.sinks import CommitOutcome, SinkContext, Transaction
+from tests.unit.runtime.connectors.harness import JOB, SINK, context, opened
+
+SCHEMA = pa.schema([("n", pa.int64())])
+TRANSACTION = Transaction(f"{SINK.sink_id}-{JOB}", 7)
+
+
+class ArrowWrite(SparkWrite):
+    """Writes one file for each row, in two partitions, under names that are new each time, as Spark does."""
+
+    def to(self, frame: Any, directory: str) -> None:
+        for n in frame.column("n").to_pylist():
+            part = Path(directory.removeprefix("file://"), f"part={n % 2}")
+            part.mkdir(parents=True, exist_ok=True)
+            pc.write_csv(pa.table({"n": [n]}), part / f"part-{uuid.uuid4()}.csv")
+            (part / f".part-{n}.csv.crc").touch()
+        Path(directory.removeprefix("file://"), "_SUCCESS").touch()
+
+
+class Committer(_BatchCommitter):
+    def _frame(self, files: Sequence[PendingFile]) -> Any:
+        return pa.concat_tables([self._read(file) for file in files])
+
+
+class World:
+    """Staged rows of one checkpoint, and a committer for each attempt."""
+
+    def __init__(self, directory: Path) -> None:
+        self.out, self.staging = directory / "out", directory / "staged"
+        self.function = UserFunction(ArrowWrite("csv", {}, ("part",), str(self.out)), None)
+        operator = PreparingSinkOperator(
+            staged_sink(SinkSpec("foreachBatch", {"path": str(self.staging)}, self.function))
+        )
+        output = opened(operator, context(uid="out"))
+        for n in range(4):
+            operator.process_batch(pa.record_batch({"n": pa.array([n], pa.int64())}), 0)
+        operator.prepare_snapshot(TRANSACTION.checkpoint_id)
+        self.committables = [operator._sink.decode(text) for text in output.column("message")]
+
+    def committer(self, attempt: int, job_id: str = JOB, ended: tuple[str, ...] = ()) -> Committer:
+        place = SinkContext(SINK.sink_id, job_id, "out", 0, 1, attempt, ended_jobs=ended)
+        return Committer(PartDirectory(str(self.staging)), self.function, SCHEMA, place)
+
+    def commit(self, attempt: int) -> CommitOutcome:
+        return self.committer(attempt).commit(TRANSACTION, self.committables)
+
+    def rows(self) -> list[int]:
+        return sorted(
+            n for file in self.out.rglob("part=*/part-*.csv") for n in pc.read_csv(file).column("n").to_pylist()
+        )
+
+    def left(self) -> list[str]:
+        names = [path.name for path in (*self.out.iterdir(), *self.staging.iterdir())]
+        return [name for name in names if not name.startswith("part=")]
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize("step", ["written", "completed", "moving", "moved", "staged rows deleted"])
+def test_commit_that_a_crash_interrupts_is_completed_by_the_next_attempt(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    moves = 0
+    move, finish = spark_files.move_file, spark_files.SparkFiles.finish
+    delete = PartDirectory.delete
+
+    def crashing_move(source: Any, target: Any) -> None:
+        nonlocal moves
+        moves += 1
+        if (step, moves) == ("written", 1):
+            raise Crash
+        move(source, target)
+        if (step, moves) in (("completed", 1), ("moving", 3)):
+            raise Crash
+
+    def crashing_delete(directory: PartDirectory, name: str) -> None:
+        if step == "moved":
+            raise Crash
+        delete(directory, name)
+
+    def crashing_finish(files: spark_files.SparkFiles, transaction: Transaction) -> None:
+        if step == "staged rows deleted":
+            raise Crash
+        finish(files, transaction)
+
+    monkeypatch.setattr(spark_files, "move_file", crashing_move)
+    monkeypatch.setattr(spark_files.SparkFiles, "finish", crashing_finish)
+    monkeypatch.setattr(PartDirectory, "delete", crashing_delete)
+    with pytest.raises(Crash):
+        world.commit(0)
+    monkeypatch.undo()
+    assert stat.S_IMODE(world.staging.stat().st_mode) == 0o700
+    outcome = world.commit(1)
+    assert outcome is (CommitOutcome.ALREADY_COMMITTED if step == "staged rows deleted" else CommitOutcome.COMMITTED)
+    assert world.commit(2) is CommitOutcome.ALREADY_COMMITTED
+    assert (world.rows(), world.left()) == ([0, 1, 2, 3], [])
+
+
+def test_what_an_attempt_has_not_completed_goes_and_what_it_has_completed_stays(world: World) -> None:
+    """A complete directory may be half published: only a repetition of its commit knows what to do with it."""
+    others = [
+        f"_ckpt-{SINK.sink_id}-{'e' * 32}-7-a0",
+        f"_ckpt-{'f' * 16}-{JOB}-7-a0",
+        f"_ckpt-{TRANSACTION.id}",
+        "_ckpt-x",
+    ]
+    own = [f"_ckpt-{TRANSACTION.id}-a0", f"_ckpt-{SINK.sink_id}-{'d' * 32}-6-a3"]
+    for name in (*others, *own):
+        (world.out / name).mkdir(parents=True)
+    world.committer(1, ended=("d" * 32,)).close()
+    assert sorted(path.name for path in world.out.iterdir()) == sorted(others)
