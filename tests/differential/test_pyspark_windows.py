@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, ROCKSDB, all_run, fast
+from tests.support.jobs import PIPELINES, ROCKSDB, fast
 from tests.support.parity import shown
 from tests.support.pipelines import window_programs
 
@@ -87,26 +85,3 @@ def test_stateful_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
     for name, rows in expected.items():
         assert rows, name
         assert result(tmp_path, name) == rows, name
-
-
-@pytest.mark.row("ps.5")
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-def test_killed_workers_a_savepoint_and_a_rescale_leave_the_rows_of_spark(
-    cluster: MiniCluster, orders: str, expected: dict[str, Counter[str]], tmp_path: Path, backend: str
-) -> None:
-    configuration = {**fast(), **ROCKSDB} if backend == "rocksdb" else fast()
-
-    def submit(rate: int, **options: Any) -> str:
-        arguments = ["replay", orders, str(tmp_path), str(rate)]
-        return cluster.submit(PROGRAM, arguments=arguments, configuration=configuration, **options)
-
-    job = submit(100, parallelism=2)
-    cluster.wait_for_checkpoints(job, 2)
-    os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
-    cluster.wait_until(lambda: cluster.restarts(job) >= 1 and all_run(cluster, job), "a restart")
-    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
-    cluster.wait_for_status(job, JobStatus.FINISHED)
-    job = submit(0, parallelism=1, savepoint=savepoint)
-    cluster.wait_for_status(job, JobStatus.FINISHED)
-    for name in expected.keys() - KEYS.keys():
-        assert result(tmp_path, name) == expected[name], name
