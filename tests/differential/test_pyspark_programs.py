@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.connect.proto import Relation
+from pyspark.sql.connect.proto import CommonInlineUserDefinedFunction, Relation
 
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.typed_plan import AnalysisRequest
@@ -96,9 +96,9 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
     ("case", "named"),
     [
         ("random plan", "another plan"),
-        ("function", "Randn"),
+        ("function", r"Randn.*called in refused_programs.py:\d+"),
         ("type", "interval"),
-        ("column", "UNRESOLVED_COLUMN"),
+        ("column", r"UNRESOLVED_COLUMN(.|\n)*refused_programs.py:\d+"),
         ("operation", "Sort"),
         ("session", "another column"),
         ("gap", "choose among constants"),
@@ -109,7 +109,9 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("pattern", "GGGG"),
         ("memory", "'memory' has no table"),
         ("legacy option", "spark.sql.legacy"),
-        ("Python function", "common_inline_user_defined_function"),
+        ("barrier", "barrier"),
+        ("generator", "JsonTuple"),
+        ("Python in a lambda", "lambda"),
     ],
 )
 def test_program_that_the_engine_cannot_run_is_refused_by_name_when_it_is_submitted(
@@ -166,9 +168,14 @@ def test_question_that_sets_an_option_of_the_driver_or_is_malformed_is_refused()
     rows = Relation(range={"end": 1, "step": 1}).SerializeToString()
     catalog = {"spark.sql.catalog.taken": "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"}
     assert "spark.sql.catalog.taken" in ANALYZER.analyze(AnalysisRequest(rows, configuration=catalog)).unsupported
-    assert "not a relation" in ANALYZER.analyze(AnalysisRequest(b"\xff")).unsupported
+    assert "not a Relation" in ANALYZER.analyze(AnalysisRequest(b"\xff")).unsupported
+    java = CommonInlineUserDefinedFunction(function_name="f", java_udf=JAVA["java_udf"]).SerializeToString()
+    for function, named in ((b"\xff", "not a Common"), (java, "functions are those of Python")):
+        assert named in ANALYZER.analyze(AnalysisRequest(rows, functions={"f": function})).unsupported
     with pytest.raises(DocumentError, match="malformed"):
         ANALYZER.answer("{")
+    with pytest.raises(DocumentError, match="at once"):
+        ANALYZER.answer(f"[{','.join(['{}'] * 51)}]")
 
 
 def test_text_of_sql_is_not_filled_in_with_the_environment_of_the_driver() -> None:

@@ -76,6 +76,7 @@ def load_plan(
             else:
                 module = _import_module(directory, module_name)
                 _function(module, module_name, function_name)(spark, *args)
+        capture.require_answers()
         add_queries(capture, session.plan, session.dataSource.resolve)
         plan = session.compile()
         return replace(plan, job_graph=replace(plan.job_graph, analyses=capture.used))

@@ -9,6 +9,14 @@ class UnsupportedExpressionError(Exception):
     def __init__(self, what: str, why: str = "the engine does not compute it as Spark does") -> None:
         super().__init__(f"{what}: {why}")
         self.what = what
+        self.place = ""
+
+    def called_in(self, place: str) -> UnsupportedExpressionError:
+        """Adds the author's file and line to the message, if they are known and the message lacks them."""
+        if place and not self.place:
+            self.place = place
+            self.args = (f"{self.args[0]} (called in {place})",)
+        return self
 
 
 class UnsupportedTypeError(UnsupportedExpressionError):

@@ -7,7 +7,6 @@ there.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from hashlib import sha256
@@ -17,10 +16,12 @@ import msgspec
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Column, Expression
-from ckpt_runtime.frontend.catalyst import ExpressionReader, items, jvm_name, output
+from ckpt_runtime.frontend.catalyst import ExpressionReader, items, jvm_name, output, spark_type
+from ckpt_runtime.frontend.function_analysis import FUNCTIONAL, read_functional
 from ckpt_runtime.frontend.stateful_analysis import STATEFUL, read_stateful
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
+    MOST_QUESTIONS,
     Analysis,
     AnalysisRequest,
     Filter,
@@ -43,16 +44,22 @@ class Analyzer:
         self._lock = threading.Lock()
         self._serial = 0
 
-    def answer(self, question: str) -> dict[str, str]:
-        """Returns the JSON text of the answer to a request in JSON, by the digest of the request. Blocks.
+    def answer(self, questions: str) -> dict[str, str]:
+        """Returns the JSON texts of the answers to a JSON list of requests, by the requests' digests. Blocks.
 
-        Raises DocumentError for a text that is no request: a program could have written it.
+        Raises DocumentError for a text that is no list of requests: a program could have written it.
         """
         try:
-            request = msgspec.json.decode(question, type=AnalysisRequest)
+            texts = msgspec.json.decode(questions, type=list[msgspec.Raw])
+            requests = [msgspec.json.decode(text, type=AnalysisRequest) for text in texts[: MOST_QUESTIONS + 1]]
         except msgspec.MsgspecError as error:
             raise DocumentError(f"the question to Spark is malformed: {error}") from error
-        return {sha256(question.encode()).hexdigest(): msgspec.json.encode(self.analyze(request)).decode()}
+        if len(requests) > MOST_QUESTIONS:
+            raise DocumentError(f"Spark is asked more than {MOST_QUESTIONS} questions at once")
+        return {
+            sha256(bytes(text)).hexdigest(): msgspec.json.encode(self.analyze(request)).decode()
+            for text, request in zip(texts, requests, strict=True)
+        }
 
     def analyze(self, request: AnalysisRequest) -> Analysis:
         """Returns Spark's answer, errors of the author included. Blocks; calls from several threads take turns."""
@@ -83,9 +90,7 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
     sessions = type(spark)._get_j_spark_session_class(spark._jvm)
     try:
         if request.ddl:
-            return Analysis(
-                parsed=json.loads(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl).json())
-            )
+            return Analysis(parsed=spark_type(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl)))
         session = spark._jsparkSession.newSession()
         if refused := set(request.configuration) - CONFIGURED:
             raise UnsupportedExpressionError(f"the option {min(refused)}", "a program cannot set it for the analyzer")
@@ -95,6 +100,8 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
         sessions.setActiveSession(session)
         planner = _Planner(spark._jvm, session, serial)
         ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
+        for function in request.functions.values():
+            planner.register_function(function)
         for name, relation in request.views.items():
             planner.register(name, relation, PlanReader(spark._jvm, ansi))
         plan = planner.analyzed(request.relation)
@@ -115,7 +122,18 @@ _RELATIONS = frozenset(
     {
         *("project", "filter", "join", "set_op", "sort", "limit", "offset", "aggregate", "sql", "range", "unpivot"),
         *("subquery_alias", "repartition", "repartition_by_expression", "to_df", "to_schema", "hint", "deduplicate"),
-        *("drop", "with_columns", "with_columns_renamed", "with_watermark", "fill_na", "drop_na", "replace"),
+        *(
+            "map_partitions",
+            "group_map",
+            "apply_in_pandas_with_state",
+            "drop",
+            "with_columns",
+            "with_columns_renamed",
+            "with_watermark",
+            "fill_na",
+            "drop_na",
+            "replace",
+        ),
     }
 )
 """Kinds of relations whose analysis reads no file, asks no other system and runs no code."""
@@ -123,29 +141,37 @@ _EXPRESSIONS = frozenset(
     {
         *("literal", "unresolved_attribute", "unresolved_function", "expression_string", "unresolved_star", "alias"),
         *("cast", "unresolved_regex", "sort_order", "lambda_function", "unresolved_named_lambda_variable", "window"),
-        *("unresolved_extract_value", "update_fields", "call_function", "named_argument"),
+        *("unresolved_extract_value", "update_fields", "call_function", "named_argument_expression"),
+        "common_inline_user_defined_function",
     }
 )
-"""The same of expressions. Functions of users are not among them: Spark deserializes those of Java and Scala."""
+"""The same of expressions. Functions of users are those of Python that a number names: Spark deserializes others."""
 _KINDS = {"Relation": ("rel_type", _RELATIONS), "Expression": ("expr_type", _EXPRESSIONS)}
 _RUN_CODE = ("reflect", "java_method", "try_reflect")
 """Functions that call Java methods. Spark's analyzer evaluates some constants, and no program may run in the driver."""
 
 
-def _checked_relation(relation: bytes) -> bytes:
-    """Returns the relation. Raises UnsupportedExpressionError for one that may make Spark read, connect or run code."""
+def _checked(kind: str, given: bytes) -> bytes:
+    """Returns a message of Spark Connect of that kind.
+
+    Raises UnsupportedExpressionError for one that may make Spark read, connect or run code.
+    """
     from google.protobuf.message import DecodeError
-    from pyspark.sql.connect.proto import Relation
+    from pyspark.sql.connect import proto
 
     try:
-        todo: list[Any] = [Relation.FromString(relation)]
+        todo: list[Any] = [getattr(proto, kind).FromString(given)]
     except DecodeError as error:
-        raise UnsupportedExpressionError("the plan", f"it is not a relation of Spark Connect: {error}") from None
+        raise UnsupportedExpressionError("the plan", f"it is not a {kind} of Spark Connect: {error}") from None
     while todo:
         message = todo.pop()
         name = message.DESCRIPTOR.name
         if name == "UDT":  # Spark loads its class by name
             raise UnsupportedExpressionError("a user-defined type", "the engine has no values of it")
+        if name == "CommonInlineUserDefinedFunction" and not message.python_udf.command.isdigit():
+            raise UnsupportedExpressionError(
+                "common_inline_user_defined_function", "functions are those of Python in a program that is submitted"
+            )
         if name in _KINDS:
             field, allowed = _KINDS[name]
             kind = message.WhichOneof(field)
@@ -156,7 +182,7 @@ def _checked_relation(relation: bytes) -> bytes:
             if descriptor.message_type is not None:
                 several = value.values() if hasattr(value, "values") else value if descriptor.is_repeated else (value,)
                 todo += [element for element in several if hasattr(element, "ListFields")]
-    return relation
+    return given
 
 
 class _Planner:
@@ -178,11 +204,26 @@ class _Planner:
         self._session = session
 
     def analyzed(self, relation: bytes) -> Any:
-        parsed = self._jvm.org.apache.spark.connect.proto.Relation.parseFrom(_checked_relation(relation))
+        parsed = self._jvm.org.apache.spark.connect.proto.Relation.parseFrom(_checked("Relation", relation))
         analyzer = self._session.sessionState().analyzer()
         plan = analyzer.execute(self._planner.transformRelation(parsed))
         analyzer.checkAnalysis(plan)
         return plan
+
+    def register_function(self, function: bytes) -> None:
+        """Registers a Python function, so that SQL text may name it."""
+        from pyspark.sql.connect.proto import CommonInlineUserDefinedFunction, Expression
+
+        called = Expression()
+        checked = _checked("CommonInlineUserDefinedFunction", function)
+        called.common_inline_user_defined_function.MergeFrom(CommonInlineUserDefinedFunction.FromString(checked))
+        name = called.common_inline_user_defined_function.function_name
+        parsed = self._jvm.org.apache.spark.connect.proto.Expression.parseFrom(called.SerializeToString())
+        read = self._planner.transformExpression(parsed)
+        kind = self._jvm.org.apache.spark.sql.execution.python.UserDefinedPythonFunction
+        facts = (read.func(), read.dataType(), read.evalType(), read.udfDeterministic())
+        python = kind(name, *facts, self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList())
+        self._session.udf().registerPython(name, python)
 
     def register(self, name: str, relation: bytes, reader: PlanReader) -> None:
         """Registers a view. Its plan is read first, because Spark runs a command as soon as a frame is made of it."""
@@ -204,12 +245,13 @@ class PlanReader:
         self._jvm = jvm
         self._ansi = ansi
         self._tag = _companion(jvm.org.apache.spark.sql.catalyst.plans.logical, "LogicalPlan").PLAN_ID_TAG()
-        self._nodes: list[PlanNode] = []
-        self._ids: list[tuple[int, ...]] = []
+        self.nodes: list[PlanNode] = []
+        self.ids: list[tuple[int, ...]] = []
+        self._places: dict[str, str] = {}
 
     def read(self, plan: Any) -> Analysis:
         self._node(plan)
-        return Analysis(columns=self._nodes[-1].columns, nodes=tuple(self._nodes))
+        return Analysis(columns=self.nodes[-1].columns, nodes=tuple(self.nodes), places=self._places)
 
     def _node(self, plan: Any) -> int:
         """Adds the nodes of a plan and returns the position of its last one."""
@@ -242,23 +284,24 @@ class PlanReader:
                 return self.add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
             case _ if name in STATEFUL:
                 return read_stateful(self, name, plan, inputs[0])
+            case _ if name in FUNCTIONAL:
+                return read_functional(self, name, plan, inputs)
         raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
 
     def add(self, node: PlanNode, ids: tuple[int, ...]) -> int:
         """Adds a node whose columns have these ids of Spark's, and returns its position."""
-        self._nodes.append(node)
-        self._ids.append(ids)
-        return len(self._nodes) - 1
+        self.nodes.append(node)
+        self.ids.append(ids)
+        return len(self.nodes) - 1
 
     def plan_id(self, plan: Any) -> int | None:
         """The id of the captured relation that a plan stands for."""
         found = plan.getTagValue(self._tag)
         return int(found.get()) if found.isDefined() else None
 
-    def expressions(
-        self, expressions: Sequence[Any], input_: int, *, aggregates: bool = False
-    ) -> tuple[Expression, ...]:
-        """Reads expressions over the columns of the node ``input_``."""
-        positions = {id_: at for at, id_ in enumerate(self._ids[input_])}
-        reader = ExpressionReader(positions, ansi=self._ansi, aggregates=aggregates)
+    def expressions(self, expressions: Sequence[Any], *inputs: int, aggregates: bool = False) -> tuple[Expression, ...]:
+        """Reads expressions over the columns of the nodes ``inputs``."""
+        columns = [id_ for input_ in inputs for id_ in self.ids[input_]]
+        positions = {id_: at for at, id_ in enumerate(columns)}
+        reader = ExpressionReader(positions, ansi=self._ansi, aggregates=aggregates, places=self._places)
         return tuple(reader.read(expression) for expression in expressions)

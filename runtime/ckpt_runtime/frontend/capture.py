@@ -23,7 +23,8 @@ from typing import Any, SupportsIndex
 import msgspec
 
 from ckpt_runtime.expressions.types import SparkType
-from ckpt_runtime.frontend.typed_plan import CONFIGURED, Analysis, AnalysisNeeded, AnalysisRequest
+from ckpt_runtime.frontend.python_functions import CapturedFunctions
+from ckpt_runtime.frontend.typed_plan import CONFIGURED, MOST_QUESTIONS, Analysis, AnalysisNeeded, AnalysisRequest
 from ckpt_runtime.graph.errors import PlanError
 
 REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
@@ -35,6 +36,7 @@ _CHANGE_RESULTS = (
     "spark.sql.decimalOperations.",
 )
 """Options of Spark with which expressions have other results. Others say how Spark runs, and have no effect here."""
+_CONVERSIONS = ("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark.")
 
 
 @dataclass(slots=True)
@@ -60,7 +62,9 @@ class Capture:
 
     ``configure`` sets an option of the job, and ``option`` returns one.
 
-    ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position.
+    ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position;
+    ``called`` are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts
+    values for them. ``waited``: the program has waited for its queries, which are over then as far as it can see.
     """
 
     analyses: Mapping[str, str]
@@ -72,12 +76,20 @@ class Capture:
     used: dict[str, str] = field(default_factory=dict)
     configuration: dict[str, str] = field(default_factory=dict)
     views: dict[str, bytes] = field(default_factory=dict)
+    registered: dict[str, bytes] = field(default_factory=dict)
+    called: CapturedFunctions = field(default_factory=CapturedFunctions)
+    conversions: dict[str, str] = field(default_factory=dict)
     option: Callable[[str], str | None] = lambda key: None  # noqa: ARG005
     functions: list[Any] = field(default_factory=list)
     session: Any = None
+    waited: bool = False
+    _unanswered: list[str] = field(default_factory=list)
 
-    def analysis_of(self, request: AnalysisRequest) -> Analysis:
-        """Returns Spark's answer. Raises AnalysisNeeded without one, and PlanError for one that is an error."""
+    def analysis_of(self, request: AnalysisRequest, *, later: bool = False) -> Analysis:
+        """Returns Spark's answer. Raises AnalysisNeeded without one, and PlanError for one that is an error.
+
+        With ``later`` a missing answer is empty, and :meth:`require_answers` asks for it together with others.
+        """
         question = msgspec.json.encode(request)
         digest = sha256(question).hexdigest()
         text = self.analyses.get(digest)
@@ -88,7 +100,10 @@ class Capture:
                 "(uuid, rand and shuffle take a random seed: give one)",
             )
         if text is None:
-            raise AnalysisNeeded(question.decode())
+            self._unanswered.append(question.decode())
+            if not later or len(self._unanswered) == MOST_QUESTIONS:
+                self.require_answers()
+            return Analysis()
         self.used[digest] = text
         analysis = msgspec.json.decode(text, type=Analysis)
         if analysis.error:
@@ -97,13 +112,20 @@ class Capture:
             raise PlanError("query", analysis.unsupported)
         return analysis
 
+    def require_answers(self) -> None:
+        """Raises AnalysisNeeded for all questions that have no answer, if there are any."""
+        if self._unanswered:
+            raise AnalysisNeeded(f"[{','.join(self._unanswered)}]")
+
     def request_of(self, relation: Any) -> AnalysisRequest:
         """Returns the request for the types of a relation: without sources, texts of hints and places in files."""
-        return AnalysisRequest(self._prepared(relation), dict(self.views), dict(self.configuration))
+        prepared = self.prepared(relation)
+        return AnalysisRequest(prepared, dict(self.views), dict(self.registered), dict(self.configuration))
 
-    def _prepared(self, relation: Any) -> bytes:
-        copy = type(relation)()
-        copy.CopyFrom(relation)
+    def prepared(self, message: Any) -> bytes:
+        """Returns the bytes of a relation or function, without what differs between processes or needs a connector."""
+        copy = type(message)()
+        copy.CopyFrom(message)
         self._prepare(copy)
         return bytes(copy.SerializeToString(deterministic=True))
 
@@ -119,7 +141,8 @@ class Capture:
                 self._take_hint(message)
                 return
         elif name == "Origin":
-            message.Clear()
+            place = message.python_origin.call_site.splitlines()[:1]
+            message.python_origin.call_site = os.path.basename(place[0]) if place else ""
             return
         for descriptor, value in message.ListFields():
             if descriptor.message_type is None:
@@ -257,7 +280,8 @@ class Service:
         elif kind in ("get_with_default", "get_option", "get"):
             keys = [(pair.key, pair.value) for pair in pairs] or [(key, None) for key in getattr(operation, kind).keys]
             for key, default in keys:
-                value = self._capture.configuration.get(key, _DEFAULTS.get(key, default))
+                known = {**_DEFAULTS, **self._capture.conversions, **self._capture.configuration}
+                value = known.get(key, default)
                 response.pairs.add(key=key, value=value)
         elif kind == "is_modifiable":
             for key in operation.is_modifiable.keys:
@@ -272,6 +296,8 @@ class Service:
             raise PlanError(key, "expressions are computed as with the default of this option only; leave it out")
         elif key in CONFIGURED:
             self._capture.configuration[key] = value
+        elif key.startswith(_CONVERSIONS):
+            self._capture.conversions[key] = value
 
     def _analyze(self, request: Any) -> Any:
         response = self._proto.AnalyzePlanResponse(session_id=request.session_id)
@@ -305,9 +331,14 @@ class Service:
             response.sql_command_result.relation.CopyFrom(request.plan.command.sql_command.input)
         elif kind == "streaming_query_command":
             self._query_command(request.plan.command.streaming_query_command, response)
+        elif kind == "streaming_query_manager_command":
+            self._manager_command(request.plan.command.streaming_query_manager_command, response)
         elif kind == "create_dataframe_view":
             view = request.plan.command.create_dataframe_view
             self._capture.views[view.name] = self._capture.request_of(view.input).relation
+        elif kind == "register_function":
+            function = request.plan.command.register_function
+            self._capture.registered[function.function_name] = self._capture.prepared(function)
         elif kind != "ml_command":
             what = kind or "an action on a frame, such as show or collect,"
             raise PlanError("pipeline", f"{what} needs a running Spark, and a pipeline is planned without one")
@@ -321,26 +352,56 @@ class Service:
         result.query_id.CopyFrom(command.query_id)
         kind = command.WhichOneof("command")
         if kind == "await_termination":
+            self._capture.waited = True
             result.await_termination.terminated = True
         elif kind == "status":
             result.status.status_message = "planned"
-            result.status.is_active = True
-        elif kind != "stop":
+            result.status.is_active = not self._capture.waited
+        elif kind in ("last_progress", "recent_progress"):
+            result.recent_progress.SetInParent()
+        elif kind == "exception":
+            result.exception.SetInParent()
+        elif kind not in ("stop", "process_all_available"):
             raise PlanError("query", f"{kind} has no answer while a pipeline is planned")
 
+    def _manager_command(self, command: Any, response: Any) -> None:
+        """Answers what scripts ask of ``spark.streams``."""
+        result = response.streaming_query_manager_command_result
+        kind = command.WhichOneof("command")
+        queries = {_id_of(at): query.start.query_name for at, query in enumerate(self._capture.queries)}
+        if kind == "active":
+            result.active.SetInParent()
+            for id_, name in queries.items():
+                result.active.active_queries.add(name=name).id.id = id_
+        elif kind == "get_query":
+            if command.get_query in queries:
+                result.query.id.id = command.get_query
+                result.query.name = queries[command.get_query]
+        elif kind == "await_any_termination":
+            self._capture.waited = True
+            result.await_any_termination.terminated = True
+        elif kind != "reset_terminated":
+            raise PlanError("spark.streams", f"{kind} is not supported; the REST API and metrics tell of a job")
+
     def _start(self, start: Any, response: Any) -> None:
-        analysis = self._capture.analysis_of(self._capture.request_of(start.input))
+        analysis = self._capture.analysis_of(self._capture.request_of(start.input), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
         result = response.write_stream_operation_start_result
-        result.query_id.id = str(uuid.UUID(int=len(self._capture.queries)))
+        result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
         result.name = start.query_name
+
+
+def _id_of(position: int) -> str:
+    """Returns the id of a program's query."""
+    return str(uuid.UUID(int=position + 1))
 
 
 _DEFAULTS = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
 }
 
 
@@ -399,6 +460,8 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         """A program that waits for its queries has described them, and its job runs them for as long as it does."""
         if not capture.queries or threading.get_ident() != thread:
             sleep(seconds)
+        else:
+            capture.waited = True
 
     time.sleep = wait
     os.environ.update(REMOTE_MODE)
@@ -439,7 +502,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         SparkSession._set_default_and_active_session(session)
         capture.session = session
         try:
-            with _kept_functions(capture.functions):
+            with _kept_functions(capture.functions), capture.called.named_in_plans():
                 yield session
         finally:
             SparkSession._active_session.session = None

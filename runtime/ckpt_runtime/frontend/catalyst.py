@@ -12,7 +12,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import FUNCTIONS
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable, rewritten
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.aggregate_calls import aggregate_call
@@ -23,7 +25,7 @@ _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
 _TRANSPARENT = frozenset({"Alias", "KnownNullable", "KnownNotNull"})
 _SETTINGS = (
-    *("ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
+    *("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
 )
 _FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion"})
 """Functions whose arguments are constant, or do not matter: Spark computes them when the plan is made."""
@@ -32,6 +34,12 @@ _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "JsonToStructs": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108 defined below
     "StructsToJson": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
+    "PythonUDF": {
+        "name": lambda jvm: str(jvm.name()),
+        "number": lambda jvm: function_number(jvm.func()),
+        "eval_type": lambda jvm: int(jvm.evalType()),
+        "deterministic": lambda jvm: bool(jvm.udfDeterministic()),
+    },
     "ParseToDate": {"failOnError": lambda jvm: bool(jvm.ansiEnabled())},
 }
 """Settings that the text of a tree lacks, by function."""
@@ -41,13 +49,17 @@ class ExpressionReader:
     """Reads expressions over the columns of one operator's input.
 
     ``columns`` maps Spark's ids of attributes to positions; ``ansi`` is the session's ``spark.sql.ansi.enabled``. With
-    ``aggregates``, calls of aggregate functions are read, too, and have the setting ``aggregate``.
+    ``aggregates``, calls of aggregate functions are read, too, and have the setting ``aggregate``. ``places`` gets
+    the author's file and line for each function that the engine may lack.
     """
 
-    def __init__(self, columns: Mapping[int, int], *, ansi: bool, aggregates: bool = False) -> None:
+    def __init__(
+        self, columns: Mapping[int, int], *, ansi: bool, aggregates: bool = False, places: dict[str, str] | None = None
+    ) -> None:
         self._columns = columns
         self._aggregates = aggregates
         self._definitions: list[tuple[int, Expression]] = []
+        self._places: dict[str, str] = {} if places is None else places
         self._mode: Mode = "ansi" if ansi else "legacy"
 
     def read(self, expression: Any) -> Expression:
@@ -82,7 +94,13 @@ class ExpressionReader:
         jvm = root.apply(at)
         if jvm_name(jvm) != name:
             raise UnsupportedExpressionError(name, "Spark numbers the nodes of its tree in an unknown order")
-        return self._of_node(name, node, jvm, children), end
+        try:
+            found = self._of_node(name, node, jvm, children)
+        except UnsupportedExpressionError as error:
+            raise error.called_in(_place_of(jvm)) from None
+        if isinstance(found, Call) and found.function not in FUNCTIONS and name not in self._places:
+            self._places[name] = _place_of(jvm)
+        return found, end
 
     def _of_node(self, name: str, node: Mapping[str, Any], jvm: Any, children: list[Expression]) -> Expression:
         """Returns the tree of a node whose children are read."""
@@ -98,7 +116,7 @@ class ExpressionReader:
             return Lambda(body, tuple(p for p in parameters if isinstance(p, Variable)))
         if name == "UpdateFields":
             return self.read(jvm.evalExpr())  # the struct that Spark makes of the fields
-        type_: SparkType = json.loads(jvm.dataType().json())
+        type_ = spark_type(jvm.dataType())
         if name == "AttributeReference":
             return self._column(node, type_)
         if name in ("NamedLambdaVariable", "CommonExpressionRef"):
@@ -121,6 +139,23 @@ class ExpressionReader:
         if "failOnError" in dir(jvm):
             return "ansi" if jvm.failOnError() else "legacy"
         return self._mode
+
+
+def _place_of(jvm: Any) -> str:
+    """Returns file and line of the author's call that a node comes from; empty for SQL text and what Spark adds."""
+    found = jvm.origin().pysparkErrorContext()
+    return str(found.get()._2()) if found.isDefined() else ""
+
+
+def spark_type(jvm: Any) -> SparkType:
+    """Returns a data type of the JVM in JSON form. Spark writes some strings with their collation, the usual one."""
+    type_: SparkType = json.loads(str(jvm.json()).replace('"string collate UTF8_BINARY"', '"string"'))
+    return type_
+
+
+def function_number(jvm: Any) -> int:
+    """Returns the number that stands in a plan for a Python function."""
+    return int(bytes(int(byte) for byte in jvm.command().mkString(",").split(",")))
 
 
 def _common_id(jvm: Any) -> int:
@@ -176,6 +211,6 @@ def output(attributes: Any) -> tuple[tuple[TypedColumn, ...], tuple[int, ...]]:
     """The typed columns of a plan's output, and Spark's ids of them."""
     columns, ids = [], []
     for attribute in items(attributes):
-        columns.append(TypedColumn(attribute.name(), json.loads(attribute.dataType().json()), attribute.nullable()))
+        columns.append(TypedColumn(attribute.name(), spark_type(attribute.dataType()), attribute.nullable()))
         ids.append(int(attribute.exprId().id()))
     return tuple(columns), tuple(ids)

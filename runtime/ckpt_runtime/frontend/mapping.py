@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
@@ -11,6 +11,7 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
+from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
 from ckpt_runtime.frontend.sink_mapping import sink_spec
 from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
@@ -18,6 +19,8 @@ from ckpt_runtime.frontend.typed_plan import (
     Deduplicate,
     Expand,
     Filter,
+    Generate,
+    MapPartitions,
     PlanNode,
     Project,
     Source,
@@ -77,16 +80,18 @@ class QueryMapper:
         resolve: Resolve,
         sources: dict[int, tuple[LogicalNode, bool]],
     ) -> None:
-        self._capture = capture
+        self.capture = capture
         self._plan = plan
         self._resolve = resolve
         self._sources = sources
         self._inputs: list[tuple[LogicalInput, ...]] = []
+        self._places: Mapping[str, str] = {}
         self.output_mode = "append"
         self._ends = False
 
     def add(self, query: CapturedQuery) -> None:
         nodes = query.analysis.nodes
+        self._places = query.analysis.places
         self.output_mode = check_output_mode(query)
         self._ends = bool(query.start.available_now or query.start.once)
         for node in nodes:
@@ -101,10 +106,11 @@ class QueryMapper:
             case Source():
                 return self._source(node, schema)
             case Project():
-                columns = tuple(zip(schema.names, node.expressions, strict=True))
+                inputs, trees = with_functions(self, node.expressions, nodes[node.inputs[0]].columns, inputs)
+                columns = tuple(zip(schema.names, trees, strict=True))
                 return self.apply(specs.EvaluateSpec(columns, schema), inputs, schema, node.plan_id)
             case Filter():
-                return self.apply(specs.ConditionSpec(node.condition), inputs, schema, node.plan_id)
+                return add_filter(self, node, inputs, schema)
             case Watermark():
                 column = schema.names[node.column]
                 if not pa.types.is_timestamp(schema.field(node.column).type):
@@ -114,14 +120,16 @@ class QueryMapper:
                 return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
             case Aggregate() | Expand() | Deduplicate():
                 return add_stateful(self, node, nodes, inputs)
+            case Generate() | MapPartitions():
+                return add_functional(self, node, nodes, inputs)
 
     def apply(
         self, spec: specs.OperatorSpec, inputs: tuple[LogicalInput, ...], schema: pa.Schema, plan_id: int | None
     ) -> tuple[LogicalInput, ...]:
         """Adds an operator with the hints of the relation ``plan_id``."""
-        check_expressions(spec)
+        check_expressions(spec, self._places)
         node = self._plan.add(LogicalNode(spec, inputs, schema))
-        hints = self._capture.hints.get(plan_id, {}) if plan_id is not None else {}
+        hints = self.capture.hints.get(plan_id, {}) if plan_id is not None else {}
         node.uid = hints.get("uid")
         if "parallelism" in hints:
             node.parallelism = int(hints["parallelism"])
@@ -133,9 +141,9 @@ class QueryMapper:
         if ends != self._ends:
             raise PlanError("trigger", "queries that read one stream need one trigger, availableNow or another")
         if known is None:
-            source = self._capture.sources[node.plan_id]
+            source = self.capture.sources[node.plan_id]
             if source.format.lower() == "json" and not any(key.lower() == "timezone" for key in source.options):
-                source.options["timeZone"] = self._capture.configuration.get("spark.sql.session.timeZone", "UTC")
+                source.options["timeZone"] = self.capture.configuration.get("spark.sql.session.timeZone", "UTC")
             if self._ends and is_split_source(self._resolve(source.format)):
                 source.options[AVAILABLE_NOW_OPTION] = "true"
             declared = _declared(source)
@@ -164,14 +172,14 @@ class QueryMapper:
 
     def _sink(self, query: CapturedQuery, inputs: tuple[LogicalInput, ...], schema: pa.Schema) -> None:
         start = query.start
-        spec = sink_spec(start, self._capture, self._resolve, schema)
+        spec = sink_spec(start, self.capture, self._resolve, schema)
         node = self._plan.add(LogicalNode(spec, inputs, None))
         if start.query_name:
             # Not the name itself, which programs also give to the operator that the query is about.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
 
 
-def check_expressions(spec: specs.OperatorSpec) -> None:
+def check_expressions(spec: specs.OperatorSpec, places: Mapping[str, str]) -> None:
     """Raises PlanError for an expression that no worker could evaluate."""
     trees = [spec.condition] if isinstance(spec, specs.ConditionSpec) else []
     if isinstance(spec, specs.EvaluateSpec):
@@ -182,4 +190,5 @@ def check_expressions(spec: specs.OperatorSpec) -> None:
         try:
             compile_expression(tree)
         except UnsupportedExpressionError as error:
-            raise PlanError("expression", str(error)) from error
+            place = places.get(error.what.rpartition(" ")[2], "")
+            raise PlanError("expression", str(error.called_in(place))) from error

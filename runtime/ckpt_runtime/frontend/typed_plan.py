@@ -81,6 +81,23 @@ class Aggregate(_Node, frozen=True, tag="aggregate", kw_only=True):
     session: int | None = None
 
 
+class Generate(_Node, frozen=True, tag="generate", kw_only=True):
+    """The input's columns, then those that a generator such as ``explode`` makes: one row for each of its elements.
+
+    ``outer`` keeps rows without an element, with nulls.
+    """
+
+    function: Expression
+    outer: bool
+
+
+class MapPartitions(_Node, frozen=True, tag="map_partitions", kw_only=True):
+    """``mapInPandas`` or ``mapInArrow`` with the program's Python function of that number."""
+
+    function: int
+    in_pandas: bool
+
+
 class Expand(_Node, frozen=True, tag="expand", kw_only=True):
     """Computes several rows from each row: one for each of its windows, or one for each set of grouping keys."""
 
@@ -98,18 +115,28 @@ class Deduplicate(_Node, frozen=True, tag="deduplicate", kw_only=True):
     within_ms: int | None = None
 
 
-PlanNode: TypeAlias = Source | Project | Filter | Watermark | Union | Aggregate | Expand | Deduplicate
+PlanNode: TypeAlias = (
+    Source | Project | Filter | Watermark | Union | Aggregate | Expand | Deduplicate | Generate | MapPartitions
+)
 
 
 CONFIGURED = frozenset({"spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"})
 """The options of Spark that a program's own value reaches the analyzer of. Others can make Spark load classes."""
 
 
+MOST_QUESTIONS = 50
+"""Maximum number of requests that are made together."""
+
+
 class AnalysisRequest(msgspec.Struct, frozen=True):
-    """What is asked of Spark: the types of a relation (protobuf) and the views that it may name, or a text in DDL."""
+    """What is asked of Spark: the types of a relation (protobuf), or a text in DDL.
+
+    The relation may name ``views`` and registered Python ``functions``, which are relations and functions in protobuf.
+    """
 
     relation: bytes = b""
     views: dict[str, bytes] = {}
+    functions: dict[str, bytes] = {}
     configuration: dict[str, str] = {}
     ddl: str = ""
 
@@ -118,18 +145,20 @@ class Analysis(msgspec.Struct, frozen=True):
     """Spark's answer: the plan's nodes, the last of which is the query's result; or why it refuses the query.
 
     ``parsed`` is the type that a text in DDL stands for.
+    ``places`` has the author's file and line for functions that the engine may lack, by the names of Spark's classes.
     ``unsupported`` tells a query that Spark takes and the engine does not from one that Spark refuses.
     """
 
     columns: tuple[TypedColumn, ...] = ()
     nodes: tuple[PlanNode, ...] = ()
     parsed: SparkType = "void"
+    places: dict[str, str] = {}
     error: str = ""
     unsupported: str = ""
 
 
 class AnalysisNeeded(BaseException):
-    """Spark has to answer the request ``text`` first. Not an ``Exception``, so that no program catches it."""
+    """Spark has to answer the list of requests ``text`` first. Not an ``Exception``, so that no program catches it."""
 
     def __init__(self, text: str) -> None:
         super().__init__("Spark has not analyzed this plan yet")

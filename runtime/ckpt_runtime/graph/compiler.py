@@ -31,10 +31,12 @@ from ckpt_runtime.graph.specs import (
     EnumeratorSpec,
     EvaluateSpec,
     FilterSpec,
+    GenerateSpec,
     JoinSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProjectSpec,
+    PythonFunctionsSpec,
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
@@ -272,7 +274,16 @@ def _connect(operators: list[_Operator]) -> None:
             source.consumers += 1
 
 
-_PASS_RANGES_ON = (WatermarkSpec, FilterSpec, ProjectSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec)
+_PASS_RANGES_ON = (
+    WatermarkSpec,
+    FilterSpec,
+    ProjectSpec,
+    ConditionSpec,
+    EvaluateSpec,
+    GenerateSpec,
+    PythonFunctionsSpec,
+    MapInArrowSpec,
+)
 """They emit the rows of a batch before they take the next one, so that the end of a range stays behind its rows."""
 
 

@@ -20,11 +20,16 @@ from ckpt_runtime.graph.specs import (
     ConditionSpec,
     EvaluateSpec,
     FilterSpec,
+    GenerateSpec,
     JoinSpec,
     ProcessSpec,
     ProjectSpec,
+    PythonFunctionsSpec,
     WatermarkSpec,
 )
+
+_KEEP_COLUMNS = (FilterSpec, ConditionSpec, GenerateSpec, PythonFunctionsSpec)
+"""They emit their input's columns as they are."""
 
 
 def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
@@ -47,10 +52,10 @@ def _column_of(node: LogicalNode) -> str | None:
         return spec.output_event_time
     if isinstance(spec, JoinSpec):
         return {"right_outer": spec.right.event_time, "full_outer": None}.get(spec.how, spec.left.event_time)
-    if not isinstance(spec, FilterSpec | ConditionSpec | ProjectSpec | EvaluateSpec | AggregateSpec):
+    if not isinstance(spec, (*_KEEP_COLUMNS, ProjectSpec, EvaluateSpec, AggregateSpec)):
         return None
     column = event_time_column(node.inputs)
-    if column is None or isinstance(spec, FilterSpec | ConditionSpec):
+    if column is None or isinstance(spec, _KEEP_COLUMNS):
         return column
     if isinstance(spec, EvaluateSpec):
         schema = node.inputs[0].node.schema

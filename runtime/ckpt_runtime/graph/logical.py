@@ -24,12 +24,14 @@ from ckpt_runtime.graph.specs import (
     EvaluateSpec,
     ExpandSpec,
     FilterSpec,
+    GenerateSpec,
     GroupSpec,
     JoinSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProcessSpec,
     ProjectSpec,
+    PythonFunctionsSpec,
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
@@ -45,6 +47,8 @@ KINDS: dict[type, str] = {
     ProjectSpec: "project",
     ConditionSpec: "filter",
     EvaluateSpec: "project",
+    GenerateSpec: "generate",
+    PythonFunctionsSpec: "python",
     WatermarkSpec: "watermark",
     AggregateSpec: "aggregate",
     ExpandSpec: "expand",
@@ -105,7 +109,7 @@ class LogicalNode:
     @property
     def user_code(self) -> bool:
         """Whether its operator calls functions or classes of the author while the job runs."""
-        if isinstance(self.spec, MapInArrowSpec | ProcessSpec):
+        if isinstance(self.spec, MapInArrowSpec | PythonFunctionsSpec | ProcessSpec):
             return True
         return isinstance(getattr(self.spec, "format", None), type) or getattr(self.spec, "function", None) is not None
 

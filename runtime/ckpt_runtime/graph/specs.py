@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.nodes import Expression
+from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.graph.aggregates import GroupAggregate
 
 FILE_FORMATS = frozenset({"delta", "parquet"})
@@ -40,11 +41,28 @@ class SourceSpec(_ConnectorSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class SparkForm:
+    """How Spark hands rows to a Python function and takes its results: with their types as structs, and its options.
+
+    ``in_pandas``: the function takes and gives pandas frames.
+    """
+
+    given: SparkType
+    made: SparkType
+    settings: Mapping[str, str]
+    in_pandas: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class MapInArrowSpec:
-    """Applies ``func(iterator of batches) -> iterator of batches``, once per buffer."""
+    """Applies ``func(iterator of batches) -> iterator of batches``, once per buffer.
+
+    Without ``form`` it gets the engine's batches as they are.
+    """
 
     func: ArrowFunction
     schema: pa.Schema
+    form: SparkForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +92,50 @@ class EvaluateSpec:
 
     columns: tuple[tuple[str, Expression], ...]
     schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSpec:
+    """Repeats each row for every element that ``function``, a generator of Spark's, makes of it.
+
+    The result has the input's columns, then the generator's. Input columns that are not ``carried`` are read by nobody
+    and come out as nulls.
+    """
+
+    function: Expression
+    outer: bool
+    carried: frozenset[int]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFunction:
+    """A function of the author's for :class:`PythonFunctionsSpec`.
+
+    ``chain`` holds functions each of which gets the one before's result. ``positions`` and ``named`` say which argument
+    columns the first one gets; ``type`` is what the last one returns.
+    """
+
+    name: str
+    chain: tuple[Callable[..., Any], ...]
+    positions: tuple[int, ...]
+    named: Mapping[str, int]
+    type: SparkType
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFunctionsSpec:
+    """Calls Python functions of one kind and appends a column for each.
+
+    The input ends with the argument columns, which have Spark's types ``arguments`` and are not in the output.
+    ``eval_type`` is PySpark's number of the kind; ``settings`` are options of Spark by which values are converted.
+    """
+
+    eval_type: int
+    functions: tuple[PythonFunction, ...]
+    arguments: tuple[SparkType, ...]
+    schema: pa.Schema
+    settings: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +344,8 @@ OperatorSpec = (
     | ProjectSpec
     | ConditionSpec
     | EvaluateSpec
+    | GenerateSpec
+    | PythonFunctionsSpec
     | WatermarkSpec
     | AggregateSpec
     | ExpandSpec

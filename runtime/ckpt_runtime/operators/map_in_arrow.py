@@ -14,6 +14,7 @@ from ckpt_runtime.graph.specs import MapInArrowSpec
 from ckpt_runtime.operators.conformed import conformed_result
 from ckpt_runtime.operators.errors import UserFunctionError
 from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.operators.python_functions import in_form
 from ckpt_runtime.operators.task_context import new_task, running
 
 
@@ -21,7 +22,7 @@ class MapInArrowOperator(Operator):
     """Built from a :class:`MapInArrowSpec`."""
 
     def __init__(self, spec: MapInArrowSpec) -> None:
-        self._function = spec.func
+        self._function = spec.func if spec.form is None else in_form(spec.func, spec.form)
         self._schema = spec.schema
         self.requires_final_checkpoint = getattr(spec.func, "requires_final_checkpoint", False) is True
 

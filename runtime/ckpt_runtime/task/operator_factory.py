@@ -14,21 +14,25 @@ from ckpt_runtime.graph.specs import (
     EvaluateSpec,
     ExpandSpec,
     FilterSpec,
+    GenerateSpec,
     GroupSpec,
     JoinSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProcessSpec,
     ProjectSpec,
+    PythonFunctionsSpec,
     WatermarkSpec,
 )
 from ckpt_runtime.operators.aggregate import AggregateOperator
 from ckpt_runtime.operators.deduplicate import DeduplicateOperator
 from ckpt_runtime.operators.expressions import FilterOperator, ProjectOperator
+from ckpt_runtime.operators.generate import GenerateOperator
 from ckpt_runtime.operators.groups import GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
 from ckpt_runtime.operators.sessions import SessionOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator, ExpandOperator
@@ -40,6 +44,8 @@ _OF_SPEC: dict[type, Callable[..., Operator]] = {
     ConditionSpec: ConditionOperator,
     EvaluateSpec: EvaluateOperator,
     ExpandSpec: ExpandOperator,
+    GenerateSpec: GenerateOperator,
+    PythonFunctionsSpec: PythonFunctionsOperator,
     MapInArrowSpec: MapInArrowOperator,
     WatermarkSpec: WatermarkOperator,
     DeduplicateSpec: DeduplicateOperator,

@@ -32,6 +32,9 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "column": lambda rows: rows.select("missing"),
     "operation": lambda rows: rows.orderBy("country"),
     "output mode": lambda rows: rows.groupBy("country").count(),
+    "barrier": lambda rows: rows.mapInPandas(lambda frames: frames, rows.schema, barrier=True),
+    "generator": lambda rows: rows.select(F.json_tuple("country", "a")),
+    "Python in a lambda": lambda rows: rows.select(F.transform(F.array("country"), F.udf(str, "string"))),
     "session": lambda rows: (
         rows.withWatermark("placed_at", "1 minute").groupBy(F.session_window("placed_at", "1 minute")).count()
     ),
@@ -42,6 +45,5 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
         rows.withWatermark("placed_at", "1 minute").groupBy("placed_at").agg(F.histogram_numeric(F.lit(2), F.lit(3)))
     ),
     "distinct": lambda rows: rows.groupBy("country").agg(F.sum_distinct(F.length("country"))),
-    "Python function": lambda rows: rows.select(F.udf(lambda country: country, "string")("country")),
     "pattern": lambda rows: rows.select(F.date_format("placed_at", "GGGG yyyy").alias("era")),
 }

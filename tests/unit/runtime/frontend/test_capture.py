@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import time
 from hashlib import sha256
 from typing import Any
 
@@ -36,7 +37,8 @@ def answered(question: str) -> dict[str, str]:
 def question_of(analyses: dict[str, str]) -> str:
     with pytest.raises(AnalysisNeeded) as needed:
         schema_of(capture(analyses))
-    return needed.value.text
+    [question] = msgspec.json.decode(needed.value.text, type=list[msgspec.Raw])
+    return bytes(question).decode()
 
 
 def test_schema_is_asked_once_and_answered_from_then_on() -> None:
@@ -93,3 +95,20 @@ def test_builder_of_a_program_gives_the_captured_session_in_an_environment_of_sp
     with captured_session(capture({}), lambda _: None) as spark:
         assert SparkSession.builder.appName("any").config("spark.sql.shuffle.partitions", "2").getOrCreate() is spark
     assert os.environ["MASTER"] == "local[2]"
+
+
+def test_queries_of_a_script_are_active_until_it_has_waited_for_them() -> None:
+    with captured_session(capture({}), lambda _: None) as spark:
+        query = (
+            spark.readStream.format("replay").load("/data").writeStream.format("parquet").queryName("q").start("/out")
+        )
+        assert [(found.id, found.name) for found in spark.streams.active] == [(query.id, "q")]
+        assert spark.streams.get(query.id).name == "q"
+        assert query.isActive
+        assert (query.lastProgress, query.recentProgress, query.exception()) == (None, [], None)
+        while query.isActive:
+            time.sleep(60)
+        assert query.awaitTermination(1)
+        assert spark.streams.awaitAnyTermination(1)
+        with pytest.raises(PlanError, match="explain"):
+            query.explain()

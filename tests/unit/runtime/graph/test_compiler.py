@@ -24,10 +24,12 @@ from ckpt_runtime.graph.specs import (
     EnumeratorSpec,
     EvaluateSpec,
     FilterSpec,
+    GenerateSpec,
     JoinSide,
     MapInArrowSpec,
     OperatorSpec,
     ProjectSpec,
+    PythonFunctionsSpec,
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
@@ -305,7 +307,10 @@ def spec_of(kind: type) -> Any:
     return kind(**{name: known.get(name) for name in required})
 
 
-PASS_RANGES_ON = {WatermarkSpec, FilterSpec, ProjectSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec}
+PASS_RANGES_ON = {
+    *(WatermarkSpec, FilterSpec, ProjectSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec),
+    *(GenerateSpec, PythonFunctionsSpec),
+}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in get_args(OperatorSpec) if kind not in PASS_RANGES_ON])

@@ -1,0 +1,102 @@
+"""Generators of Spark's: ``explode`` and its kin make rows of the elements of a row.
+
+A generator is compiled to a function from a frame to its elements: how many each row has, and the columns of all of
+them, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.expressions.nodes import Call, Expression
+from ckpt_runtime.expressions.types import arrow_type
+
+IntArray: TypeAlias = "np.ndarray[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """``starts`` and ``counts`` say where the elements of each row are; ``columns`` are indexed by these."""
+
+    starts: IntArray
+    counts: IntArray
+    columns: list[pa.Array]
+    positions: bool = False
+    """Whether the number of an element within its row comes first."""
+
+
+Generator: TypeAlias = "Callable[[Frame], Elements]"
+
+
+def compile_generator(tree: Expression) -> Generator:
+    """Returns the function that a generator is compiled to.
+
+    Raises UnsupportedExpressionError for a generator, function or type that the engine does not have.
+    """
+    if isinstance(tree, Call):
+        match tree.function:
+            case "Explode" | "PosExplode" | "Inline":
+                return _elements_of(tree)
+            case "Stack":
+                return _stack(tree)
+    name = tree.function if isinstance(tree, Call) else "the expression"
+    raise UnsupportedExpressionError(f"the generator {name}", "the engine has explode, posexplode, inline and stack")
+
+
+def _elements_of(tree: Call) -> Generator:
+    """Explodes an array or a map; the elements of an array of structs have a column for each field with ``inline``."""
+    compute = compile_expression(tree.arguments[0])
+    type_ = arrow_type(tree.arguments[0].type)
+    inline, positions = tree.function == "Inline", tree.function == "PosExplode"
+
+    def generate(frame: Frame) -> Elements:
+        array = evaluate(compute, frame, type_)
+        offsets = array.offsets.to_numpy()
+        counts = np.diff(offsets).astype(np.int64)
+        if array.null_count:
+            counts[array.is_null().to_numpy(zero_copy_only=False)] = 0
+        if pa.types.is_map(type_):
+            columns = [array.keys, array.items]
+        else:
+            columns = array.values.flatten() if inline else [array.values]
+        return Elements(offsets[:-1].astype(np.int64), counts, columns, positions)
+
+    return generate
+
+
+def _stack(tree: Call) -> Generator:
+    """``stack(n, values...)`` makes ``n`` rows; the last columns of the last row are null if values are missing."""
+    compute = compile_expression(tree.arguments[0])
+    rows = int(evaluate(compute, Frame([], 1), pa.int32())[0].as_py())
+    given = [compile_expression(argument) for argument in tree.arguments[1:]]
+    types = [arrow_type(field["type"]) for field in _fields(tree)]
+
+    def generate(frame: Frame) -> Elements:
+        columns: list[pa.Array] = []
+        for position, kind in enumerate(types):
+            parts = [
+                evaluate(given[at], frame, kind) if at < len(given) else pa.nulls(frame.length, kind)
+                for at in range(position, rows * len(types), len(types))
+            ]
+            # All values of the first row come first; the elements of a row lie ``frame.length`` apart.
+            order = np.arange(frame.length * rows).reshape(rows, frame.length).T.ravel()
+            columns.append(pa.concat_arrays(parts).take(pa.array(order)))
+        counts = np.full(frame.length, rows, dtype=np.int64)
+        return Elements(np.arange(frame.length, dtype=np.int64) * rows, counts, columns)
+
+    return generate
+
+
+def _fields(tree: Call) -> list[dict[str, Any]]:
+    kind = tree.type
+    assert isinstance(kind, dict)
+    element = kind["elementType"] if kind["type"] == "array" else kind
+    fields: list[dict[str, Any]] = element["fields"]
+    return fields

@@ -1,0 +1,112 @@
+"""From typed relations with functions of the author and generators to operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from ckpt_runtime.expressions.nodes import Column, Expression
+from ckpt_runtime.expressions.types import SparkType, arrow_type
+from ckpt_runtime.frontend.generators import generate_spec
+from ckpt_runtime.frontend.python_functions import functions_spec, separated
+from ckpt_runtime.frontend.stateful import arrow_schema
+from ckpt_runtime.frontend.typed_plan import (
+    Filter,
+    Generate,
+    MapPartitions,
+    PlanNode,
+    TypedColumn,
+)
+from ckpt_runtime.graph import specs
+from ckpt_runtime.graph.logical import LogicalInput
+
+if TYPE_CHECKING:
+    from ckpt_runtime.frontend.mapping import QueryMapper
+
+Inputs = tuple[LogicalInput, ...]
+
+
+def add_functional(
+    mapper: QueryMapper,
+    node: Generate | MapPartitions,
+    nodes: Sequence[PlanNode],
+    inputs: Inputs,
+) -> Inputs:
+    """Adds the operators of a node and returns what their rows come from. Raises PlanError."""
+    schema = arrow_schema(node.columns)
+    below = nodes[node.inputs[0]].columns
+    match node:
+        case Generate():
+            return _generate(mapper, node, nodes, inputs)
+        case MapPartitions():
+            function = mapper.capture.called.of_number(node.function)
+            form = specs.SparkForm(
+                _struct_type(below), _struct_type(node.columns), _settings(mapper), in_pandas=node.in_pandas
+            )
+            return mapper.apply(specs.MapInArrowSpec(function, schema, form), inputs, schema, node.plan_id)
+
+
+def add_filter(mapper: QueryMapper, node: Filter, inputs: Inputs, schema: pa.Schema) -> Inputs:
+    """Adds a filter; columns of Python functions in its condition are dropped behind it."""
+    inputs, [condition] = with_functions(mapper, [node.condition], node.columns, inputs)
+    if condition is node.condition:
+        return mapper.apply(specs.ConditionSpec(condition), inputs, schema, node.plan_id)
+    wide = inputs[0].node.schema
+    assert wide is not None
+    kept = mapper.apply(specs.ConditionSpec(condition), inputs, wide, node.plan_id)
+    return mapper.apply(specs.EvaluateSpec(_picked(node.columns, range(len(schema))), schema), kept, schema, None)
+
+
+def with_functions(
+    mapper: QueryMapper, trees: Sequence[Expression], columns: tuple[TypedColumn, ...], inputs: Inputs
+) -> tuple[Inputs, Sequence[Expression]]:
+    """Adds operators for the Python functions in expressions over ``columns``. Returns what is behind them."""
+    steps, remaining = separated(trees, len(columns), mapper.capture.called)
+    if not steps:
+        return inputs, trees
+    kept = [(column.name, arrow_type(column.type)) for column in columns]
+    types = [column.type for column in columns]
+    for step in steps:
+        spec, arguments = functions_spec(step, kept, _settings(mapper))
+        carried = [(name, Column(at, kind)) for at, ((name, _), kind) in enumerate(zip(kept, types, strict=True))]
+        computed = (*carried, *arguments)
+        schema = pa.schema([(name, arrow_type(tree.type)) for name, tree in computed])
+        inputs = mapper.apply(specs.EvaluateSpec(computed, schema), inputs, schema, None)
+        inputs = mapper.apply(spec, inputs, spec.schema, None)
+        kept = [(field.name, field.type) for field in spec.schema]
+        types += [function.type for function in spec.functions]
+    return inputs, remaining
+
+
+def _generate(mapper: QueryMapper, node: Generate, nodes: Sequence[PlanNode], inputs: Inputs) -> Inputs:
+    schema = arrow_schema(node.columns)
+    columns = nodes[node.inputs[0]].columns
+    at = next(position for position, each in enumerate(nodes) if each is node)
+    inputs, [function] = with_functions(mapper, [node.function], columns, inputs)
+    if function is node.function:
+        return mapper.apply(generate_spec(node, nodes, at, schema), inputs, schema, node.plan_id)
+    between = inputs[0].node.schema
+    assert between is not None
+    wide = pa.schema([*between, *list(schema)[len(columns) :]])
+    behind = msgspec.structs.replace(node, function=function)
+    made = mapper.apply(generate_spec(behind, nodes, at, wide), inputs, wide, node.plan_id)
+    added = len(between) - len(columns)
+    places = [place if place < len(columns) else place + added for place in range(len(schema))]
+    return mapper.apply(specs.EvaluateSpec(_picked(node.columns, places), schema), made, schema, None)
+
+
+def _picked(columns: Sequence[TypedColumn], places: Sequence[int]) -> tuple[tuple[str, Expression], ...]:
+    return tuple((column.name, Column(at, column.type)) for at, column in zip(places, columns, strict=True))
+
+
+def _settings(mapper: QueryMapper) -> dict[str, str]:
+    """Returns the options by which values are converted for Python functions."""
+    return {**mapper.capture.conversions, **mapper.capture.configuration}
+
+
+def _struct_type(columns: tuple[TypedColumn, ...]) -> SparkType:
+    fields = [{"name": c.name, "type": c.type, "nullable": c.nullable, "metadata": {}} for c in columns]
+    return {"type": "struct", "fields": fields}

@@ -1,0 +1,194 @@
+"""Python functions in typed plans: how a program's function objects are found, and the operators that call them.
+
+A plan names a function by a number: the order in which the program's plans first mention it. PySpark would put the
+pickled function there. Every process that runs the program has the object itself, so nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, rewritten
+from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.specs import PythonFunction, PythonFunctionsSpec
+
+FUNCTION = "PythonUDF"
+"""The name of Spark's expression class, and so of the call in a typed tree."""
+_NAMED = "NamedArgumentExpression"
+
+
+@dataclass(slots=True)
+class CapturedFunctions:
+    """The Python functions of a program by their numbers."""
+
+    _functions: list[Callable[..., Any]] = field(default_factory=list)
+    _numbers: dict[int, int] = field(default_factory=dict)
+
+    def number_of(self, function: Callable[..., Any]) -> int:
+        """Returns the number of a function, which becomes the next one if no plan has mentioned it before."""
+        number = self._numbers.get(id(function))
+        if number is None:
+            number = self._numbers[id(function)] = len(self._functions)
+            self._functions.append(function)
+        return number
+
+    def of_number(self, number: int) -> Callable[..., Any]:
+        """Returns a function. Raises PlanError for a number that a plan of another origin names."""
+        if number >= len(self._functions):
+            raise PlanError("udf", "functions are those of Python in a program that is submitted")
+        return self._functions[number]
+
+    @contextmanager
+    def named_in_plans(self) -> Iterator[None]:
+        """Makes PySpark put the numbers of functions into plans of this thread, in place of pickled functions."""
+        from pyspark.sql.connect import expressions
+
+        module: Any = expressions
+        serializer, thread, functions = module.CloudPickleSerializer, threading.get_ident(), self
+
+        class Numbers:
+            def dumps(self, command: Any) -> bytes:
+                if threading.get_ident() != thread:
+                    return bytes(serializer().dumps(command))
+                return str(functions.number_of(command[0])).encode()
+
+        module.CloudPickleSerializer = Numbers
+        try:
+            yield
+        finally:
+            module.CloudPickleSerializer = serializer
+
+
+@dataclass(slots=True)
+class Step:
+    """Functions that are called together. ``arguments`` are expressions over the columns in front of their results."""
+
+    eval_type: int
+    arguments: list[Expression] = field(default_factory=list)
+    functions: list[PythonFunction] = field(default_factory=list)
+
+
+def separated(
+    trees: Sequence[Expression], width: int, functions: CapturedFunctions
+) -> tuple[list[Step], list[Expression]]:
+    """Takes the calls of Python functions out of expressions over ``width`` columns.
+
+    Returns the steps, each of which appends a column for each of its functions, and the expressions over all columns.
+    As in Spark, functions are called for every row, also within a branch that is not taken; one whose only argument is
+    another function of its kind gets that one's result as it is.
+    """
+    steps: list[Step] = []
+    remaining = list(trees)
+    while calls := _innermost(remaining):
+        columns: dict[int, Column] = {}
+        for eval_type, together in _groups(calls):
+            step = Step(eval_type)
+            for call in together:
+                step.functions.append(_function(call, step.arguments, functions))
+                columns[id(call)] = Column(width, call.type)
+                width += 1
+            steps.append(step)
+        replace = partial(_column_for, calls=calls, columns=columns)
+        remaining = [rewritten(tree, replace) for tree in remaining]
+    return steps, remaining
+
+
+def _groups(calls: Sequence[Call]) -> list[tuple[int, list[Call]]]:
+    """Returns the calls that are run together: all of a kind, but functions of iterators one by one."""
+    from pyspark.util import PythonEvalType
+
+    alone = (PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+    groups: list[tuple[int, list[Call]]] = []
+    for call in calls:
+        kind = int(call.settings["eval_type"])
+        group = next((each for known, each in groups if known == kind and kind not in alone), None)
+        if group is None:
+            groups.append((kind, [call]))
+        else:
+            group.append(call)
+    return groups
+
+
+def _column_for(node: Expression, calls: Sequence[Call], columns: dict[int, Column]) -> Expression | None:
+    """Returns the column that replaces a call; calls of a function that is not deterministic are told apart."""
+    if not isinstance(node, Call) or node.function != FUNCTION:
+        return None
+    for call in calls:
+        if call is node or (call == node and call.settings["deterministic"]):
+            return columns[id(call)]
+    return None
+
+
+def _innermost(trees: Sequence[Expression]) -> list[Call]:
+    """Returns the calls whose arguments need no other function first, each deterministic one once."""
+    found: list[Call] = []
+    todo = list(reversed(trees))
+    while todo:
+        tree = todo.pop()
+        if isinstance(tree, Lambda) and _calls_python(tree.body):
+            raise PlanError("udf", "a Python function cannot be called within a lambda of transform or filter")
+        if not isinstance(tree, Call):
+            continue
+        if tree.function == FUNCTION and not any(map(_calls_python, _chain(tree)[0].arguments)):
+            if not any(tree is call or (tree == call and call.settings["deterministic"]) for call in found):
+                found.append(tree)
+        else:
+            todo.extend(reversed(tree.arguments))
+    return found
+
+
+def _chain(call: Call) -> list[Call]:
+    """Returns calls that PySpark runs as one, the first to be called first."""
+    chain = [call]
+    while len(chain[0].arguments) == 1:
+        below = chain[0].arguments[0]
+        if not isinstance(below, Call) or below.function != FUNCTION:
+            break
+        if below.settings["eval_type"] != call.settings["eval_type"]:
+            break
+        chain.insert(0, below)
+    return chain
+
+
+def _calls_python(tree: Expression) -> bool:
+    if isinstance(tree, Lambda):
+        return _calls_python(tree.body)
+    return isinstance(tree, Call) and (tree.function == FUNCTION or any(map(_calls_python, tree.arguments)))
+
+
+def _function(call: Call, arguments: list[Expression], functions: CapturedFunctions) -> PythonFunction:
+    positions: list[int] = []
+    named: dict[str, int] = {}
+    chain = _chain(call)
+    for argument in chain[0].arguments:
+        given = argument
+        if isinstance(argument, Call) and argument.function == _NAMED:
+            given = argument.arguments[0]
+        if given not in arguments:
+            arguments.append(given)
+        if given is argument:
+            positions.append(arguments.index(given))
+        else:
+            assert isinstance(argument, Call)
+            named[argument.settings["key"]] = arguments.index(given)
+    objects = tuple(functions.of_number(each.settings["number"]) for each in chain)
+    return PythonFunction(call.settings["name"], objects, tuple(positions), named, call.type)
+
+
+def functions_spec(
+    step: Step, columns: Sequence[tuple[str, pa.DataType]], settings: dict[str, str]
+) -> tuple[PythonFunctionsSpec, list[tuple[str, Expression]]]:
+    """Returns the operator of a step, and what the projection in front of it has to compute behind ``columns``."""
+    arguments = [(f"_argument{at}", argument) for at, argument in enumerate(step.arguments)]
+    results = [(f"_result{len(columns)}_{at}", arrow_type(function.type)) for at, function in enumerate(step.functions)]
+    types = tuple(argument.type for argument in step.arguments)
+    schema = pa.schema([*columns, *results])
+    return PythonFunctionsSpec(step.eval_type, tuple(step.functions), types, schema, settings), arguments
