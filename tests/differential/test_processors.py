@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.pipelines import group_functions
 from tests.support.pipelines.side_processors import SCHEMA
 from tests.support.side_by_side import Case, EngineRun, Rows, flat, in_spark, ordered
 
@@ -235,7 +237,44 @@ def test_a_state_with_a_wider_schema(spark: SparkSession, cluster: MiniCluster, 
     assert ordered(ours) == ordered(theirs)
 
 
-def test_a_row_that_is_not_read_does_not_reach_the_next_call(both: Both) -> None:
+def test_a_row_that_nobody_reads_does_not_reach_the_next_call(both: Both) -> None:
     theirs, ours = both(Case("Habits", [words(("first", 1), ("first", 2)), words(("first", 3))], SCHEMA))
     assert ours == theirs
     assert [row["said"] for row in theirs] == ["1", "3"]
+
+
+@pytest.mark.row("ps.3")
+def test_function_of_groups_with_timeouts_of_event_time_gives_the_rows_of_spark(both: Both) -> None:
+    case = Case(
+        "sessions", EVENTS, group_functions.OUTPUT, mode="Append", timeout="EventTimeTimeout",
+        time_mode="EventTime", watermark=("t", "2 seconds"),
+    )  # fmt: skip
+    theirs, ours = both(case)
+    assert ours == theirs
+    assert sum(row["what"].startswith("ended") for row in theirs) >= 2
+
+
+@pytest.mark.row("ps.3")
+def test_function_of_groups_continues_from_a_savepoint_with_another_parallelism(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    batches = [words(*[(name, 1) for name in "abcabdc"]), words(*[(name, 2) for name in "xabyc"])]
+    case = Case("counts", batches, group_functions.OUTPUT, timeout="NoTimeout")
+    theirs = flat(in_spark(spark, case, tmp_path))
+    first = EngineRun(cluster, replace(case, batches=batches[:1]), tmp_path / "first")
+    ours = first.rows()
+    then = EngineRun(
+        cluster, replace(case, batches=batches[1:]), tmp_path / "then", first.savepoint, first=1, parallelism=2
+    )
+    assert ordered(ours + then.rows()) == ordered(theirs)
+
+
+@pytest.mark.row("ps.3")
+def test_function_of_groups_with_a_timeout_of_the_clock_is_called_when_it_is_over(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    case = Case("soon", [words(("x", 1), ("y", 1), ("x", 2))], group_functions.OUTPUT, timeout="ProcessingTimeTimeout")
+    rows = EngineRun(cluster, case, tmp_path).rows(drain=True)
+    seen = [(row["k"], row["what"], row["n"]) for row in rows]
+    assert set(seen) <= {("x", "rows", 2), ("y", "rows", 1), ("x", "timed out", None), ("y", "timed out", None)}
+    assert {("x", "rows", 2), ("y", "rows", 1)} <= set(seen)

@@ -18,19 +18,20 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES
-from tests.support.pipelines import side_processors, unusual_processors
+from tests.support.pipelines import group_functions, side_processors, unusual_processors
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 Rows = list[dict[str, Any]]
 
-for module in (side_processors, unusual_processors):
+for module in (group_functions, side_processors, unusual_processors):
     cloudpickle.register_pickle_by_value(module)
 
 
 @dataclass
 class Case:
     """A processor and how it is used; ``watermark`` is column and delay, ``in_pandas`` for processors of frames.
+    With a ``timeout`` it is a function for ``applyInPandasWithState``.
 
     ``encoding`` is Spark's of its states: schemas evolve with ``avro`` only, which has not all types. ``chunk``: how
     many rows the engine's reader gives at a time. ``ends``: the first batch is all that this reader has. ``entry``: the
@@ -47,6 +48,7 @@ class Case:
     second: str = ""
     encoding: str = "unsaferow"
     in_pandas: bool = False
+    timeout: str = ""
     chunk: int = 0
     ends: bool = False
     entry: str = "side_by_side:pipeline"
@@ -78,8 +80,14 @@ def in_spark(spark: SparkSession, case: Case, directory: Path, *, first: int = 0
     if case.watermark is not None:
         stream = stream.withWatermark(*case.watermark)
     for name in filter(None, (case.processor, case.second)):
-        processor = getattr(side_processors, name, None) or getattr(unusual_processors, name)
         grouped = stream.groupBy(*case.keys)
+        if case.timeout:
+            function = getattr(group_functions, name)
+            stream = grouped.applyInPandasWithState(
+                function, case.schema, group_functions.STATE, case.mode, case.timeout
+            )
+            continue
+        processor = getattr(side_processors, name, None) or getattr(unusual_processors, name)
         transform = grouped.transformWithStateInPandas if case.in_pandas else grouped.transformWithState
         stream = transform(processor(), case.schema, case.mode, case.time_mode)
     seen: list[Rows] = []

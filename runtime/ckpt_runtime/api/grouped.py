@@ -17,11 +17,10 @@ from ckpt_runtime.api.pyspark_names import NamesOfPySpark
 from ckpt_runtime.api.stream import Stream
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.event_time import event_time_column
+from ckpt_runtime.graph.event_time import event_time_column, has_watermark
 from ckpt_runtime.graph.expressions import check_columns, kind_text
-from ckpt_runtime.graph.logical import LogicalInput
 from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
-from ckpt_runtime.graph.specs import AggregateSpec, ProcessSpec, WatermarkSpec
+from ckpt_runtime.graph.specs import AggregateSpec, ProcessSpec
 
 _OUTPUT_MODES = {"append": "Append", "update": "Update"}
 _TIME_MODES = {"none": "None", "processingtime": "ProcessingTime", "eventtime": "EventTime"}
@@ -134,7 +133,7 @@ class GroupedStream(NamesOfPySpark):
             raise PlanError("initialState", "not supported; start the job from a savepoint that holds the state")
         output = to_arrow_schema(schema, "outputStructType")
         time_mode = chosen("timeMode", time, _TIME_MODES)
-        watermark = _has_watermark(self._stream.inputs)
+        watermark = has_watermark(self._stream.inputs)
         if time_mode == "EventTime" and not watermark:
             raise PlanError("timeMode", "EventTime needs .withWatermark(column, delay) before groupBy")
         if output_event_time:
@@ -160,12 +159,3 @@ def _check_aggregate(column: object) -> None:
     if not isinstance(column, AggregateExpression):
         what = "count(), sum(...), min(...), max(...) or avg(...) of ckpt_runtime.api"
         raise PlanError("agg", f"expected {what}, not {kind_text(column)}")
-
-
-def _has_watermark(inputs: tuple[LogicalInput, ...]) -> bool:
-    """Whether every path from the sources passes through a watermark."""
-    return all(isinstance(edge.node.spec, WatermarkSpec) or _reaches(edge) for edge in inputs)
-
-
-def _reaches(edge: LogicalInput) -> bool:
-    return bool(edge.node.inputs) and _has_watermark(edge.node.inputs)

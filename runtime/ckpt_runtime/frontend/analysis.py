@@ -17,7 +17,7 @@ import msgspec
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.frontend.catalyst import ExpressionReader, items, jvm_name, output, spark_type
-from ckpt_runtime.frontend.function_analysis import FUNCTIONAL, read_functional
+from ckpt_runtime.frontend.function_analysis import FUNCTIONAL, PROCESSORS, read_functional
 from ckpt_runtime.frontend.stateful_analysis import STATEFUL, read_stateful
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
@@ -259,7 +259,9 @@ class PlanReader:
         if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
             columns, ids = output(plan.output())
             return self.add(Source(columns=columns, plan_id=self.plan_id(plan)), ids)
-        inputs = tuple(self._node(child) for child in items(plan.children()))
+        children = items(plan.children())
+        # A processor without an initial state has an empty one.
+        inputs = tuple(self._node(child) for child in (children[:1] if name in PROCESSORS else children))
         if name in _SKIPPED:
             return inputs[0]
         plan_id = self.plan_id(plan)

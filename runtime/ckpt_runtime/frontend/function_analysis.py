@@ -1,29 +1,48 @@
-"""Reads relations of Spark's analyzed plans that are generators, or call a function of the author."""
+"""Reads relations of Spark's analyzed plans that are generators, joins, or call a function of the author."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
-from ckpt_runtime.frontend.catalyst import function_number, output
-from ckpt_runtime.frontend.typed_plan import Generate, MapPartitions
+from ckpt_runtime.expressions.nodes import Column
+from ckpt_runtime.frontend.catalyst import function_number, jvm_name, output, spark_type
+from ckpt_runtime.frontend.joins import HOW
+from ckpt_runtime.frontend.typed_plan import Generate, Join, MapPartitions, Project, StatefulFunction
 
 if TYPE_CHECKING:
     from ckpt_runtime.frontend.analysis import PlanReader
 
 _MAPS = frozenset({"MapInPandas", "MapInArrow", "PythonMapInArrow"})
-FUNCTIONAL = _MAPS | {"Generate"}
+PROCESSORS = frozenset({"TransformWithStateInPySpark", "FlatMapGroupsInPandasWithState"})
+"""The relations that keep state with a function of the author."""
+FUNCTIONAL = _MAPS | PROCESSORS | {"Generate", "Join", "UpdateEventTimeWatermarkColumn"}
 """The relations that :func:`read_functional` reads."""
+_PANDAS = 211
+"""PySpark's number for processors of pandas frames."""
 
 
 def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
     """Adds the nodes of a relation whose inputs are read, and returns the position of the last one."""
+    if name in PROCESSORS:
+        return _stateful(reader, name, plan, inputs[0])
+    if name == "UpdateEventTimeWatermarkColumn":
+        return _with_event_time(reader, plan, inputs[0])
     columns, ids = output(plan.output())
     plan_id = reader.plan_id(plan)
     if name == "Generate":
         [function] = reader.expressions([plan.generator()], inputs[0])
         outer = bool(plan.outer())
         return reader.add(Generate(columns=columns, inputs=inputs, function=function, outer=outer), ids)
+    if name == "Join":
+        how = jvm_name(plan.joinType())
+        if how not in HOW:
+            raise UnsupportedExpressionError(f"a join of type {how}", f"streams have {', '.join(HOW)}")
+        conditions = [plan.condition().get()] if plan.condition().isDefined() else []
+        condition = next(iter(reader.expressions(conditions, *inputs)), None)
+        return reader.add(Join(columns=columns, inputs=inputs, plan_id=plan_id, how=how, condition=condition), ids)
     if plan.isBarrier():
         raise UnsupportedExpressionError(
             f"{name} with barrier", "tasks of a stream never wait for each other; leave barrier out"
@@ -36,3 +55,55 @@ def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int,
         in_pandas=name == "MapInPandas",
     )
     return reader.add(node, ids)
+
+
+def _stateful(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
+    """Adds an operator with the author's function. Spark puts the keys in front of the columns for it."""
+    columns, ids = output(plan.output())
+    group_state = name == "FlatMapGroupsInPandasWithState"
+    if not group_state and plan.hasInitialState():
+        raise UnsupportedExpressionError("initialState", "start the job from a savepoint that holds the state")
+    project, known = reader.nodes[input_], reader.ids[input_]
+    keys = output(plan.groupingAttributes())[1] if group_state else known[: plan.groupingAttributesLen()]
+    # The function's arguments are the frame's columns. Spark may have put the keys in front of them.
+    width = len(known) - plan.functionExpr().children().size()
+    if missing := [id_ for id_ in keys if id_ not in known[width:]]:
+        column = project.columns[known.index(missing[0])].name
+        raise UnsupportedExpressionError(
+            f"groupBy of the expression {column}", "add it as a column first, and group by its name"
+        )
+    rows = input_
+    if width and isinstance(project, Project):
+        node = Project(columns=project.columns[width:], inputs=project.inputs, expressions=project.expressions[width:])
+        reader.nodes[input_], reader.ids[input_] = node, known[width:]
+    elif width:
+        trees = tuple(Column(at, column.type) for at, column in enumerate(project.columns))[width:]
+        node = Project(columns=project.columns[width:], inputs=(input_,), expressions=trees)
+        rows = reader.add(node, known[width:])
+    kind: Any = "group_state" if group_state else "pandas" if plan.functionExpr().evalType() == _PANDAS else "rows"
+    return reader.add(
+        StatefulFunction(
+            columns=columns,
+            inputs=(rows,),
+            plan_id=reader.plan_id(plan),
+            function=function_number(plan.functionExpr().func()),
+            kind=kind,
+            keys=tuple(reader.ids[rows].index(id_) for id_ in keys),
+            output_mode=str(plan.outputMode().toString()),
+            time=str((plan.timeout() if group_state else plan.timeMode()).toString()),
+            state=spark_type(plan.stateType()) if group_state else "void",
+        ),
+        ids,
+    )
+
+
+def _with_event_time(reader: PlanReader, plan: Any, input_: int) -> int:
+    """Marks the column of ``transformWithState`` that ``eventTimeColumnName`` names."""
+    node = reader.nodes[input_]
+    [column] = reader.expressions([plan.eventTime()], input_)
+    assert isinstance(node, StatefulFunction)
+    assert isinstance(column, Column)
+    if column.type not in ("timestamp", "timestamp_ntz"):
+        raise UnsupportedExpressionError("eventTimeColumnName", "its column is not a timestamp")
+    reader.nodes[input_] = msgspec.structs.replace(node, event_time=column.index)
+    return input_

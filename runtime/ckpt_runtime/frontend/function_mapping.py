@@ -1,4 +1,4 @@
-"""From typed relations with functions of the author and generators to operators."""
+"""From typed relations with functions of the author, generators and joins to operators."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ import pyarrow as pa
 from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.frontend.generators import generate_spec
+from ckpt_runtime.frontend.joins import Side, conditions_of
 from ckpt_runtime.frontend.python_functions import functions_spec, separated
 from ckpt_runtime.frontend.stateful import arrow_schema
+from ckpt_runtime.frontend.stateful_functions import stateful_spec
 from ckpt_runtime.frontend.typed_plan import (
     Filter,
     Generate,
+    Join,
     MapPartitions,
     PlanNode,
+    StatefulFunction,
     TypedColumn,
 )
 from ckpt_runtime.graph import specs
+from ckpt_runtime.graph.event_time import event_time_column
+from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput
+from ckpt_runtime.graph.schemas import join_output_schema
 
 if TYPE_CHECKING:
     from ckpt_runtime.frontend.mapping import QueryMapper
@@ -31,22 +38,27 @@ Inputs = tuple[LogicalInput, ...]
 
 def add_functional(
     mapper: QueryMapper,
-    node: Generate | MapPartitions,
+    node: Generate | MapPartitions | StatefulFunction | Join,
     nodes: Sequence[PlanNode],
-    inputs: Inputs,
+    inputs: Sequence[Inputs],
 ) -> Inputs:
     """Adds the operators of a node and returns what their rows come from. Raises PlanError."""
     schema = arrow_schema(node.columns)
     below = nodes[node.inputs[0]].columns
     match node:
+        case Join():
+            return _join(mapper, node, [nodes[at].columns for at in node.inputs], inputs)
         case Generate():
-            return _generate(mapper, node, nodes, inputs)
+            return _generate(mapper, node, nodes, inputs[0])
         case MapPartitions():
             function = mapper.capture.called.of_number(node.function)
             form = specs.SparkForm(
                 _struct_type(below), _struct_type(node.columns), _settings(mapper), in_pandas=node.in_pandas
             )
-            return mapper.apply(specs.MapInArrowSpec(function, schema, form), inputs, schema, node.plan_id)
+            return mapper.apply(specs.MapInArrowSpec(function, schema, form), inputs[0], schema, node.plan_id)
+        case StatefulFunction():
+            spec = stateful_spec(node, mapper.capture.called, inputs[0], arrow_schema(below), schema)
+            return mapper.apply(spec, _hashed(inputs[0], spec.keys), schema, node.plan_id)
 
 
 def add_filter(mapper: QueryMapper, node: Filter, inputs: Inputs, schema: pa.Schema) -> Inputs:
@@ -98,8 +110,39 @@ def _generate(mapper: QueryMapper, node: Generate, nodes: Sequence[PlanNode], in
     return mapper.apply(specs.EvaluateSpec(_picked(node.columns, places), schema), made, schema, None)
 
 
+def _join(
+    mapper: QueryMapper, node: Join, columns: Sequence[tuple[TypedColumn, ...]], inputs: Sequence[Inputs]
+) -> Inputs:
+    schema = arrow_schema(node.columns)
+    sides = []
+    for typed, edges in zip(columns, inputs, strict=True):
+        names = [column.name for column in typed]
+        event_time = event_time_column(edges)
+        known = names.index(event_time) if event_time is not None and names.count(event_time) == 1 else None
+        sides.append(Side(typed, known))
+    conditions = conditions_of(node, *sides)
+    spec = conditions.spec()
+    both: Inputs = ()
+    for side, letter, edges, given in zip(sides, "lr", inputs, spec.sides, strict=True):
+        rows = edges
+        for tree in side.filters:
+            rows = mapper.apply(specs.ConditionSpec(tree), rows, arrow_schema(side.columns), None)
+        prepared = specs.EvaluateSpec(side.prepared(letter), given.schema)
+        both += _hashed(mapper.apply(prepared, rows, given.schema, None), given.keys)
+    output = join_output_schema(spec)
+    joined = mapper.apply(spec, both, output, node.plan_id)
+    for tree in conditions.remaining():
+        joined = mapper.apply(specs.ConditionSpec(tree), joined, output, None)
+    picked = tuple(zip(schema.names, conditions.joined(node.columns), strict=True))
+    return mapper.apply(specs.EvaluateSpec(picked, schema), joined, schema, None)
+
+
 def _picked(columns: Sequence[TypedColumn], places: Sequence[int]) -> tuple[tuple[str, Expression], ...]:
     return tuple((column.name, Column(at, column.type)) for at, column in zip(places, columns, strict=True))
+
+
+def _hashed(inputs: Inputs, keys: tuple[str, ...]) -> Inputs:
+    return tuple(LogicalInput(edge.node, Partitioning.HASH, keys) for edge in inputs)
 
 
 def _settings(mapper: QueryMapper) -> dict[str, str]:

@@ -20,10 +20,12 @@ from ckpt_runtime.frontend.typed_plan import (
     Expand,
     Filter,
     Generate,
+    Join,
     MapPartitions,
     PlanNode,
     Project,
     Source,
+    StatefulFunction,
     Union,
     Watermark,
 )
@@ -120,8 +122,8 @@ class QueryMapper:
                 return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
             case Aggregate() | Expand() | Deduplicate():
                 return add_stateful(self, node, nodes, inputs)
-            case Generate() | MapPartitions():
-                return add_functional(self, node, nodes, inputs)
+            case Generate() | MapPartitions() | StatefulFunction() | Join():
+                return add_functional(self, node, nodes, [self._inputs[at] for at in node.inputs])
 
     def apply(
         self, spec: specs.OperatorSpec, inputs: tuple[LogicalInput, ...], schema: pa.Schema, plan_id: int | None

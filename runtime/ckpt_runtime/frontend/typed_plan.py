@@ -7,6 +7,7 @@ of the captured relation that a node stands for; where one relation becomes seve
 from __future__ import annotations
 
 from typing import Any, TypeAlias
+from typing import Literal as OneOf
 
 import msgspec
 
@@ -98,6 +99,29 @@ class MapPartitions(_Node, frozen=True, tag="map_partitions", kw_only=True):
     in_pandas: bool
 
 
+class StatefulFunction(_Node, frozen=True, tag="stateful_function", kw_only=True):
+    """``transformWithState`` (of rows or of pandas frames) or ``applyInPandasWithState`` (of a group's state).
+
+    Rows are grouped by the input columns ``keys``. ``time`` is Spark's name of the time mode or timeout, ``state`` the
+    type of a group's state, and ``event_time`` the output column that is event time for what follows.
+    """
+
+    function: int
+    kind: OneOf["rows", "pandas", "group_state"]
+    keys: tuple[int, ...]
+    output_mode: str
+    time: str
+    state: SparkType = "void"
+    event_time: int | None = None
+
+
+class Join(_Node, frozen=True, tag="join", kw_only=True):
+    """Joins two inputs; ``how`` is Spark's name. The condition is over the left columns, then the right ones."""
+
+    how: str
+    condition: Expression | None
+
+
 class Expand(_Node, frozen=True, tag="expand", kw_only=True):
     """Computes several rows from each row: one for each of its windows, or one for each set of grouping keys."""
 
@@ -116,7 +140,18 @@ class Deduplicate(_Node, frozen=True, tag="deduplicate", kw_only=True):
 
 
 PlanNode: TypeAlias = (
-    Source | Project | Filter | Watermark | Union | Aggregate | Expand | Deduplicate | Generate | MapPartitions
+    Source
+    | Project
+    | Filter
+    | Watermark
+    | Union
+    | Aggregate
+    | Expand
+    | Deduplicate
+    | Generate
+    | MapPartitions
+    | StatefulFunction
+    | Join
 )
 
 

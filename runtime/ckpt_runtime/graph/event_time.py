@@ -32,6 +32,14 @@ _KEEP_COLUMNS = (FilterSpec, ConditionSpec, GenerateSpec, PythonFunctionsSpec)
 """They emit their input's columns as they are."""
 
 
+def has_watermark(inputs: Sequence[LogicalInput]) -> bool:
+    """Returns whether every path from the sources passes through a watermark."""
+    return all(
+        isinstance(edge.node.spec, WatermarkSpec) or (bool(edge.node.inputs) and has_watermark(edge.node.inputs))
+        for edge in inputs
+    )
+
+
 def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
     """The event time column that all ``inputs`` (more than one behind a union) have; None when it cannot be traced.
 

@@ -147,6 +147,8 @@ def join_bounds(spec: JoinSpec) -> tuple[int, int]:
     """``within_ms`` in the unit of the event time columns: the whole units between the bounds."""
     assert spec.within_ms is not None
     assert spec.left.event_time is not None
+    if spec.exact is not None:
+        return spec.exact
     lower, upper = spec.within_ms
     unit = spec.left.schema.field(spec.left.event_time).type.unit
     if unit == "s":

@@ -250,13 +250,15 @@ class JoinSpec:
     """Joins rows with equal keys. ``how``: inner, left_outer, right_outer, full_outer or left_semi.
 
     ``within_ms`` bounds the right row's event time minus the left row's, both ends included; None (inner only) sets no
-    bounds, and then no row is ever forgotten. The left side's gates come first.
+    bounds, and then no row is ever forgotten. ``exact`` are the same bounds in microseconds, where these are not whole
+    milliseconds. The left side's gates come first.
     """
 
     how: str
     left: JoinSide
     right: JoinSide
     within_ms: tuple[int, int] | None = None
+    exact: tuple[int, int] | None = None
 
     @property
     def sides(self) -> tuple[JoinSide, JoinSide]:

@@ -1,0 +1,226 @@
+"""Joins of two streams: keys and time bounds are read from Spark's condition.
+
+Equalities between the sides are keys. Comparisons of the two event time columns, with intervals added, bound the time
+between two rows that match. What is about one side alone filters that side where this cannot lose rows of an outer
+join; any other condition filters the rows of an inner join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, rewritten
+from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.frontend.generators import columns_of
+from ckpt_runtime.frontend.typed_plan import Join, TypedColumn
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.schemas import SchemaDerivationError, join_output_schema
+from ckpt_runtime.graph.specs import JoinSide, JoinSpec
+
+HOW = {
+    "Inner": "inner",
+    "LeftOuter": "left_outer",
+    "RightOuter": "right_outer",
+    "FullOuter": "full_outer",
+    "LeftSemi": "left_semi",
+}
+"""The engine's name of each of Spark's types of joins that streams may have."""
+_MIRRORED = {
+    "LessThan": "GreaterThan",
+    "GreaterThan": "LessThan",
+    "LessThanOrEqual": "GreaterThanOrEqual",
+    "GreaterThanOrEqual": "LessThanOrEqual",
+    "EqualTo": "EqualTo",
+}
+_MAY_FILTER = {
+    "inner": (True, True),
+    "left_outer": (False, True),
+    "right_outer": (True, False),
+    "full_outer": (False, False),
+    "left_semi": (True, True),
+}
+"""Whether rows of the left and of the right side that a condition refuses may be left out before the join."""
+
+
+@dataclass(slots=True)
+class Side:
+    """One input of a join: its columns, the position of its event time, its keys and the filters in front of it."""
+
+    columns: tuple[TypedColumn, ...]
+    event_time: int | None
+    keys: list[Expression] = field(default_factory=list)
+    filters: list[Expression] = field(default_factory=list)
+
+    def prepared(self, letter: str) -> tuple[tuple[str, Expression], ...]:
+        """Returns the columns that the join gets, under names that no other side has: all columns, then the keys."""
+        plain = [(f"{letter}{at}", Column(at, column.type)) for at, column in enumerate(self.columns)]
+        return (*plain, *((f"{letter}_key{at}", key) for at, key in enumerate(self.keys)))
+
+
+@dataclass(slots=True)
+class Conditions:
+    """A join's condition in parts. ``bounds`` are of the right event time minus the left one, in microseconds."""
+
+    left: Side
+    right: Side
+    how: str
+    bounds: list[int | None] = field(default_factory=lambda: [None, None])
+    rest: list[Expression] = field(default_factory=list)
+
+    def add(self, condition: Expression | None) -> None:
+        """Takes a condition apart. Raises PlanError for one that the engine cannot check."""
+        if condition is None:
+            return
+        if isinstance(condition, Call) and condition.function == "And":
+            for argument in condition.arguments:
+                self.add(argument)
+        elif not self._add_bound(condition) and not self._add_key(condition) and not self._add_filter(condition):
+            if self.how != "inner":
+                raise PlanError(
+                    "join",
+                    f"a {self.how.replace('_', ' ')} join of streams takes equalities and bounds on event time; filter "
+                    "rows by other conditions before the join",
+                )
+            self.rest.append(condition)
+
+    def _side_of(self, tree: Expression) -> int | None:
+        """Returns 0 or 1 for an expression over columns of one side, None for others."""
+        sides = {int(at >= len(self.left.columns)) for at in columns_of([tree])}
+        return sides.pop() if len(sides) == 1 else None
+
+    def _own(self, tree: Expression) -> Expression:
+        """Returns an expression of the right side over its own columns."""
+        width = len(self.left.columns)
+        return rewritten(tree, lambda node: Column(node.index - width, node.type) if isinstance(node, Column) else None)
+
+    def _add_key(self, condition: Expression) -> bool:
+        if not isinstance(condition, Call) or condition.function != "EqualTo":
+            return False
+        one, other = condition.arguments
+        if (self._side_of(one), self._side_of(other)) == (1, 0):
+            one, other = other, one
+        if (self._side_of(one), self._side_of(other)) != (0, 1):
+            return False
+        self.left.keys.append(one)
+        self.right.keys.append(self._own(other))
+        return True
+
+    def _add_filter(self, condition: Expression) -> bool:
+        number = self._side_of(condition)
+        if number is None or not _MAY_FILTER[self.how][number]:
+            return False
+        (self.left if number == 0 else self.right).filters.append(condition if number == 0 else self._own(condition))
+        return True
+
+    def _add_bound(self, condition: Expression) -> bool:
+        if not isinstance(condition, Call) or condition.function not in _MIRRORED:
+            return False
+        function = condition.function
+        left, right = (_shifted(argument) for argument in condition.arguments)
+        if left is None or right is None or None in (self.left.event_time, self.right.event_time):
+            return False
+        if left[0] >= len(self.left.columns):
+            left, right, function = right, left, _MIRRORED[function]
+        assert self.right.event_time is not None
+        if (left[0], right[0]) != (self.left.event_time, self.right.event_time + len(self.left.columns)):
+            return False
+        # left + a <function> right + b, so that right - left is compared with a - b.
+        difference = left[1] - right[1]
+        if function in ("LessThan", "LessThanOrEqual", "EqualTo"):
+            least = difference + (function == "LessThan")
+            self.bounds[0] = least if self.bounds[0] is None else max(self.bounds[0], least)
+        if function in ("GreaterThan", "GreaterThanOrEqual", "EqualTo"):
+            most = difference - (function == "GreaterThan")
+            self.bounds[1] = most if self.bounds[1] is None else min(self.bounds[1], most)
+        # An equality is a key, too.
+        return function != "EqualTo"
+
+    def spec(self) -> JoinSpec:
+        """Returns the join. Raises PlanError for one without keys, or whose bounds do not say when rows are over."""
+        if not self.left.keys:
+            raise PlanError("join", "a join of streams needs an equality between a column of each side")
+        lower, upper = self.bounds
+        if (lower is None) != (upper is None):
+            missing = "lower" if lower is None else "upper"
+            raise PlanError(
+                "join", f"its condition has no {missing} bound of the time between two rows that match; give both"
+            )
+        within = None
+        if lower is not None and upper is not None:
+            within = (lower // 1000, -(-upper // 1000))
+        sides = [
+            JoinSide(
+                pa.schema([(name, arrow_type(tree.type)) for name, tree in side.prepared(letter)]),
+                tuple(f"{letter}_key{at}" for at in range(len(side.keys))),
+                None if within is None else f"{letter}{side.event_time}",
+            )
+            for letter, side in (("l", self.left), ("r", self.right))
+        ]
+        exact = None if lower is None or upper is None else (lower, upper)
+        spec = JoinSpec(self.how, sides[0], sides[1], within, exact)
+        try:
+            join_output_schema(spec)
+        except SchemaDerivationError as error:
+            raise PlanError("join", str(error)) from None
+        return spec
+
+    def joined(self, columns: Sequence[TypedColumn]) -> list[Expression]:
+        """Returns the result's columns over those of the join, which has each side's keys behind its columns."""
+        width = len(self.left.columns)
+        behind = width + len(self.left.keys)
+        return [Column(at if at < width else at - width + behind, column.type) for at, column in enumerate(columns)]
+
+    def remaining(self) -> list[Expression]:
+        """Returns the conditions on joined rows, over the columns of the join."""
+        width, keys = len(self.left.columns), len(self.left.keys)
+
+        def moved(node: Expression) -> Expression | None:
+            return Column(node.index + keys * (node.index >= width), node.type) if isinstance(node, Column) else None
+
+        return [rewritten(tree, moved) for tree in self.rest]
+
+
+def conditions_of(node: Join, left: Side, right: Side) -> Conditions:
+    """Takes the condition of a join apart. Raises PlanError."""
+    conditions = Conditions(left, right, HOW[node.how])
+    conditions.add(node.condition)
+    return conditions
+
+
+def _shifted(tree: Expression) -> tuple[int, int] | None:
+    """Returns a timestamp column and the microseconds that are added to it; None for anything else."""
+    if isinstance(tree, Column) and tree.type in ("timestamp", "timestamp_ntz"):
+        return tree.index, 0
+    if isinstance(tree, Call) and tree.function == "Cast" and tree.arguments[0].type == tree.type:
+        return _shifted(tree.arguments[0])
+    if isinstance(tree, Call) and tree.function in ("TimeAdd", "TimestampAddInterval"):
+        start, interval = _shifted(tree.arguments[0]), _micros(tree.arguments[1])
+        if start is not None and interval is not None:
+            return start[0], start[1] + interval
+    return None
+
+
+def _micros(tree: Expression) -> int | None:
+    if isinstance(tree, Call) and tree.function == "Cast":
+        return _micros(tree.arguments[0])
+    if isinstance(tree, Call) and tree.function == "UnaryMinus":
+        value = _micros(tree.arguments[0])
+        return None if value is None else -value
+    if (
+        isinstance(tree, Literal)
+        and tree.value is not None
+        and isinstance(tree.type, str)
+        and tree.type in _TIME_INTERVALS
+    ):
+        return int(str(tree.value))
+    return None
+
+
+_TIME_INTERVALS = frozenset(
+    f"interval {first}" + (f" to {last}" if last else "")
+    for first in ("day", "hour", "minute", "second")
+    for last in ("", "hour", "minute", "second")
+)

@@ -1,0 +1,64 @@
+"""Joins of two streams of PySpark programs in the engine, and of the same rows in Spark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
+from tests.support.parity import shown
+from tests.support.pipelines import join_programs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def write(directory: Path, names: tuple[str, str, str], seed: int) -> None:
+    """120 rows with nulls in keys and times; some keys are in capitals."""
+    choice = Random(seed)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [
+        (
+            at,
+            choice.choice(["a", "b", "A", None]),
+            choice.choice([None, start + timedelta(seconds=choice.randrange(60))]),
+        )
+        for at in range(120)
+    ]
+    types = (pa.int64(), pa.string(), pa.timestamp("us", "UTC"))
+    arrays = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
+    directory.mkdir()
+    pq.write_table(pa.table(arrays, list(names)), directory / "rows.parquet")
+
+
+@pytest.mark.row("ps.5")
+def test_joins_of_streams_give_the_rows_of_spark_for_each_type_and_condition(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    write(tmp_path / "left", ("id", "k", "lt"), 1)
+    write(tmp_path / "right", ("n", "key", "rt"), 2)
+    job = cluster.submit(
+        PIPELINES / "join_programs.py",
+        arguments=["replay", str(tmp_path), str(tmp_path / "out")],
+        configuration=fast(restart_strategy__type="none"),
+        parallelism=2,
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    left = spark.read.schema(join_programs.LEFT).parquet(str(tmp_path / "left"))
+    right = spark.read.schema(join_programs.RIGHT).parquet(str(tmp_path / "right"))
+    for name, frame in join_programs.queries(left, right).items():
+        wanted = frame.toArrow().to_pylist()
+        given = pq.read_table(tmp_path / "out" / name).to_pylist()
+        assert wanted, name
+        assert Counter(str(shown(row)) for row in given) == Counter(str(shown(row)) for row in wanted), name

@@ -1,0 +1,35 @@
+"""Joins of two streams in PySpark. Spark and the engine run the same functions."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+LEFT = "id LONG, k STRING, lt TIMESTAMP"
+RIGHT = "n LONG, key STRING, rt TIMESTAMP"
+NEAR = "k = key AND rt BETWEEN lt - INTERVAL 3 SECONDS AND lt + INTERVAL 5 SECONDS"
+
+
+def pipeline(spark: SparkSession, source: str, directory: str, output: str) -> None:
+    """Starts all queries below."""
+    left = spark.readStream.format(source).schema(LEFT).load(f"{directory}/left")
+    right = spark.readStream.format(source).schema(RIGHT).load(f"{directory}/right")
+    for name, frame in queries(left, right).items():
+        frame.writeStream.format("parquet").queryName(name).start(f"{output}/{name}")
+
+
+def queries(left: DataFrame, right: DataFrame) -> dict[str, DataFrame]:
+    """Returns all queries by their names. No row is late."""
+    one, other = left.withWatermark("lt", "1 day"), right.withWatermark("rt", "2 days")
+    same = F.col("key") == F.upper("k")
+    again = F.expr("a.k = b.k AND a.lt = b.lt AND a.id < b.id")
+    return {
+        "inner": one.join(other, F.expr("k = key AND rt >= lt AND rt < lt + INTERVAL 4 SECONDS AND n > id AND id > 9")),
+        "left": one.join(other, F.expr(f"{NEAR} AND n % 2 = 0"), "leftOuter"),
+        "right": one.join(other, F.expr(NEAR), "rightOuter"),
+        "full": one.join(other, same & (F.col("lt") < F.col("rt")) & F.expr("rt - INTERVAL 1 MINUTE <= lt"), "full"),
+        "semi": one.join(other, F.expr(f"{NEAR} AND id % 3 = 1"), "left_semi"),
+        "same_time": one.join(other, (F.col("lt") == F.col("rt")) & (F.col("k") == F.col("key"))),
+        "unbounded": left.join(right.withColumnRenamed("key", "k"), ["k"]).filter("id + n < 40"),
+        "self": one.alias("a").join(one.alias("b"), again).select("a.id", "b.lt"),
+    }

@@ -1,0 +1,88 @@
+"""Conditions of joins in parts: keys, bounds on event time, filters, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
+from ckpt_runtime.frontend.joins import Conditions, Side, conditions_of
+from ckpt_runtime.frontend.typed_plan import Join, TypedColumn
+from ckpt_runtime.graph.errors import PlanError
+
+K, AT, KEY, THEN = (Column(0, "string"), Column(1, "timestamp"), Column(2, "string"), Column(3, "timestamp"))
+EQUAL = Call("EqualTo", (K, KEY), "boolean")
+
+
+def interval(micros: int) -> Literal:
+    return Literal(str(micros), "interval day to second")
+
+
+def later(time: Column, micros: int) -> Call:
+    return Call("TimestampAddInterval", (time, interval(micros)), "timestamp")
+
+
+def compared(function: str, one: Expression, other: Expression) -> Call:
+    return Call(function, (one, other), "boolean")
+
+
+def conditions(*parts: Expression, how: str = "Inner", event_time: int | None = 1) -> Conditions:
+    condition = parts[0]
+    for part in parts[1:]:
+        condition = Call("And", (condition, part), "boolean")
+    sides = [
+        Side((TypedColumn("k", "string"), TypedColumn("at", "timestamp")), event_time),
+        Side((TypedColumn("key", "string"), TypedColumn("then", "timestamp")), event_time),
+    ]
+    return conditions_of(Join(columns=(), how=how, condition=condition), *sides)
+
+
+def test_equality_of_columns_of_both_sides_is_a_key_whichever_comes_first() -> None:
+    for one, other in ((K, KEY), (KEY, K)):
+        found = conditions(compared("EqualTo", one, other))
+        assert (found.left.keys, found.right.keys) == ([K], [Column(0, "string")])
+
+
+@pytest.mark.parametrize(
+    ("parts", "exact", "within"),
+    [
+        (
+            [("GreaterThanOrEqual", THEN, AT), ("LessThanOrEqual", THEN, later(AT, 5_000_000))],
+            (0, 5_000_000),
+            (0, 5000),
+        ),
+        ([("LessThan", AT, THEN), ("LessThan", THEN, later(AT, 2_000))], (1, 1_999), (0, 2)),
+        ([("GreaterThan", later(THEN, 1_000), AT), ("GreaterThan", AT, later(THEN, -500))], (-999, 499), (-1, 1)),
+        ([("EqualTo", THEN, AT)], (0, 0), (0, 0)),
+    ],
+)
+def test_comparisons_of_event_times_are_bounds_to_the_microsecond(
+    parts: list[tuple[str, Expression, Expression]], exact: tuple[int, int], within: tuple[int, int]
+) -> None:
+    spec = conditions(EQUAL, *(compared(*part) for part in parts), how="FullOuter").spec()
+    assert (spec.exact, spec.within_ms) == (exact, within)
+
+
+def test_condition_on_one_side_filters_it_unless_an_outer_join_keeps_its_rows() -> None:
+    mine, theirs = (compared("GreaterThan", column, Literal("a", "string")) for column in (K, KEY))
+    found = conditions(EQUAL, mine, theirs)
+    assert (found.left.filters, len(found.right.filters)) == ([mine], 1)
+    assert found.right.filters[0] == compared("GreaterThan", Column(0, "string"), Literal("a", "string"))
+    assert conditions(EQUAL, theirs, how="LeftOuter").right.filters
+    with pytest.raises(PlanError, match="filter rows by other conditions"):
+        conditions(EQUAL, mine, how="LeftOuter")
+
+
+def test_other_condition_filters_an_inner_join_and_no_other() -> None:
+    other = compared("GreaterThan", K, KEY)
+    assert conditions(EQUAL, other).remaining() == [compared("GreaterThan", K, Column(3, "string"))]
+    with pytest.raises(PlanError, match="left outer join"):
+        conditions(EQUAL, other, how="LeftOuter")
+
+
+def test_join_without_key_or_with_half_of_its_bounds_is_refused() -> None:
+    with pytest.raises(PlanError, match="needs an equality"):
+        conditions(compared("GreaterThan", K, KEY)).spec()
+    with pytest.raises(PlanError, match="no upper bound"):
+        conditions(EQUAL, compared("GreaterThan", THEN, AT)).spec()
+    with pytest.raises(PlanError, match="watermark"):
+        conditions(EQUAL, how="LeftOuter").spec()
