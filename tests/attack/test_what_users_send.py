@@ -172,7 +172,7 @@ def lines(count: int, payload: bytes) -> bytes:
         (3, b'["item",' + b"[" * 500_000 + b"]" * 500_000 + b"]", "nested too deep"),
         (1, b'["item",{' + b",".join(b'"%x":{"":{}}' % n for n in range(600_000)) + b"}]", "shape|bytes"),
         (1, b'["item","' + b"x" * (9 << 20) + b'"]', "bytes; at most"),
-        (30_000, b'["item",{"vertex":"v","subtask":0,"state":{"operators":{},"bytes":0}}]', "shape"),
+        (30_000, b'["item",{"vertex":"v","subtask":0,"state":{"operators":{},"bytes":0}}]', "has version None"),
     ],
     ids=["empties", "lines", "wide", "deep", "objects", "long", "doubles"],
 )
