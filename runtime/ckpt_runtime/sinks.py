@@ -1,7 +1,7 @@
 """The public protocol of sinks: two-phase commit, driven by checkpoints.
 
 A sink is a class that a program registers with ``spark.dataSource.register`` and writes to by its name. Every subtask
-has a *writer*. Before a checkpoint, the writer makes its rows durable somewhere where nobody sees them, and returns
+has a *writer*. Before a checkpoint, the writer makes its rows durable in a place where no reader sees them, and returns
 *committables*: small values that say where the rows are. They are part of the checkpoint. When the checkpoint has
 completed, a *committer* makes the rows visible. After a failure the committer is given the committables of the restored
 checkpoint again, so a commit may be repeated and has to find out whether it has happened before.

@@ -98,7 +98,7 @@ class EvaluateSpec:
 class GenerateSpec:
     """Repeats each row for every element that ``function``, a generator of Spark's, makes of it.
 
-    The result has the input's columns, then the generator's. Input columns that are not ``carried`` are read by nobody
+    The result has the input's columns, then the generator's. No operator reads input columns that are not ``carried``
     and come out as nulls.
     """
 
