@@ -98,8 +98,8 @@ class EvaluateSpec:
 class GenerateSpec:
     """Repeats each row for every element that ``function``, a generator of Spark's, makes of it.
 
-    The result has the input's columns, then the generator's. No operator reads input columns that are not ``carried``
-    and come out as nulls.
+    The result has the input's columns, then the generator's. Input columns that are not ``carried`` come out as nulls,
+    because no operator reads them.
     """
 
     function: Expression
