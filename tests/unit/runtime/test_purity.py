@@ -11,6 +11,7 @@ RUNTIME = Path(__file__).resolve().parents[3] / "runtime" / "ckpt_runtime"
 PURE_ROOMS = ("checkpoint", "scheduler")
 ALLOWED = {
     "__future__",
+    "abc",
     "base64",
     "bisect",
     "collections",
