@@ -98,7 +98,7 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("random plan", "another plan"),
         ("function", r"Randn.*called in refused_programs.py:\d+"),
         ("type", "interval"),
-        ("column", r"UNRESOLVED_COLUMN(.|\n)*refused_programs.py:\d+"),
+        ("column", r"UNRESOLVED_COLUMN(.|\n)*refused_programs.py\", line \d+"),
         ("operation", "Sort"),
         ("session", "another column"),
         ("gap", "choose among constants"),
