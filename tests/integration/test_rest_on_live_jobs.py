@@ -92,6 +92,7 @@ def test_a_job_whose_sink_commits_with_checkpoints_is_warned_of_until_it_takes_c
     job.canceled()
 
 
+@pytest.mark.long
 def test_a_job_whose_user_code_is_held_up_shows_full_back_pressure_and_is_unhealthy_until_it_moves_again(
     client: CkptClient, cluster: MiniCluster, job: SequenceJob
 ) -> None:
