@@ -221,12 +221,13 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
 def test_batch_writer_of_spark_and_console_write_the_rows_of_a_query(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
 ) -> None:
+    """Without a directory for checkpoints the rows are staged in that of the session."""
     source, output = typed(tmp_path, 30), tmp_path / "orc"
     job = cluster.submit(
         PIPELINES / "batch_functions.py",
         entry="batch_functions:printed",
         arguments=[source, str(output)],
-        configuration=fast(execution__checkpointing__dir=str(tmp_path / "checkpoints")),
+        configuration=fast(),
     )
     cluster.wait_for_status(job, JobStatus.FINISHED)
     frame = spark.read.schema(batch_functions.SCHEMA).parquet(source)
@@ -241,7 +242,7 @@ def test_batch_writer_of_spark_and_console_write_the_rows_of_a_query(
         "name=é",
         "name=__HIVE_DEFAULT_PARTITION__",
     }
-    assert is_empty(tmp_path / "checkpoints" / "staged")
+    assert is_empty(cluster._settings.work_directory / "checkpoints" / "staged")
 
 
 @pytest.mark.row("ends.1", "ends.5")

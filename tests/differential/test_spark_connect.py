@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.connect.proto import ExecutePlanRequest, ExecutePlanResponse
+from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse, ExecutePlanRequest, ExecutePlanResponse
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.connect.server import ConnectServer
@@ -29,22 +30,30 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
+SERVICE = "/spark.connect.SparkConnectService/"
 TOKEN = "a token of the session"
 COUNTRIES = ["AT", "DE", None, "FR"]
 
 
-@pytest.fixture(scope="module")
-def port(spark: SparkSession, cluster: MiniCluster) -> Iterator[int]:
-    """A Spark Connect endpoint in front of the folder's session and Spark; ``stop()`` takes savepoints."""
-    options = Configuration({"connect.port": "0"})
+@contextmanager
+def endpoint(cluster: MiniCluster, **options: str) -> Iterator[int]:
+    """A Spark Connect endpoint in front of a session, with options of it; gives its port."""
+    configuration = Configuration({"connect.port": "0", **options})
 
     async def start() -> tuple[ConnectServer, int]:
-        server = ConnectServer(cluster.dispatcher, options, TOKEN, spark_service)
+        server = ConnectServer(cluster.dispatcher, configuration, TOKEN, spark_service)
         return server, await server.start("127.0.0.1")
 
-    server, listening = cluster.call(start())
-    yield listening
+    server, port = cluster.call(start())
+    yield port
     cluster.call(server.stop())
+
+
+@pytest.fixture(scope="module")
+def port(spark: SparkSession, cluster: MiniCluster) -> Iterator[int]:
+    """That of the folder's session and Spark."""
+    with endpoint(cluster) as listening:
+        yield listening
 
 
 @pytest.fixture(scope="module")
@@ -107,32 +116,87 @@ def test_client_without_the_token_is_refused(port: int, orders: Path, tmp_path: 
     assert "token of the session is missing or wrong" in ended.stderr
     for method in ("Config", "AnalyzePlan", "AddArtifacts", "ExecutePlan", "ReattachExecute"):
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.stream_stream(f"/spark.connect.SparkConnectService/{method}")
+            call = channel.stream_stream(f"{SERVICE}{method}")
             with pytest.raises(grpc.RpcError) as refused:
                 list(call(iter([b""]), timeout=patient(20)))
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, method  # type: ignore[attr-defined]
+
+
+def execute(port: int, request: ExecutePlanRequest) -> ExecutePlanResponse:
+    """Sends a request as PySpark's client does, and returns its first response."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_stream(
+            f"{SERVICE}ExecutePlan", ExecutePlanRequest.SerializeToString, ExecutePlanResponse.FromString
+        )
+        responses = list(call(request, metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=patient(60)))
+    assert [response.HasField("result_complete") for response in responses] == [False, True]
+    return responses[0]
+
+
+def start_request(output: Path, format_: str, **options: str) -> ExecutePlanRequest:
+    request = ExecutePlanRequest(session_id=str(uuid.uuid4()), operation_id=str(uuid.uuid4()))
+    start = request.plan.command.write_stream_operation_start
+    start.format, start.path = "parquet", str(output)
+    start.input.common.plan_id = 1
+    start.input.read.is_streaming = True
+    source = start.input.read.data_source
+    source.format = format_
+    for name, value in options.items():
+        if name == "schema":
+            source.schema = value
+        else:
+            source.options[name] = value
+    return request
 
 
 @pytest.mark.row("ps.7")
 def test_start_that_is_sent_again_after_a_lost_answer_starts_no_second_job(
     cluster: MiniCluster, port: int, orders: Path, tmp_path: Path
 ) -> None:
-    request = ExecutePlanRequest(session_id=str(uuid.uuid4()), operation_id=str(uuid.uuid4()))
-    start = request.plan.command.write_stream_operation_start
-    start.format, start.path, start.query_name = "parquet", str(tmp_path / "out"), "once"
-    start.input.common.plan_id = 1
-    start.input.read.is_streaming = True
-    source = start.input.read.data_source
-    source.format, source.schema, source.options["path"] = "replay", "country STRING", str(orders)
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_stream(
-            "/spark.connect.SparkConnectService/ExecutePlan",
-            ExecutePlanRequest.SerializeToString,
-            ExecutePlanResponse.FromString,
-        )
-        metadata = (("authorization", f"Bearer {TOKEN}"),)
-        answers = [list(call(request, metadata=metadata, timeout=patient(60))) for _ in range(2)]
-    ids = {answer[0].write_stream_operation_start_result.query_id.id for answer in answers}
+    request = start_request(tmp_path / "out", "replay", schema="country STRING", path=str(orders))
+    answers = [execute(port, request) for _ in range(2)]
+    ids = {answer.write_stream_operation_start_result.query_id.id for answer in answers}
     assert ids == {request.operation_id}
     cluster.wait_for_status(uuid.UUID(request.operation_id).hex, JobStatus.FINISHED)
     assert pq.read_table(tmp_path / "out").num_rows == 1_000
+
+
+@pytest.mark.row("ps.7")
+def test_stop_takes_a_savepoint_if_the_session_is_configured_so_and_else_the_query_runs_on(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    with endpoint(cluster, **{"connect.query.stop": "SAVEPOINT"}) as port:
+
+        def start(**settings: str) -> ExecutePlanRequest:
+            request = start_request(tmp_path / "out", "numbers", rowsPerSecond="100")
+            config = ConfigRequest(session_id=request.session_id)
+            for key, value in settings.items():
+                config.operation.set.pairs.add(key=key.replace("__", "."), value=value)
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                call = channel.unary_unary(
+                    f"{SERVICE}Config", ConfigRequest.SerializeToString, ConfigResponse.FromString
+                )
+                call(config, metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=patient(60))
+            execute(port, request)
+            cluster.wait_for_status(uuid.UUID(request.operation_id).hex, JobStatus.RUNNING)
+            return request
+
+        def stop(started: ExecutePlanRequest) -> None:
+            request = ExecutePlanRequest(session_id=started.session_id, operation_id=str(uuid.uuid4()))
+            command = request.plan.command.streaming_query_command
+            command.query_id.id = command.query_id.run_id = started.operation_id
+            command.stop = True
+            execute(port, request)
+
+        without = start(execution__checkpointing__interval="1 s")
+        with pytest.raises(grpc.RpcError, match=r"set execution\.checkpointing\.savepoint-dir"):
+            stop(without)
+        job_id = uuid.UUID(without.operation_id).hex
+        assert cluster.call(cluster.dispatcher.job_status(job_id)) is JobStatus.RUNNING
+        cluster.call(cluster.dispatcher.cancel_job(job_id))
+        started = start(**{"execution__checkpointing__savepoint-dir": str(tmp_path / "savepoints")})
+        stop(started)
+        job_id = uuid.UUID(started.operation_id).hex
+        assert cluster.call(cluster.dispatcher.job_status(job_id)) is JobStatus.FINISHED
+        [savepoint] = (tmp_path / "savepoints").iterdir()
+        assert (savepoint / "_metadata").is_file()

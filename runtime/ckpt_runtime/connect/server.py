@@ -68,7 +68,6 @@ class ConnectServer:
         self._spark = spark
         self._sessions = ClientSessions()
         self._queries = Queries(dispatcher, configuration)
-        self._own_operations: set[str] = set()
         self._channel: grpc.aio.Channel | None = None
         # No other process may listen on the same port and take some of the calls.
         self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
@@ -168,10 +167,11 @@ class ConnectServer:
         return response
 
     async def _release_execute(self, request: Any, call: Call) -> Any:
-        if request.operation_id not in self._own_operations:
+        operations = self._sessions.of(request).operations
+        if request.operation_id not in operations:
             return await self.pass_on("ReleaseExecute", request.SerializeToString(), call)
         if request.WhichOneof("release") == "release_all":
-            self._own_operations.discard(request.operation_id)
+            operations.discard(request.operation_id)
         return messages.ReleaseExecuteResponse(session_id=request.session_id, operation_id=request.operation_id)
 
     async def _release_session(self, request: Any, call: Call) -> Any:
@@ -190,7 +190,7 @@ class ConnectServer:
         if not queries and (code := code_in(request)):
             raise PlanError("query", _NO_CODE.format(code=code))
         request.operation_id = request.operation_id or str(uuid.uuid4())
-        self._own_operations.add(request.operation_id)
+        session.operations.add(request.operation_id)
         ids = {"session_id": request.session_id, "operation_id": request.operation_id}
         response = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
         match kind:

@@ -21,13 +21,18 @@ MOST_SESSIONS = 200
 
 
 class ClientSession:
-    """What one client has told us. ``views`` holds the commands that made views of streams, by the views' names."""
+    """What one client has sent.
+
+    ``views`` holds the commands that made views of streams, by the views' names, and ``operations`` the ids of the
+    operations that are answered here and that the client has not released.
+    """
 
     def __init__(self) -> None:
         self.options = StreamSession()
         self.settings: dict[str, str] = {}
         self.views: dict[str, Any] = {}
         self.queries: dict[str, Query] = {}
+        self.operations: set[str] = set()
         self._analyses: dict[str, str] = {}
         self._capture = Capture(
             self._analyses,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import threading
 import time
 from hashlib import sha256
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ckpt_runtime.frontend.capture import Capture, captured_session
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
 from ckpt_runtime.frontend.scripts import builds_session
 from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded, AnalysisRequest, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
@@ -69,6 +70,26 @@ def test_error_of_spark_is_an_error_of_the_plan() -> None:
 def test_action_on_a_frame_is_refused(action: Any) -> None:
     with captured_session(capture({}), lambda _: None) as spark, pytest.raises(PlanError, match="running Spark"):
         action(spark.readStream.format("replay").load("/data"))
+
+
+def test_program_that_sleeps_after_it_has_started_a_query_is_planned_at_once() -> None:
+    captured = capture({})
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", sleep)
+        with captured_session(captured, lambda _: None):
+            time.sleep(1)
+            captured.queries.append(CapturedQuery(None, Analysis()))
+            time.sleep(2)
+            other = threading.Thread(target=lambda: time.sleep(3))
+            other.start()
+            other.join()
+        time.sleep(4)
+    assert slept == [1, 3, 4], "before the first query, in another thread of the process, and after the program"
 
 
 @pytest.mark.parametrize(

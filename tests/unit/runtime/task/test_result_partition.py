@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import owner_of_key_group
 from ckpt_runtime.network.elements import CancelCheckpoint, EndOfRange, Watermark
-from ckpt_runtime.network.gate import InputGate
+from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.state.hashing import hash_columns
 from ckpt_runtime.task.output import EARLY_PAUSE_MS, BufferLimits, LocalSubpartition, ResultPartition, Subpartition
@@ -351,6 +351,28 @@ class TestRouting:
                 part.emit_watermark(1)
 
 
+def credit_returns(receiver: InputChannel, line: int, act: Callable[[], None]) -> None:
+    """Has the consumer return credit; ``act`` runs in front of the given line of that."""
+    lines = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code is not LocalSubpartition._give_back.__code__:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == line:
+                act()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        receiver.buffer_consumed()
+    finally:
+        sys.settrace(before)
+
+
 class TestLocalSubpartition:
     @pytest.mark.parametrize("window", [2, 8])
     def test_room_comes_back_with_the_consumers_credit(self, kit: TaskKit, window: int) -> None:
@@ -395,25 +417,12 @@ class TestLocalSubpartition:
         local = LocalSubpartition(receiver, 8, lambda: woken.append(True))
         local.send_batch(kit.rows(1))
         receiver.queue.clear()
-        lines = 0
 
-        def trace(frame: Any, event: str, _: Any) -> Any:
-            nonlocal lines
-            if frame.f_code is not LocalSubpartition._give_back.__code__:
-                return None
-            if event == "line":
-                lines += 1
-                if lines == line:
-                    local.held = True
-                    seen.append(local.is_drained)
-            return trace
+        def hold() -> None:
+            local.held = True
+            seen.append(local.is_drained)
 
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            receiver.buffer_consumed()
-        finally:
-            sys.settrace(before)
+        credit_returns(receiver, line, hold)
         assert woken or seen != [False]
 
     def test_the_same_batch_arrives_without_a_copy(self, kit: TaskKit) -> None:
@@ -433,24 +442,11 @@ class TestLocalSubpartition:
         receiver = InputGate(lambda: None).add_channel(0, 1)
         local = LocalSubpartition(receiver, 2, lambda: woken.append(True))
         local.send_batch(kit.rows(1))
-        lines = 0
 
-        def trace(frame: Any, event: str, _: Any) -> Any:
-            nonlocal lines
-            if frame.f_code is not LocalSubpartition._give_back.__code__:
-                return None
-            if event == "line":
-                lines += 1
-                if lines == line:
-                    local.send_batch(kit.rows(2))
-                    asleep.append(not local.has_room)
-            return trace
+        def fill() -> None:
+            local.send_batch(kit.rows(2))
+            asleep.append(not local.has_room)
 
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            receiver.buffer_consumed()
-        finally:
-            sys.settrace(before)
+        credit_returns(receiver, line, fill)
         assert local.has_room
         assert woken or True not in asleep
