@@ -168,7 +168,7 @@ class Queries:
                 changed.clear()
                 status = await self._dispatcher.operation_status(OperationKind.SAVEPOINT, trigger, query.job_id)
                 if status.failure is not None:
-                    raise QueryFailedError(f"the savepoint failed, and the query runs on: {status.failure}")
+                    raise QueryFailedError(f"the savepoint failed, and the query runs on: {status.failure.message}")
                 if status.completed:
                     return
                 await changed.wait()
@@ -222,7 +222,8 @@ class Queries:
 
 
 def _message(result: ExecutionResult) -> str:
-    return "the query failed" if result.failure is None else str(result.failure).splitlines()[0]
+    failure = result.failure
+    return "the query failed" if failure is None else f"{failure.exception}: {failure.message}".splitlines()[0]
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:
