@@ -45,7 +45,7 @@ from ckpt_runtime.jobmaster.job_recovery import find_jobs
 from ckpt_runtime.leader_proof import opened, sealed
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
-    FROM_STRANGER,
+    FROM_UNREGISTERED,
     TO_AGENT,
     AdoptWorker,
     AgentHeartbeat,
@@ -254,8 +254,8 @@ PROCESS = ProcessIdentity("m", 7, 9)
 MEASURES = SubtaskMeasures("v", 0, 1, 2, 3, 4, 0, 1.0, 2.0, 3.0, operator_rows=(1, 2), input_watermark=5)
 PROPERTIES = CheckpointProperties()
 MESSAGES: tuple[tuple[Door[Any], Message], ...] = (
-    (FROM_STRANGER, RegisterAgent("s", "localhost", (0, 1), PROCESS)),
-    (FROM_STRANGER, RegisterWorker("s", "w", ("localhost", 5), PROCESS, "/d")),
+    (FROM_UNREGISTERED, RegisterAgent("s", "localhost", (0, 1), PROCESS)),
+    (FROM_UNREGISTERED, RegisterWorker("s", "w", ("localhost", 5), PROCESS, "/d")),
     (FROM_AGENT, AgentHeartbeat({"w": 4})),
     (FROM_AGENT, WorkerExited("w", 1)),
     (TO_AGENT, AdoptWorker("w", PROCESS, "/d")),
