@@ -187,15 +187,21 @@ def test_triggerer_logs_the_standing_of_an_operation(job_manager: JobManager, mo
 
 
 def triggerer_log(condition: Condition, monkeypatch: pytest.MonkeyPatch) -> str:
-    wait = {"ckpt_conn_id": "ckpt_default", "deadline": time.time() + 0.1, "poll_interval": 0.01}
-    trigger, log = CkptTrigger(condition=condition, **wait), Lines()
-    monkeypatch.setattr(type(trigger), "log", log)
+    """What it logs up to its first line."""
+    wait = {"ckpt_conn_id": "ckpt_default", "deadline": time.time() + 3600, "poll_interval": 0.01}
+    trigger = CkptTrigger(condition=condition, **wait)
 
-    async def first() -> Any:
-        return await anext(trigger.run())
+    async def first() -> str:
+        said = asyncio.Event()
+        log = Lines(said.set)
+        monkeypatch.setattr(type(trigger), "log", log)
+        waiting = asyncio.create_task(anext(trigger.run()))
+        await said.wait()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return "\n".join(log.said)
 
-    asyncio.run(first())
-    return "\n".join(log.said)
+    return asyncio.run(first())
 
 
 def operators(**how: Any) -> dict[str, Any]:
