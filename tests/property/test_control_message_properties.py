@@ -31,7 +31,7 @@ from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorN
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
-    FROM_STRANGER,
+    FROM_UNREGISTERED,
     TO_AGENT,
     AdoptWorker,
     AgentCommand,
@@ -225,7 +225,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     DeclineCheckpoint: st.builds(DeclineCheckpoint, numbers, texts, numbers, numbers, reasons, texts),
 }
 UNIONS: dict[Door[Any], Any] = {
-    FROM_STRANGER: Registration,
+    FROM_UNREGISTERED: Registration,
     FROM_AGENT: AgentMessage,
     FROM_WORKER: WorkerMessage,
     TO_AGENT: AgentCommand,

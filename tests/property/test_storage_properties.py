@@ -80,7 +80,7 @@ def test_a_versioned_document_changes_only_from_its_present_revision(writes: lis
             document.write(expected, content)
             present = (expected + 1, content)
         else:
-            with pytest.raises(OSError, match="changed by somebody else"):
+            with pytest.raises(OSError, match="changed by another process"):
                 document.write(expected, content)
         found = document.read()
         assert ((0, {}) if found is None else (found.number, found.document)) == present

@@ -196,7 +196,7 @@ class SlotPool:
         self._losses = SlotLossNotifier(self._loop)
         self._questions = WorkerQuestions()
         self.ended_logs: deque[EndedWorkerLog] = deque(maxlen=MAX_ENDED_LOGS)
-        """The logs of workers whose processes ended although nobody had ordered it, the latest last."""
+        """The logs of workers whose processes ended without an order to end, the latest last."""
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
