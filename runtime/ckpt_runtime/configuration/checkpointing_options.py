@@ -197,7 +197,7 @@ class CheckpointingOptions:
         "execution.checkpointing.checkpoints-after-tasks-finish",
         BOOLEAN,
         True,
-        "Goes on with checkpoints when some subtasks have finished (FLIP-147).",
+        "Continues to take checkpoints when some subtasks have finished (FLIP-147).",
         fallback_keys=("execution.checkpointing.checkpoints-after-tasks-finish.enabled",),
     )
 

@@ -139,7 +139,7 @@ class JobShell:
         for output in self.core.handle(event, self._host.now()):
             self._execute(output)
             # Announced after execution: listeners look at the job on a change, so the job has to show it already.
-            self._announcer.told(output)
+            self._announcer.announce(output)
         self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
@@ -266,7 +266,7 @@ class JobShell:
             try:
                 event = result()
             except NotLeaderError as error:
-                logger.error("job %s: this driver lets go of it: %s", self._submission.job_id, error)
+                logger.error("job %s: this driver no longer runs it: %s", self._submission.job_id, error)
                 event = core.LeadershipLost()
             except StorageError as error:
                 event = failed(error)
