@@ -581,4 +581,5 @@ class _SlotRequest:
 
 def _pass_on(answer: Callable[[Result[T]], None], done: asyncio.Future[T]) -> None:
     if not done.cancelled():
+        done.exception()  # a job that has closed reads no result, and asyncio would log its error as never retrieved
         answer(done.result)

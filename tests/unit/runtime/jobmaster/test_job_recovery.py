@@ -510,6 +510,10 @@ class TestCrashAtEveryWrite:
             pass
         for job in world.jobs:
             await crash(job)
+        # No call of the dead driver is under way when storage comes back.
+        idle = threading.Barrier(2)
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(world.pool.own, idle.wait) for _ in range(2)))
         return told
 
     @pytest.mark.row("571.6")

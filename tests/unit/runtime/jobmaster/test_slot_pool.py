@@ -599,7 +599,7 @@ class TestWorkers:
             exited = WorkerExited(spawn.worker, 1)
             world.pool.peer_message(agent, exited)
             assert len(agent.of(SpawnWorker)) == 1
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(TIMEOUT_S):
                 while len(agent.of(SpawnWorker)) < 2:
                     await asyncio.sleep(0.01)
             assert agent.of(SpawnWorker)[1].worker != spawn.worker

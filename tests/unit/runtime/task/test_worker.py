@@ -120,7 +120,7 @@ class Driver:
 
     def hang_up(self, thread: threading.Thread) -> None:
         self.connection.close()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
