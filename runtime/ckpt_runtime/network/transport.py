@@ -65,7 +65,7 @@ class DataTransport:
     """
 
     def __init__(self, host: str, secret: str, ports: tuple[int, int] | None = None) -> None:
-        """Listens at the first free one of ``ports``, given as first and last, or at any. Raises OSError without one."""
+        """Listens at the first free one of ``ports``, given as first and last, or at any. Raises OSError if none is."""
         self._secret = secret
         self._listener = _listening(host, ports)
         self._listener.setblocking(False)
