@@ -102,7 +102,11 @@ class SplitReader(ABC):
         return 10
 
     def backlog(self) -> int | None:
-        """How many rows wait to be read in its splits; None if that is not known."""
+        """How many rows wait to be read in its splits; None if that is not known.
+
+        It is asked a few times a second. The metric ``pendingRecords`` shows the number, and a job whose sources have
+        many rows waiting may take its checkpoints at another interval.
+        """
         return None
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:

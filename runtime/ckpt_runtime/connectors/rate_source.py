@@ -174,6 +174,15 @@ class _RateReader(SplitReader):
                 return SplitRows(split.id, position, pa.RecordBatch.from_arrays(columns, schema=self._schema))
         return None
 
+    def backlog(self) -> int:
+        """The rows that are due and were not given yet."""
+        now_ms = int(time.time() * 1000)
+        waiting = 0
+        for split, position in self._splits:
+            due = self._schedule.due_after(now_ms - split.description["start_ms"])
+            waiting += max(0, -(-(due - position) // split.description["splits"]))
+        return waiting
+
 
 class _BatchEnumerator(SplitEnumerator):
     """Makes one batch at each call; a bounded one makes one batch in all."""

@@ -69,6 +69,7 @@ class _StoredEndedSplit(Struct, Generic[D]):
 _FIRST_ROWS = 1024
 _LEAST_ROWS, _MOST_ROWS = 16, 32_768
 _SHORT_MS, _LONG_MS = 5.0, 20.0
+_COUNT_EVERY_MS = 200
 
 
 class SplitEnumeratorOperator(SourceOperator):
@@ -153,6 +154,7 @@ class SplitReaderOperator(SplitHost):
         self._covered: dict[int, tuple[dict[str, Any], list[Split]]] = {}
         self._most_rows = _FIRST_ROWS
         self._in_range = False
+        self._counted_at: float | None = None
 
     @property
     def has_work_left(self) -> bool:
@@ -190,6 +192,7 @@ class SplitReaderOperator(SplitHost):
     def read_step(self) -> int | None:
         assert self._reader is not None
         rows = self._reader.read(self._most_rows)
+        self._count_pending(now=rows is None or rows.ended)
         if rows is None:
             if not self._reader.holds_event_time:
                 if self._in_range and not self.has_work_left:
@@ -243,6 +246,13 @@ class SplitReaderOperator(SplitHost):
             raise ValueError(f"source {self.context.uid!r}: split {split.id!r} was found while it is being read")
         self._open[split.id] = _OpenSplit(split, position, range_start)
         self._reader.add(split, position)
+
+    def _count_pending(self, *, now: bool) -> None:
+        """Asks the reader from time to time how many rows wait; always when that has become few."""
+        at = self.context.monotonic_ms()
+        if now or self._counted_at is None or at - self._counted_at >= _COUNT_EVERY_MS:
+            assert self._reader is not None
+            self._counted_at, self.pending_rows = at, self._reader.backlog()
 
     def _emit(self, batch: pa.RecordBatch) -> None:
         """Emits a batch: no barrier or mail is served before the operators of the chain have processed all of it."""

@@ -66,6 +66,7 @@ def test_every_row_comes_exactly_once_through_any_stops_and_rescales(
     for number, (parallelism, polls) in enumerate([*stages, (3, None)]):
         restored = redistributed(snapshots, parallelism) if snapshots else [[] for _ in range(parallelism)]
         snapshots = []
+        waiting: list[int | None] = []
         for subtask in range(parallelism):
             replay = source(directory, partitionBy=partition_by)
             output = opened(replay, context(subtask, parallelism, state=restored[subtask], restored=number or None))
@@ -75,7 +76,10 @@ def test_every_row_comes_exactly_once_through_any_stops_and_rescales(
                 if row["key"] is not None:
                     keys.setdefault(row["key"], []).append(row["row"])
             snapshots.append(snapshot_of(replay, number + 1))
+            waiting.append(replay.pending_rows)
             replay.close()
+        known = [count for count in waiting if count is not None]
+        assert (sum(known), len(known)) == ((0, 0) if partition_by else (ROWS - len(seen), parallelism))
     assert sorted(seen) == list(range(ROWS))
     if partition_by:
         assert all(rows == sorted(rows) for rows in keys.values())
