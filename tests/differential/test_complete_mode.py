@@ -58,13 +58,22 @@ def test_each_batch_of_complete_mode_is_a_whole_result_and_the_last_one_is_spark
         **WAYS[way],
     }
     output = tmp_path / "output"
-    job = cluster.submit(PROGRAM, arguments=[orders, str(output), "800"], configuration=configuration, parallelism=2)
-    for _ in range(3):
+
+    def start(rate: str, savepoint: str | None = None) -> str:
+        arguments = [orders, str(output), rate]
+        return cluster.submit(
+            PROGRAM, arguments=arguments, configuration=configuration, parallelism=2, savepoint=savepoint
+        )
+
+    job = start("10")  # its end is minutes away
+    for _ in range(2):
         cluster.wait_for_checkpoints(job, 2)
         restarts = cluster.restarts(job)
         os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
         cluster.wait_until(lambda before=restarts: cluster.restarts(job) > before, "a restart")  # type: ignore[misc]
-    cluster.wait_for_status(job, JobStatus.FINISHED)
+    cluster.wait_for_checkpoints(job, 2)
+    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(start("0", savepoint), JobStatus.FINISHED)
     for name, rows in expected.items():
         files = sorted((output / name).glob("*.parquet"))
         assert listed(pq.read_table(files[-1]).to_pylist(), name) == rows, name
