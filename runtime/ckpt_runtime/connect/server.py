@@ -261,7 +261,7 @@ class ConnectServer:
         analyze = messages.AnalyzePlanRequest(session_id=request.session_id)
         analyze.schema.plan.root.CopyFrom(start.input)
         columns = await session.analyzed(analyze)
-        kind = proto_schema_to_pyspark_data_type(columns.schema.schema)
+        kind: Any = proto_schema_to_pyspark_data_type(columns.schema.schema)
         view = start.options[MEMORY_VIEW] = f"ckpt_{uuid.UUID(request.operation_id).hex}"
         empty = Command()
         empty.create_dataframe_view.name = view
