@@ -43,17 +43,24 @@ def test_program_sends_each_row_at_least_once_when_workers_are_killed(
     source = tmp_path / "numbers.parquet"
     pq.write_table(pa.table({"n": pa.array(range(ROWS), pa.int64())}), source)
     broker.create_topic("numbers")
-    job = cluster.submit(
-        PIPELINES / "kafka_messages.py",
-        arguments=[str(source), "400", broker.servers, "numbers"],
-        configuration=fast(execution__checkpointing__interval="100ms"),
-    )
+
+    def start(rate: int, savepoint: str | None = None) -> str:
+        return cluster.submit(
+            PIPELINES / "kafka_messages.py",
+            arguments=[str(source), str(rate), broker.servers, "numbers"],
+            configuration=fast(execution__checkpointing__interval="100ms"),
+            savepoint=savepoint,
+        )
+
+    job = start(10)
     for _ in range(3):
         cluster.wait_for_checkpoints(job, 1)
         before = cluster.restarts(job)
         os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
         cluster.wait_until(lambda before=before: cluster.restarts(job) > before, "a restart")  # type: ignore[misc]
-    cluster.wait_for_status(job, JobStatus.FINISHED)
+    cluster.wait_for_checkpoints(job, 1)
+    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)
     messages = broker.consume("numbers")
     assert {int(message.key()) for message in messages} == set(range(ROWS))
     for message in messages:
