@@ -35,6 +35,7 @@ from ckpt_runtime.graph.specs import (
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
+    StaticJoinSpec,
     WatermarkSpec,
 )
 
@@ -56,6 +57,7 @@ KINDS: dict[type, str] = {
     DeduplicateSpec: "deduplicate",
     ProcessSpec: "process",
     JoinSpec: "join",
+    StaticJoinSpec: "static_join",
     SinkSpec: "sink",
     CommitterSpec: "committer",
     DrillSinkSpec: "drill_sink",

@@ -22,6 +22,7 @@ from ckpt_runtime.graph.specs import (
     ProcessSpec,
     ProjectSpec,
     PythonFunctionsSpec,
+    StaticJoinSpec,
     WatermarkSpec,
 )
 from ckpt_runtime.operators.aggregate import AggregateOperator
@@ -35,6 +36,7 @@ from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
 from ckpt_runtime.operators.sessions import SessionOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
+from ckpt_runtime.operators.static_join import StaticJoinOperator
 from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator, ExpandOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
 
@@ -50,6 +52,7 @@ _OF_SPEC: dict[type, Callable[..., Operator]] = {
     WatermarkSpec: WatermarkOperator,
     DeduplicateSpec: DeduplicateOperator,
     JoinSpec: JoinOperator,
+    StaticJoinSpec: StaticJoinOperator,
 }
 """Operators that are made from their spec alone."""
 
