@@ -249,11 +249,11 @@ class _Planner:
         return self._without_subqueries(plan)
 
     def _without_subqueries(self, plan: Any) -> Any:
-        """Returns a plan with its ``WITH`` put in place, and ``IN (SELECT ...)`` and ``EXISTS`` as joins, by Spark's rules."""
+        """Returns a plan with ``WITH`` put in place, ``IN (SELECT ...)`` and ``EXISTS`` as joins, by Spark's rules."""
         catalyst = self._jvm.org.apache.spark.sql.catalyst
         patterns = _companion(catalyst.trees, "TreePattern")
         if plan.containsPattern(patterns.CTE()):
-            plan = catalyst.optimizer.InlineCTE(True, False).apply(plan)
+            plan = catalyst.optimizer.InlineCTE(True, False, False).apply(plan)
         if plan.containsPattern(patterns.IN_SUBQUERY()) or plan.containsPattern(patterns.EXISTS_SUBQUERY()):
             plan = _companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
             plan = _companion(catalyst.optimizer, "RewritePredicateSubquery").apply(plan)

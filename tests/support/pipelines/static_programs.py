@@ -13,10 +13,12 @@ from pyspark.sql import functions as F
 EVENTS = "id LONG, k STRING, n INT, price DECIMAL(10,2), at TIMESTAMP, tags ARRAY<STRING>, ratio DOUBLE"
 
 
-def pipeline(spark: SparkSession, directory: str, output: str) -> None:
-    """Starts all queries below."""
-    events = spark.readStream.format("replay").schema(EVENTS).load(f"{directory}/events")
-    for name, frame in queries(spark, events, directory).items():
+def pipeline(spark: SparkSession, directory: str, output: str, names: str, rate: str = "0") -> None:
+    """Starts the queries below whose names are given, with commas between them."""
+    events = spark.readStream.format("replay").option("rowsPerSecond", rate).schema(EVENTS).load(f"{directory}/events")
+    frames = queries(spark, events, directory)
+    for name in names.split(","):
+        frame = frames[name]
         frame.writeStream.format("parquet").queryName(name).start(f"{output}/{name}")
 
 
@@ -54,11 +56,11 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
         "two_in_a_row": events.join(local, "k").join(labels, "k", "left").select("id", "weight", "label"),
         "nulls_match": events.join(local, events.k.eqNullSafe(local.k)).select("id", "weight"),
         "range": events.join(spark.range(1, 3).toDF("other"), F.col("n") == F.col("other")),
-        "between": events.join(local, F.expr("n > weight AND weight IS NOT NULL"), "left"),
-        "mixed": events.alias("e").join(
-            local.alias("w"), F.expr("e.k = w.k AND n + weight > 2 AND weight < 4"), "left"
-        ),
-        "cross": events.filter("id < 5").crossJoin(pandas),
+        "between": events.join(local, F.expr("n > weight AND weight IS NOT NULL"), "left").select("id", "weight"),
+        "mixed": events.alias("e")
+        .join(local.alias("w"), F.expr("e.k = w.k AND n + weight > 2 AND weight < 4"), "left")
+        .select("id", "weight"),
+        "cross": events.filter("id < 5").crossJoin(pandas.toDF("other", "text")),
         "pandas": events.join(pandas, "n"),
         "decimals": events.join(arrow, "price", "left"),
         "times": events.join(arrow.select("since"), F.col("at") >= F.col("since")).select("id", "since"),
@@ -70,7 +72,8 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
         "sql": spark.sql("SELECT e.id, c.* FROM events e JOIN codes c ON e.n = c.code WHERE c.name LIKE '%e%'"),
         "sql_values": spark.sql("SELECT id, v FROM events JOIN VALUES ('a', 'A'), ('b', 'B') AS t(k, v) USING (k)"),
         "with": spark.sql(
-            "WITH heavy AS (SELECT k, max(weight) w FROM weights GROUP BY k) SELECT id, w FROM events NATURAL JOIN heavy"
+            "WITH heavy AS (SELECT k, max(weight) w FROM weights GROUP BY k) "
+            "SELECT id, w FROM events NATURAL JOIN heavy"
         ),
         "in": spark.sql("SELECT id FROM events WHERE k IN (SELECT k FROM weights WHERE weight > 1) AND n > 0"),
         "not_in": spark.sql("SELECT id FROM events WHERE k NOT IN (SELECT k FROM weights WHERE weight = 1)"),
