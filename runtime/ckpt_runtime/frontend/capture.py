@@ -348,7 +348,7 @@ class Service:
         elif kind == "is_streaming":
             analysis = self._capture.analysis_of(self._capture.request_of(request.is_streaming.plan.root))
             response.is_streaming.is_streaming = any(isinstance(node, Source) for node in analysis.nodes)
-        elif kind in ("persist", "unpersist"):
+        elif kind in ("persist", "unpersist") and not _reads_stream(getattr(request, kind).relation):
             getattr(response, kind).SetInParent()  # a static table is read once
         elif kind == "spark_version":
             import pyspark
@@ -426,6 +426,18 @@ class Service:
         result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
         result.name = start.query_name
+
+
+def _reads_stream(message: Any) -> bool:
+    """Returns whether a part of a request reads a stream by its source, not by a view's name."""
+    if message.DESCRIPTOR.name == "Read" and message.is_streaming:
+        return True
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
+            continue
+        if any(map(_reads_stream, value if descriptor.is_repeated else (value,))):
+            return True
+    return False
 
 
 def _id_of(position: int) -> str:

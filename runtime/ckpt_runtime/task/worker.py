@@ -208,7 +208,7 @@ class TaskWorker:
                 raise RuntimeError("the driver has not sent this worker the job graph")
             log_of_process(job_id=job.job_id, job_name=job.graph.name, attempt=deployment.attempt)
             _bind(self._cores if deployment.pin_cpu is None else {deployment.pin_cpu})
-            directory = self._unpack(job, command.archive)
+            directory = self._unpack(job.program.directory, command.archive, has_tables=bool(job.graph.tables))
             plan = self._plan_of(job, directory)
             self._spark = None
             spark_url = partial(self._spark_url, deployment.deployment)
@@ -221,9 +221,8 @@ class TaskWorker:
             failure = _logged(f"deployment {deployment.deployment} failed", error)
             self._report(DeploymentFailed(deployment.deployment, failure))
 
-    def _unpack(self, job: JobDescriptor, archive: bytes | None) -> str:
+    def _unpack(self, program_id: str, archive: bytes | None, *, has_tables: bool = False) -> str:
         """The directory of the pipeline's files; the driver sends them once per worker."""
-        program_id = job.program.directory
         known = self._programs.get(program_id)
         if known is not None:
             return known
@@ -231,7 +230,7 @@ class TaskWorker:
             raise RuntimeError(f"the files of program {program_id} were never sent to this worker")
         directory = tempfile.mkdtemp(prefix="ckpt-program-")
         try:
-            unpack(archive, directory, has_tables=bool(job.graph.tables))
+            unpack(archive, directory, has_tables=has_tables)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
