@@ -134,7 +134,7 @@ def test_job_keeps_its_static_tables_through_a_killed_worker_and_a_change_of_its
     pq.write_table(other, tmp_path / "people" / "rows.parquet")
     os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
     cluster.wait_until(lambda: cluster.restarts(job) >= 1 and all_run(cluster, job), "a restart")
-    request = ConfigurationRequest({"taskmanager.network.buffer.max-rows": "100"}, None, partial=True)
+    request = ConfigurationRequest({"execution.checkpointing.interval": "300 ms"}, None, partial=True)
     cluster.call(cluster.dispatcher.change_job_config(job, request))
     cluster.wait_for_status(job, JobStatus.FINISHED)
     assert result(tmp_path, "left") == wanted

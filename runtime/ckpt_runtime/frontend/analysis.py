@@ -7,6 +7,7 @@ a stream are static tables: Spark runs these, and nothing else.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
@@ -214,6 +215,10 @@ def _checked(kind: str, given: bytes) -> bytes:
             kind = message.WhichOneof(field)
             source = message.read if kind == "read" else None
             readable = source is not None and (not source.is_streaming or source.data_source.format == "rate")
+            if readable:
+                _check_read(source)
+            if kind == "local_relation":
+                _check_schema(message.local_relation.schema)
             if kind not in allowed and not readable:
                 raise UnsupportedExpressionError(f"{name.lower()} {kind}", "the engine does not have it yet")
         for descriptor, value in message.ListFields():
@@ -221,6 +226,30 @@ def _checked(kind: str, given: bytes) -> bytes:
                 several = value.values() if hasattr(value, "values") else value if descriptor.is_repeated else (value,)
                 todo += [element for element in several if hasattr(element, "ListFields")]
     return given
+
+
+def _check_read(read: Any) -> None:
+    """Raises UnsupportedExpressionError for a source that is named by a class, which Spark would load."""
+    kind = read.data_source.format
+    if "." in kind or "$" in kind:
+        raise UnsupportedExpressionError(f"the format {kind}", "name it by its short name, not by its class")
+    _check_schema(read.data_source.schema)
+
+
+def _check_schema(text: str) -> None:
+    """Raises UnsupportedExpressionError for a schema in JSON with a user-defined type, whose class Spark would load."""
+    try:
+        todo: list[Any] = [json.loads(text)]
+    except ValueError:
+        return  # DDL, which has no such types
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            if part.get("type") == "udt":
+                raise UnsupportedExpressionError("a user-defined type", "the engine has no values of it")
+            todo += part.values()
+        elif isinstance(part, list):
+            todo += part
 
 
 class _Planner:
