@@ -23,6 +23,8 @@ from typing import Any, ClassVar
 import msgspec
 import pyarrow as pa
 
+from ckpt_runtime.readable_types import ready
+
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
@@ -161,7 +163,7 @@ class Sink(ABC):
 
     def decode(self, text: str) -> Any:
         """Returns the committable that a text of :meth:`encode` stands for."""
-        return msgspec.json.decode(text, type=self.committable)
+        return msgspec.json.decode(text, type=ready(self.committable))
 
 
 def is_sink(value: Any) -> bool:

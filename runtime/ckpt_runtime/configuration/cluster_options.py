@@ -44,6 +44,14 @@ class SlotOptions:
         300_000,
         "A job fails when its slots have not come after this time; until then it shows why it waits.",
     )
+    RESERVATION_INTERVAL = cluster_option(
+        "slot.request.reservation-interval",
+        DURATION,
+        60_000,
+        "A job that needs more slots than are free lets others pass for this long, then free slots are reserved for it "
+        "for as long, and so on in turn, also when its request times out and it asks again. 0 ms reserves nothing: a "
+        "large job may wait for as long as small ones come.",
+    )
 
 
 class TaskManagerOptions:

@@ -78,7 +78,7 @@ def _source_of(format_: str | type, options: dict[str, str]) -> Source:
             from ckpt_runtime.connectors.socket_source import SocketSource
 
             return SocketSource(options)
-        case "json" | "parquet" | "orc" | "text":
+        case "csv" | "json" | "parquet" | "orc" | "text":
             from ckpt_runtime.connectors.file_source import FileSource
 
             return FileSource(format_, options)

@@ -19,12 +19,15 @@ import pyarrow as pa
 from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.connectors.datasource_values import restored_items, versioned
+from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA
-from ckpt_runtime.graph.schema import NonNegative
+from ckpt_runtime.graph.schema import DocumentError, NonNegative, malformed
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+from ckpt_runtime.state.errors import CorruptStateError
 
 _CHECK_EVERY_MS = 500
+_MAX_SHOWN_CHARS = 500
 _LOG = logging.getLogger(__name__)
 
 C = TypeVar("C")
@@ -291,8 +294,18 @@ class CommitterOperator(Operator):
         return sorted(self._messages, key=lambda known: known.checkpoint_id)
 
     def _decoded(self, known: Transaction) -> list[Any]:
-        texts = [text for _, text in sorted(self._messages[known], key=lambda entry: entry[0])]
-        return [None if text is None else self._sink.decode(text) for text in texts]
+        """The committables of a checkpoint. Raises CorruptStateError for a text that is none of the sink's."""
+        committables: list[Any] = []
+        for subtask, text in sorted(self._messages[known], key=lambda entry: entry[0]):
+            try:
+                with malformed():
+                    committables.append(None if text is None else self._sink.decode(text))
+            except DocumentError as error:
+                raise CorruptStateError(
+                    f"operator {self.context.uid!r}: what subtask {subtask} prepared for checkpoint "
+                    f"{known.checkpoint_id} cannot be used: {error}; it is {printable(repr(text), _MAX_SHOWN_CHARS)}"
+                ) from error
+        return committables
 
     def _transaction(self, checkpoint_id: int, writer_id: str | None = None) -> Transaction:
         return Transaction(writer_id or f"{self._place.sink_id}-{self._place.job_id}", checkpoint_id)

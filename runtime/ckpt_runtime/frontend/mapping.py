@@ -151,7 +151,9 @@ class QueryMapper:
             raise PlanError("trigger", "queries that read one stream need one trigger, availableNow or another")
         if known is None:
             source = self.capture.sources[node.plan_id]
-            if source.format.lower() == "json" and not any(key.lower() == "timezone" for key in source.options):
+            if source.format.lower() in ("csv", "json") and not any(
+                key.lower() == "timezone" for key in source.options
+            ):
                 source.options["timeZone"] = self.capture.configuration.get("spark.sql.session.timeZone", "UTC")
             if self._ends and is_split_source(self._resolve(source.format)):
                 source.options[AVAILABLE_NOW_OPTION] = "true"

@@ -178,7 +178,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     name = node.name or _format_name(spec.format)
     enumerator = replace(
         node,
-        spec=EnumeratorSpec(spec.format, spec.options, node.schema, told=spec.schema is None),
+        spec=EnumeratorSpec(spec.format, spec.options, node.schema, reported=spec.schema is None),
         # One subtask: PySpark's readers plan offsets in one place.
         schema=SPLIT_SCHEMA,
         name=f"{name} offsets",
@@ -187,7 +187,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     )
     reader = replace(
         node,
-        spec=RangeReaderSpec(spec.format, spec.options, node.schema, told=spec.schema is None),
+        spec=RangeReaderSpec(spec.format, spec.options, node.schema, reported=spec.schema is None),
         inputs=(LogicalInput(enumerator, Partitioning.REBALANCE),),
         uid=None if node.uid is None else node.uid + READER_SUFFIX,
         name=name,

@@ -347,22 +347,22 @@ class EnumeratorSpec(_ConnectorSpec):
     """The single finder of splits in front of the readers of a source; its :class:`RangeReaderSpec` follows.
 
     ``acknowledges``: it tells the reader how far checkpoints have come. Never in a restore drill.
-    ``told``: the data source reported the schema; the pipeline declares none.
+    ``reported``: the data source reported the schema; the pipeline declares none.
     """
 
     acknowledges: bool = True
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RangeReaderSpec(_ConnectorSpec):
     """Reads the splits that an :class:`EnumeratorSpec` found and sent to this subtask.
 
-    ``acknowledges`` and ``told`` as there.
+    ``acknowledges`` and ``reported`` as there.
     """
 
     acknowledges: bool = True
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ckpt_runtime.failure_report import log_failure, summary_of
 from ckpt_runtime.jobmaster.gateway_errors import NotReady
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
-    FROM_STRANGER,
+    FROM_UNREGISTERED,
     AgentCommand,
     AgentMessage,
     RegisterAgent,
@@ -110,7 +110,7 @@ class ControlEndpoint:
         self._listener = listener
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._handshakes: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> int:
         """Returns the port."""
@@ -129,22 +129,22 @@ class ControlEndpoint:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        if len(self._strangers) >= MAX_HANDSHAKES:
+        if len(self._handshakes) >= MAX_HANDSHAKES:
             # The oldest: a silent unregistered connection must not keep peers out, and a valid one registers within
             # milliseconds.
-            next(iter(self._strangers)).cancel()
-        self._strangers[task] = None
+            next(iter(self._handshakes)).cancel()
+        self._handshakes[task] = None
         try:
             peer = await self._registered(reader, writer)
             # A registered connection must not be cancelled in favour of a new one.
-            self._strangers.pop(task)
+            self._handshakes.pop(task)
             if peer is not None:
                 await self._serve(peer, reader)
         except asyncio.CancelledError:
             pass
         finally:
             self._connections.discard(task)
-            self._strangers.pop(task, None)
+            self._handshakes.pop(task, None)
             writer.close()
 
     async def _registered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AnyPeer | None:
@@ -153,7 +153,7 @@ class ControlEndpoint:
                 if self._tls is not None:
                     await writer.start_tls(self._tls)
                 await self._authenticate(reader, writer)
-                registration = FROM_STRANGER.decode(await _receive(reader))
+                registration = FROM_UNREGISTERED.decode(await _receive(reader))
         except (OSError, EOFError, TimeoutError, MalformedMessageError) as error:
             logger.warning("refused a control connection from %s: %s", writer.get_extra_info("peername"), error)
             return None

@@ -307,10 +307,10 @@ class JobMaster:
         archive = program_of(self._tasks.archive, has_tables=bool(submission.graph.tables))
         return RunningProgram(archive, submission.entry, submission.arguments, defaults, self.graph)
 
-    def check_no_drill(self, wish: str) -> None:
+    def check_no_drill(self, change: str) -> None:
         """Raises Conflict for a restore drill, which leaves nothing behind."""
         if self._submission.is_drill:
-            raise Conflict(f"job {self.job_id} is a restore drill: {wish}")
+            raise Conflict(f"job {self.job_id} is a restore drill: {change}")
 
     def check_configurable(self) -> None:
         """Raises Conflict when the job is a restore drill, or its state allows no configuration change."""
@@ -374,9 +374,9 @@ class JobMaster:
             case ChangeOutcome.NOT_STORED:
                 raise Conflict(answer.message)
 
-    async def _change(self, wish: PatchRequested | ConfigurationRequested | RescaleRequested) -> ChangeAnswered:
+    async def _change(self, change: PatchRequested | ConfigurationRequested | RescaleRequested) -> ChangeAnswered:
         """Raises the errors common to all changes: NotReady, JobTerminated, and Conflict with the job's state."""
-        answer = await self._ask(wish.request_id, wish)
+        answer = await self._ask(change.request_id, change)
         assert isinstance(answer, ChangeAnswered)
         match answer.outcome:
             case ChangeOutcome.NOT_NOW:
@@ -583,4 +583,5 @@ class _SlotRequest:
 
 def _pass_on(answer: Callable[[Result[T]], None], done: asyncio.Future[T]) -> None:
     if not done.cancelled():
+        done.exception()  # a job that has closed reads no result, and asyncio would log its error as never retrieved
         answer(done.result)

@@ -113,6 +113,6 @@ class WorkerExited(Message, frozen=True):
 AgentMessage = AgentHeartbeat | WorkerExited
 
 
-FROM_STRANGER: Door[Registration] = Door("a process that has not registered", Registration)
+FROM_UNREGISTERED: Door[Registration] = Door("a process that has not registered", Registration)
 FROM_AGENT: Door[AgentMessage] = Door("a slot agent", AgentMessage)
 TO_AGENT: Door[AgentCommand] = Door("the driver", AgentCommand)
