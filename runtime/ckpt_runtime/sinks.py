@@ -82,7 +82,7 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Takes the rows of a batch, which is not empty."""
+        """Takes the rows of a batch. It is empty only for a result table without rows (output mode complete)."""
 
     @abstractmethod
     def prepare_commit(self, checkpoint_id: int) -> Sequence[Any]:

@@ -107,7 +107,7 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("output mode", "append mode"),
         ("action", "needs a running Spark"),
         ("pattern", "GGGG"),
-        ("memory", "'memory' has no table"),
+        ("memory", "start the query from a client that is connected"),
         ("legacy option", "spark.sql.legacy"),
         ("barrier", "barrier"),
         ("generator", "JsonTuple"),

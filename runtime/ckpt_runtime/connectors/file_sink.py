@@ -177,6 +177,8 @@ class PartWriter(SinkWriter):
             self._sink.directory.delete(part.in_progress)
 
     def _write(self, partition: str, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows and partition not in self._open:  # a result table without rows
+            self._open[partition] = self._new_file(batch.schema, partition)
         while batch.num_rows:
             file = self._open.get(partition)
             if file is None:

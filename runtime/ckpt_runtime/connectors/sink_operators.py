@@ -68,10 +68,14 @@ def sink_context(context: OperatorContext) -> SinkContext:
 
 
 class _WriterOperator(Operator):
-    """Gives the rows of a subtask to the sink's writer."""
+    """Gives the rows of a subtask to the sink's writer.
 
-    def __init__(self, sink: Sink) -> None:
+    ``table`` is the schema in output mode complete: the end of a range ends a result table, which may have no rows.
+    """
+
+    def __init__(self, sink: Sink, table: pa.Schema | None = None) -> None:
         self._sink = sink
+        self._table = table
         self._writer: SinkWriter | None = None
         self._check_requested = False
 
@@ -89,6 +93,11 @@ class _WriterOperator(Operator):
             self._check_requested = True
             self.context.set_timer(self.context.now_ms() + _CHECK_EVERY_MS)
         self._writer.write(batch)
+
+    def process_end_of_range(self) -> None:
+        """Drops it: a sink has no output. A result table without rows is written, too, since it replaces another."""
+        if self._table is not None:
+            self.process_batch(pa.RecordBatch.from_pylist([], self._table), 0)
 
     def on_processing_time(self, now_ms: int) -> None:
         """Reports a failure in the background even if the next row or barrier is hours away."""
@@ -144,8 +153,8 @@ class CommittingSinkOperator(_WriterOperator):
     subtasks have ended.)
     """
 
-    def __init__(self, sink: Sink) -> None:
-        super().__init__(sink)
+    def __init__(self, sink: Sink, table: pa.Schema | None = None) -> None:
+        super().__init__(sink, table)
         self._pending: list[tuple[Transaction, Any]] = []
         self._taken: set[int] = set()
         self._committer: SinkCommitter | None = None

@@ -41,6 +41,7 @@ from ckpt_runtime.graph.specs import (
     SinkSpec,
     SourceSpec,
     StaticJoinSpec,
+    TableSpec,
     WatermarkSpec,
 )
 
@@ -198,7 +199,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
 def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
     # One subtask: these sinks commit all that was prepared for a checkpoint in one call.
     return LogicalNode(
-        CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema, spec.function),
+        CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema, spec.function, spec.table is not None),
         (LogicalInput(node, Partitioning.REBALANCE),),
         None,
         None if node.uid is None else node.uid + COMMITTER_SUFFIX,
@@ -235,7 +236,7 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
     operators: list[_Operator] = []
     for position, node in enumerate(nodes):
         uid = node.uid or _derived_uid(node, position, given)
-        if node.uid is None and node.stateful and node.kind not in ("range_reader", "committer"):
+        if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer"):
             warnings.append(
                 f"operator {node.label!r} keeps state but has no uid; {uid!r} was derived from its position, and its "
                 "state is lost when the pipeline changes: call .uid(...)"
@@ -341,8 +342,13 @@ def _chain(plan: LogicalPlan, operators: list[_Operator]) -> list[list[_Operator
     """The vertices as lists of operators, in topological order (heads keep plan order)."""
     chains: list[list[_Operator]] = []
     chain_of: dict[str, list[_Operator]] = {}
+    of_tables: set[str] = set()
     for operator in operators:
-        if operator.chain_head or not plan.chaining:
+        # A result table and its sink are one step even without chaining: a barrier never comes between its rows.
+        whole = not operator.chain_head and operator.inputs[0].source.uid in of_tables
+        if whole or isinstance(operator.node.spec, TableSpec):
+            of_tables.add(operator.uid)
+        if operator.chain_head or not (plan.chaining or whole):
             chain = [operator]
             chains.append(chain)
         else:

@@ -27,6 +27,7 @@ from ckpt_runtime.graph.specs import (
     GenerateSpec,
     GroupSpec,
     JoinSpec,
+    LimitSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProcessSpec,
@@ -34,8 +35,10 @@ from ckpt_runtime.graph.specs import (
     PythonFunctionsSpec,
     RangeReaderSpec,
     SinkSpec,
+    SortSpec,
     SourceSpec,
     StaticJoinSpec,
+    TableSpec,
     WatermarkSpec,
 )
 
@@ -54,6 +57,9 @@ KINDS: dict[type, str] = {
     AggregateSpec: "aggregate",
     ExpandSpec: "expand",
     GroupSpec: "aggregate",
+    TableSpec: "table",
+    SortSpec: "sort",
+    LimitSpec: "limit",
     DeduplicateSpec: "deduplicate",
     ProcessSpec: "process",
     JoinSpec: "join",
@@ -64,7 +70,8 @@ KINDS: dict[type, str] = {
 }
 STATEFUL_KINDS = frozenset(
     {
-        *("source", "enumerator", "range_reader", "aggregate", "deduplicate", "process", "join"),
+        *("source", "enumerator", "range_reader", "aggregate", "table", "deduplicate", "process"),
+        "join",
         *("sink", "committer", "drill_sink"),
     }
 )

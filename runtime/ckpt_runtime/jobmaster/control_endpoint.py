@@ -103,8 +103,10 @@ class PeerListener(Protocol):
 class ControlEndpoint:
     """Listens for agents and workers."""
 
-    def __init__(self, host: str, secret: str, listener: PeerListener) -> None:
+    def __init__(self, host: str, secret: str, listener: PeerListener, port: int = 0) -> None:
+        """With ``port`` 0 it listens at any free one."""
         self._host = host
+        self._port = port
         self._secret = secret
         self._tls = internal_context(secret, "server")
         self._listener = listener
@@ -113,8 +115,14 @@ class ControlEndpoint:
         self._handshakes: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> int:
-        """Returns the port."""
-        self._server = await asyncio.start_server(self._accept, self._host, 0, limit=1 << 20)
+        """Returns the port. Raises OSError naming the option if the given one cannot be used."""
+        try:
+            self._server = await asyncio.start_server(self._accept, self._host, self._port, limit=1 << 20)
+        except OSError as error:
+            if not self._port:
+                raise
+            message = f"jobmanager.rpc.port: {self._port} cannot be used at {self._host}: {error.strerror}"
+            raise OSError(error.errno, message) from error
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 

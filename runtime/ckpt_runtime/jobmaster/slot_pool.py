@@ -44,6 +44,7 @@ from ckpt_runtime.network.agent_messages import (
     AgentMessage,
     KillWorker,
     Ping,
+    PortRange,
     ShutdownAgent,
     SpawnWorker,
     WorkerExited,
@@ -97,9 +98,15 @@ class SlotPool:
     """All slots. ``clock`` is monotonic, in seconds."""
 
     def __init__(
-        self, provider: SlotProvider, secret: str, times: SlotTimes, clock: Callable[[], float] = time.monotonic
+        self,
+        provider: SlotProvider,
+        secret: str,
+        times: SlotTimes,
+        clock: Callable[[], float] = time.monotonic,
+        data_ports: PortRange | None = None,
     ) -> None:
         self._provider = provider
+        self._data_ports = data_ports
         self._secret = secret
         self._times = times
         self._clock = clock
@@ -536,7 +543,7 @@ class SlotPool:
         self._next_worker += 1
         worker_id = f"{slot.slot_id}-w{self._next_worker}"
         slot.starting[worker_id] = StartingWorker(self._clock())
-        spawn = SpawnWorker(worker_id)
+        spawn = SpawnWorker(worker_id, self._data_ports)
         if slot.failed_starts:
             self._loop.call_later(_pause_before(slot.failed_starts), slot.agent.send, spawn)
         else:

@@ -17,12 +17,15 @@ from ckpt_runtime.graph.specs import (
     GenerateSpec,
     GroupSpec,
     JoinSpec,
+    LimitSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProcessSpec,
     ProjectSpec,
     PythonFunctionsSpec,
+    SortSpec,
     StaticJoinSpec,
+    TableSpec,
     WatermarkSpec,
 )
 from ckpt_runtime.operators.aggregate import AggregateOperator
@@ -34,6 +37,7 @@ from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
+from ckpt_runtime.operators.result_table import LimitOperator, ResultTableOperator, SortOperator
 from ckpt_runtime.operators.sessions import SessionOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from ckpt_runtime.operators.static_join import StaticJoinOperator
@@ -50,6 +54,9 @@ _OF_SPEC: dict[type, Callable[..., Operator]] = {
     PythonFunctionsSpec: PythonFunctionsOperator,
     MapInArrowSpec: MapInArrowOperator,
     WatermarkSpec: WatermarkOperator,
+    TableSpec: ResultTableOperator,
+    SortSpec: SortOperator,
+    LimitSpec: LimitOperator,
     DeduplicateSpec: DeduplicateOperator,
     JoinSpec: JoinOperator,
     StaticJoinSpec: StaticJoinOperator,
@@ -75,4 +82,4 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
 
 def is_keyed(spec: OperatorSpec) -> bool:
     """Whether the operator keeps state per key, and so needs a keyed backend."""
-    return isinstance(spec, AggregateSpec | GroupSpec | DeduplicateSpec | ProcessSpec | JoinSpec)
+    return isinstance(spec, AggregateSpec | GroupSpec | TableSpec | DeduplicateSpec | ProcessSpec | JoinSpec)

@@ -114,11 +114,18 @@ class TaskWorker:
     """One worker process's life: :meth:`run` serves the driver until the connection ends."""
 
     def __init__(
-        self, connection: ControlConnection, secret: str, parent_watch: AgentWatch, *, slot: str, worker_id: str
+        self,
+        connection: ControlConnection,
+        secret: str,
+        parent_watch: AgentWatch,
+        *,
+        slot: str,
+        worker_id: str,
+        data_ports: tuple[int, int] | None = None,
     ) -> None:
         self._connection = connection
         self._parent_watch = parent_watch
-        self._transport = DataTransport(connection.local_host, secret)
+        self._transport = DataTransport(connection.local_host, secret, data_ports)
         self._job: DeployedJob | None = None
         self._descriptor: JobDescriptor | None = None
         self._plan: tuple[str, CompiledPlan] | None = None

@@ -54,6 +54,20 @@ def take(gate: InputGate) -> object:
     return element
 
 
+def test_worker_listens_at_the_first_free_port_of_its_range_and_says_when_there_is_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            OSError, match=rf"no port from {port} to {port} is free at 127\.0\.0\.1: set taskmanager\.data"
+        ):
+            DataTransport("127.0.0.1", SECRET, (port, port))
+    transport = DataTransport("127.0.0.1", SECRET, (port, port))
+    try:
+        assert transport.address == ("127.0.0.1", port)
+    finally:
+        transport.close()
+
+
 def test_producer_that_holds_rows_is_woken_when_its_receiver_has_processed_everything(
     transports: tuple[DataTransport, DataTransport],
 ) -> None:
