@@ -113,6 +113,12 @@ class SinkCommitter(ABC):
         The same transaction and committables must then have no further effect.
         """
 
+    def completed(self, checkpoint_id: int) -> None:
+        """Hears that a checkpoint has completed, after its commits, if each subtask commits for itself.
+
+        All subtasks have committed by then what the restored snapshot covers.
+        """
+
     def abort(self, transaction: Transaction, committables: Sequence[Any]) -> None:
         """Discards rows that no snapshot covers and that will never be committed. It may be called again."""
 

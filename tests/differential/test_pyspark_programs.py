@@ -99,7 +99,7 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("function", r"Randn.*called in refused_programs.py:\d+"),
         ("type", "interval"),
         ("column", r"UNRESOLVED_COLUMN(.|\n)*refused_programs.py\", line \d+"),
-        ("operation", "Sort"),
+        ("operation", "orderBy: a stream has no last row"),
         ("session", "another column"),
         ("gap", "choose among constants"),
         ("aggregate", "HistogramNumeric"),

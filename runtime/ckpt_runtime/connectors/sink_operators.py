@@ -187,6 +187,8 @@ class CommittingSinkOperator(_WriterOperator):
     def notify_complete(self, checkpoint_id: int) -> None:
         # Includes committables of earlier checkpoints, whose notification may have been lost.
         self._commit([pending for pending in self._pending if pending[0].checkpoint_id <= checkpoint_id])
+        assert self._committer is not None
+        self._committer.completed(checkpoint_id)
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         self._taken.discard(checkpoint_id)

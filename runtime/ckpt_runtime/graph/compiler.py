@@ -22,6 +22,7 @@ from ckpt_runtime.graph.job_graph import (
     Partitioning,
     vertex_id_of,
 )
+from ckpt_runtime.graph.kafka_columns import check_transactions
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_MAX_PARALLELISM
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import (
@@ -112,7 +113,13 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     _move_event_time_by_ranges(operators)
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
-    warnings += graph.warnings(Configuration(graph.configuration).get(CheckpointingOptions.INTERVAL))
+    configuration = Configuration(graph.configuration)
+    interval_ms = configuration.get(CheckpointingOptions.INTERVAL)
+    warnings += graph.warnings(interval_ms)
+    for operator in operators:
+        if isinstance(operator.node.spec, SinkSpec) and operator.node.spec.format == "kafka":
+            timeout_ms = configuration.get(CheckpointingOptions.TIMEOUT)
+            check_transactions(operator.node.spec.options, interval_ms, timeout_ms)
     return CompiledPlan(
         job_graph=graph,
         specs={operator.uid: operator.node.spec for operator in operators},

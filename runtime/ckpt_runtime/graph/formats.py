@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.kafka_columns import check_kafka_sink
+from ckpt_runtime.graph.kafka_columns import KAFKA_SINK_OPTIONS, check_kafka_sink
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
@@ -264,7 +264,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             ),
             _check_delta,
         ),
-        SinkFormat("kafka", (Option("topic"),), _accept),
+        SinkFormat("kafka", KAFKA_SINK_OPTIONS, _accept),
         SinkFormat("noop", (), _accept),
         SinkFormat(
             "verify",
