@@ -27,7 +27,7 @@ PROGRAM = PIPELINES / "killed_postgres.py"
 def test_table_of_postgres_has_every_row_once_when_the_process_is_killed_at_each_step(
     cluster: MiniCluster, tmp_path: Path
 ) -> None:
-    """Two jobs then start from one savepoint, one after the other: its rows are there once, and those behind it once for each job."""
+    """Two jobs then start from one savepoint: its rows are there once, and those behind it once for each job."""
     faults, source = tmp_path / "faults", tmp_path / "numbers.parquet"
     faults.mkdir()
     pq.write_table(pa.table({"n": pa.array(range(ROWS), pa.int64())}), source)
