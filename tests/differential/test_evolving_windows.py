@@ -35,7 +35,15 @@ ADDED = {
     "latest": "max_by(price, placed_at)",
     "listed": "sort_array(collect_set(quantity))",
 }
+OTHERWISE = {
+    # Spark 4.3 counts repeated values of a session several times when other aggregates are computed beside DISTINCT.
+    "distinct": "CAST(size(collect_set(quantity) ;) AS BIGINT)",
+    "listed": "sort_array(collect_set(quantity) ;)",
+}
+EXPECTED = {name: OTHERWISE.get(name, f"{text} ;") for name, text in ADDED.items()}
+"""The same over the rows that come after the savepoint; a semicolon stands for that condition."""
 BEFORE = 1_000
+"""Rows before the savepoint."""
 
 
 def listed(table: pa.Table) -> Counter[str]:
@@ -65,7 +73,8 @@ def test_aggregates_added_to_windows_through_a_savepoint_start_with_the_rows_tha
 
     def stopped(job: str, rows: int) -> str:
         def seen() -> bool:
-            return sum(pq.read_metadata(file).num_rows for file in (output / "seen").glob("[!.]*.parquet")) == rows
+            files = (output / "seen").glob("[!.]*.parquet")
+            return sum(int(pq.read_metadata(file).num_rows) for file in files) == rows
 
         cluster.wait_until(seen, f"{rows} rows")
         savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
@@ -80,8 +89,7 @@ def test_aggregates_added_to_windows_through_a_savepoint_start_with_the_rows_tha
     stopped(submit([*added, KEPT[1], KEPT[0]], 1, savepoint), table.num_rows + 1)
 
     cut = f"FILTER (WHERE placed_at >= TIMESTAMP '{start + timedelta(seconds=17 * BEFORE)}')"
-    late = [f"{text} {cut} AS {name}" for name, text in ADDED.items() if name != "listed"]
-    late.append(f"sort_array(collect_set(quantity) {cut}) AS listed")
+    late = [f"{text.replace(';', cut)} AS {name}" for name, text in EXPECTED.items()]
     rows = spark.read.schema(evolving_windows.SCHEMA).parquet(orders)
     for name, frame in evolving_windows.windows(rows, [*late, *KEPT]).items():
         found = pq.read_table(sorted((output / name).glob("[!.]*.parquet")))
