@@ -51,7 +51,8 @@ def listed(table: pa.Table) -> Counter[str]:
 
 
 @pytest.mark.row("ps.5")
-@pytest.mark.parametrize("backend", ["rocksdb", pytest.param("hashmap", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_aggregates_added_to_windows_through_a_savepoint_start_with_the_rows_that_come_and_the_others_continue(
     spark: SparkSession, cluster: MiniCluster, orders: str, tmp_path: Path, backend: str
 ) -> None:
