@@ -96,41 +96,28 @@ def test_stateful_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
         assert result(tmp_path, name) == rows, name
 
 
-WAYS = {
-    "hashmap": {},
-    "rocksdb": {**ROCKSDB, "state.backend.rocksdb.cache.max-rows": "100"},
-    "unaligned rocksdb without chains": {
-        **ROCKSDB,
-        "execution.checkpointing.unaligned.enabled": "true",
-        "pipeline.operator-chaining.enabled": "false",
-    },
-}
-
-
 @pytest.mark.row("ps.5")
 @pytest.mark.parametrize(
-    ("way", "parallelism"),
-    [
-        ("rocksdb", (2, 1)),
-        pytest.param("hashmap", (2, 3), marks=pytest.mark.long),
-        pytest.param("unaligned rocksdb without chains", (1, 2), marks=pytest.mark.long),
-    ],
+    ("backend", "parallelism"), [("rocksdb", (2, 1)), pytest.param("hashmap", (1, 2), marks=pytest.mark.long)]
 )
 def test_windows_whose_worker_is_killed_and_whose_job_is_rescaled_from_a_savepoint_have_the_rows_of_spark(
     cluster: MiniCluster,
     orders: str,
     expected: dict[str, Counter[str]],
     tmp_path: Path,
-    way: str,
+    backend: str,
     parallelism: tuple[int, int],
 ) -> None:
     output = tmp_path / "output"
+    configuration = fast(execution__checkpointing__dir=str(tmp_path / "checkpoints"))
+    if backend == "rocksdb":
+        configuration |= {**ROCKSDB, "state.backend.rocksdb.cache.max-rows": "100"}
 
     def submit(rate: int, parallelism: int, savepoint: str | None = None) -> str:
         return cluster.submit(
             PROGRAM,
             arguments=["replay", orders, str(output), str(rate)],
-            configuration={**fast(execution__checkpointing__dir=str(tmp_path / "checkpoints")), **WAYS[way]},
+            configuration=configuration,
             parallelism=parallelism,
             savepoint=savepoint,
         )
