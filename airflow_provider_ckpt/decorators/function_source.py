@@ -153,4 +153,5 @@ def _globals_used(text: str, name: str) -> list[tuple[str, int]]:
     for item in ast.walk(ast.parse(text)):
         if isinstance(item, ast.Name):
             lines.setdefault(item.id, item.lineno)
-    return sorted(((used, lines.get(used, 1)) for used in found - _OF_EVERY_MODULE - {name}), key=lambda item: item[1])
+    used = ((lines.get(each, 1), each) for each in found - _OF_EVERY_MODULE - {name})
+    return [(each, line) for line, each in sorted(used)]

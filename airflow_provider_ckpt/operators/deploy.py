@@ -19,6 +19,7 @@ from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.conditions.job import job_facts
 from airflow_provider_ckpt.exceptions import (
+    CkptArgumentInvalid,
     CkptJobAmbiguous,
     CkptJobNotFound,
     CkptJobNotResumable,
@@ -99,6 +100,10 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
     :raises CkptUpgradeRolledBack: the new version did not become healthy, and the old one runs again
     """
 
+    fixed_parameters: ClassVar[tuple[str, ...]] = (
+        *("job", "if_not_found", "pause_before_start"),
+        *("if_running", "from_latest_of", "latest_kind", "if_no_snapshot", "fork"),
+    )
     template_fields: Collection[str] = tuple(
         dict.fromkeys(
             (
@@ -114,6 +119,9 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
     def __init__(
         self, *, job_name: Templated[str] | None, on_change: Templated[str] = "upgrade", **kwargs: Any
     ) -> None:
+        fixed = next((name for name in self.fixed_parameters if name in kwargs), None)
+        if fixed is not None:
+            raise CkptArgumentInvalid(fixed, kwargs[fixed], "this operator has no such parameter: job_name says it all")
         super().__init__(job=_BY_ITS_NAME, job_name=job_name, if_running="reuse", pause_before_start=False, **kwargs)
         self.on_change = on_change
         self._labels: dict[str, str] = {}

@@ -92,10 +92,11 @@ def test_a_changed_function_is_an_upgrade_that_loses_and_repeats_nothing(job: Se
     job.stopped()
 
 
+@pytest.mark.long
 def test_a_version_that_was_rolled_back_is_tried_again_only_by_a_person(job: SequenceJob) -> None:
     from airflow_provider_ckpt.exceptions import CkptUpgradeRefused, CkptUpgradeRolledBack
 
-    given = {"healthy_timeout": 6, "mode": "last-state"}
+    given = {"healthy_timeout": 6}
     deploy(job, numbers)
     job.running()
     job.has_output()
@@ -109,10 +110,11 @@ def test_a_version_that_was_rolled_back_is_tried_again_only_by_a_person(job: Seq
     with pytest.raises(CkptUpgradeRolledBack):
         deploy(job, fails_when_it_runs, failed, **given)
     assert deploy(job, numbers)["change"] == "UNCHANGED"
-    assert deploy(job, numbers_of_another_version, mode="last-state")["change"] == "UPGRADED"
+    assert deploy(job, numbers_of_another_version)["change"] == "UPGRADED"
     job.stopped()
 
 
+@pytest.mark.long
 def test_a_program_that_a_person_has_put_in_its_place_is_replaced_again(job: SequenceJob) -> None:
     from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator
 
@@ -125,7 +127,7 @@ def test_a_program_that_a_person_has_put_in_its_place_is_replaced_again(job: Seq
         pipeline=str(PIPELINES),
         entry="sequence:pipeline",
         args=["--output", str(job.out), "--faults", str(job.faults), "--rate", "500", "--batch", "64"],
-        mode="last-state",
+        target_directory=str(job.directory / "savepoints"),
         deferrable=False,
         poll_interval=0.05,
     )

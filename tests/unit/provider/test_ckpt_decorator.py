@@ -111,7 +111,7 @@ def test_a_function_inside_another_is_taken_as_it_is(tmp_path: Path) -> None:
         (with_global, "'with_global' .* uses 'LIMIT' of the DAG file", 1),
         (with_hidden_builtin, "uses 'sum' of the DAG file", 1),
         (with_default, "uses 'LIMIT' of the DAG file", 0),
-        (with_nested, "uses 'json' of the DAG file", 3),
+        (with_nested, "uses 'LIMIT' of the DAG file", 3),
         (with_await, "plain function", None),
         (with_context, "no parameter 'ds'.*{{ ds }}", None),
         (without_spark, "first parameter must be called spark", None),
