@@ -48,6 +48,11 @@ def fails_when_it_runs(session: Any, out: str, faults: str, rate: int) -> None:
     pipeline(session, "--output", out, "--faults", faults, "--rate", str(rate), "--batch", "64")
 
 
+def name_of(job: SequenceJob) -> str:
+    """Another one for each test: the first job of a name starts from what the last one of this name has left."""
+    return f"numbers of {job.directory.name}"
+
+
 def deploy(job: SequenceJob, function: Any, task: Task | None = None, **given: Any) -> dict[str, Any]:
     """A run of the DAG, or another try of one, with this version of its function."""
     from airflow_provider_ckpt.decorators.ckpt import ckpt_task
@@ -55,7 +60,7 @@ def deploy(job: SequenceJob, function: Any, task: Task | None = None, **given: A
     decorated = ckpt_task(
         function,
         task_id="t",
-        job_name="numbers",
+        job_name=name_of(job),
         files=FILES,
         parallelism=2,
         configuration={"execution.checkpointing.dir": str(job.checkpoints), **fast()},
@@ -76,7 +81,7 @@ def test_a_changed_function_is_an_upgrade_that_loses_and_repeats_nothing(job: Se
     job.has_output()
     assert deploy(job, numbers)["change"] == "UNCHANGED"
     second = deploy(job, numbers_of_another_version)
-    assert (second["change"], second["status"], second["name"]) == ("UPGRADED", "RUNNING", "numbers")
+    assert (second["change"], second["status"], second["name"]) == ("UPGRADED", "RUNNING", name_of(job))
     assert second["job_id"] != first["job_id"]
     assert str(job.directory / "savepoints") in second["started_from"]
     assert set(second) == set(first)
@@ -123,7 +128,7 @@ def test_a_program_that_a_person_has_put_in_its_place_is_replaced_again(job: Seq
     job.has_output()
     by_hand = UpgradeJobOperator(
         task_id="t",
-        job="numbers",
+        job=name_of(job),
         pipeline=str(PIPELINES),
         entry="sequence:pipeline",
         args=["--output", str(job.out), "--faults", str(job.faults), "--rate", "500", "--batch", "64"],
