@@ -46,6 +46,7 @@ EXTRAS_REQUIRE = {
         "confluent-kafka>=2.10",
         "cryptography>=43",
         "deltalake>=1.2",
+        "duckdb>=1.4",
         "hypothesis>=6.100",
         "kubernetes-validate>=1.30",
         "moto[server]>=5.1",

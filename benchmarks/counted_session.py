@@ -1,6 +1,6 @@
 """A session without Spark in a process of its own, whose REST API counts what it is asked. Argument: the file READY.
 
-READY gets two addresses: of the counted API, and of an uncounted one, which also tells the counts.
+READY gets two addresses: that of the counted API, and that of an uncounted one, which also serves the counts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class CountedSession:
-    """``url`` is what is to be measured, ``uncounted_url`` is for whoever measures."""
+    """``url`` serves the requests that are measured, ``uncounted_url`` those of the benchmark itself."""
 
     url: str
     uncounted_url: str

@@ -159,7 +159,7 @@ class BenchmarkSession:
     ) -> BenchmarkJob:
         """Starts a pipeline of ``benchmarks/pipelines``; its first argument is the report directory.
 
-        With a ``snapshot`` it goes on from there.
+        With a ``snapshot`` it continues from there.
         """
         report = self.directory / f"report-{pipeline}-{time.monotonic_ns()}"
         pipeline_id = self.client.upload_pipeline(*pack_pipeline(PIPELINES / f"{pipeline}.py"))

@@ -63,7 +63,7 @@ def bytes_per_key(
 
 
 class _Discarded(SnapshotFile):
-    """A file that nobody will read."""
+    """A file that is written and never read."""
 
     def __init__(self) -> None:
         self.stream = open("/dev/null", "wb")  # noqa: SIM115 - closed by __exit__

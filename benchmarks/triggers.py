@@ -125,7 +125,7 @@ def _figures(phase: Measured, suffix: str, *, requests: bool = True) -> dict[str
 
 
 def round_of(index: int, rounds: int) -> int:
-    """The round that ends a wait: the last ones first, so that somebody waits until the end."""
+    """The round that ends a wait: the last ones first, so that some waits last until the end."""
     return rounds - 1 - index % rounds
 
 

@@ -16,11 +16,13 @@ ROOMS=(api checkpoint configuration connectors graph operators scheduler state)
 # What the tests of a group share (a session, a Spark application, an Airflow) ends with the group. Most groups wait for
 # much of their time, so four of them keep two processors busy. The longest come first.
 GROUPS_OF_TESTS=(
-    tests/integration
+    "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/}"
     tests/fault
-    "tests/unit ${ROOMS[*]/#/--ignore=tests/unit/runtime/}"
     tests/system
+    "tests/integration/test_[a-l]*.py"
+    "tests/integration/test_[m-z]*.py"
     tests/differential
+    tests/unit/provider
     tests/attack
     "tests/docs tests/fuzz"
     tests/chaos
@@ -48,6 +50,7 @@ run() { # <nice> <group> <options of pytest>
     name="${2%% *}"
     name="${name#tests/}"
     name="${name//\//_}"
+    name="${name//[^a-z_-]/}"
     report="$reports/$name"
     [[ "$2" == *tests/fuzz* ]] || set -- "$@" -p no:schemathesis # its import takes nearly a second, and only these tests need it
     # shellcheck disable=SC2086  # several words

@@ -11,11 +11,14 @@ from hypothesis import HealthCheck, settings
 from pytest_timeout import Settings
 from pytest_timeout import pytest_timeout_set_timer as set_timer
 
+from tests.support.effort import examples
 from tests.support.patience import patient, slowness
 from tests.support.run_directory import ENGINES, RUN
 
 # A machine that is busy with other tests pauses any of them; what is too slow is for the time limits to tell.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "suite", deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("suite")
 
 # Importing and collecting make what stays: looking for garbage in it again and again is a sixth of their time.

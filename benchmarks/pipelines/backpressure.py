@@ -84,7 +84,7 @@ class Sleepy:
 
 
 def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Compares each payload with its row's number, which goes on alone."""
+    """Compares each payload with its row's number, which is all that is sent on."""
     for batch in batches:
         row = pc.subtract(batch.column("row"), 2)
         payload = batch.column("payload")

@@ -23,6 +23,8 @@ from typing import Any, ClassVar
 import msgspec
 import pyarrow as pa
 
+from ckpt_runtime.readable_types import ready
+
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
@@ -80,7 +82,7 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Takes the rows of a batch, which is not empty."""
+        """Takes the rows of a batch. It is empty only for a result table without rows (output mode complete)."""
 
     @abstractmethod
     def prepare_commit(self, checkpoint_id: int) -> Sequence[Any]:
@@ -109,6 +111,12 @@ class SinkCommitter(ABC):
 
         The call is repeated after a failure at any moment, also after the commit itself, and also by another process.
         The same transaction and committables must then have no further effect.
+        """
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Hears that a checkpoint has completed, after its commits, if each subtask commits for itself.
+
+        All subtasks have committed by then what the restored snapshot covers.
         """
 
     def abort(self, transaction: Transaction, committables: Sequence[Any]) -> None:
@@ -161,7 +169,7 @@ class Sink(ABC):
 
     def decode(self, text: str) -> Any:
         """Returns the committable that a text of :meth:`encode` stands for."""
-        return msgspec.json.decode(text, type=self.committable)
+        return msgspec.json.decode(text, type=ready(self.committable))
 
 
 def is_sink(value: Any) -> bool:

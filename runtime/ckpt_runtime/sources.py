@@ -102,7 +102,11 @@ class SplitReader(ABC):
         return 10
 
     def backlog(self) -> int | None:
-        """How many rows wait to be read in its splits; None if that is not known."""
+        """How many rows wait to be read in its splits; None if that is not known.
+
+        It is asked a few times a second. The metric ``pendingRecords`` shows the number, and a job whose sources have
+        many rows waiting may take its checkpoints at another interval.
+        """
         return None
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
@@ -116,7 +120,18 @@ class SplitReader(ABC):
 
 
 class Source(ABC):
-    """A format that programs read. One object is created from the options wherever it is needed."""
+    """A format that programs read. One object is created from the options wherever it is needed.
+
+    Values in a snapshot are checked against the three types before the source gets them, as ``msgspec`` checks them:
+    ``int``, ``dict[str, int]``, a ``TypedDict``. A snapshot with other values is refused with the place in the value.
+    """
+
+    state_type: Any = Any
+    """The type of :meth:`SplitEnumerator.snapshot`."""
+    description_type: Any = Any
+    """The type of :attr:`Split.description`."""
+    position_type: Any = Any
+    """The type of :attr:`SplitRows.position`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """``options`` are those of ``readStream``, the path among them. Raises ValueError for a bad one."""

@@ -198,6 +198,7 @@ def unmatched(wanted: Callable[[Row], bool]) -> Counter[Any]:
     return found
 
 
+@pytest.mark.long
 def test_late_rows_of_joins(spark: SparkSession, tmp_path: Path) -> None:
     """An outer join gives what can match nothing, by a null, at once.
 

@@ -203,3 +203,21 @@ def test_stop_takes_a_savepoint_if_the_session_is_configured_so_and_else_the_que
         assert cluster.call(cluster.dispatcher.job_status(job_id)) is JobStatus.FINISHED
         [savepoint] = (tmp_path / "savepoints").iterdir()
         assert (savepoint / "_metadata").is_file()
+
+
+@pytest.mark.row("ps.7")
+def test_client_reads_the_memory_tables_of_its_queries_and_finds_the_rows_of_spark(port: int, orders: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(PIPELINES / "memory_client.py")]
+    url = f"sc://localhost:{port}/;token={TOKEN}"
+    ended = subprocess.run(
+        [*command, url, str(orders)], capture_output=True, text=True, timeout=patient(120), check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    seen = json.loads(ended.stdout)
+    assert "format memory needs it: it is the name of the table" in seen["unnamed"]
+    assert seen["before"] == "not refused"
+    assert seen["columns"] == ["country", "n", "a total"]
+    assert "call trigger(availableNow=True)" in seen["process"]
+    assert seen["rows"] == seen["wanted rows"]
+    assert len(seen["rows"]) == 200
+    assert [row[:2] for row in seen["totals"]] == [row[:2] for row in seen["wanted totals"]] != []

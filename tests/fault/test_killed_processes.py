@@ -237,6 +237,7 @@ def test_a_connection_between_two_slots_is_cut(job: SequenceJob) -> None:
     job.stopped()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_packets_between_two_slots_vanish(job: SequenceJob) -> None:
     """As behind a firewall that has forgotten a connection: the kernel gives it up, both workers live on."""

@@ -114,7 +114,7 @@ def test_a_run_that_arrives_after_the_rollback_starts_nothing_although_another_d
     answer = upgrade.ask(late)
     assert isinstance(answer, act.Refused)
     assert answer.reason.endswith(
-        f"The job id {late.job} is retired: nothing is started with it any more; choose another one"
+        f"The job id {late.job} is retired: no job can be started with it; choose another one"
     )
     assert upgrade.living() == []
 

@@ -83,10 +83,11 @@ def test_kills_while_the_policy_changes(cluster: MiniCluster, client: CkptClient
         if policy is not None:
             client.patch_checkpoint_config(job.job_id, policy)
         cluster.wait_for_checkpoints(job.job_id, 2)
+        restarts = cluster.restarts(job.job_id)
         os.kill(cluster.worker_pids(job.job_id)[number % 2], signal.SIGKILL)
-        job.restarted(number)
+        job.restarted(restarts + 1)
     savepoint = cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True)
-    assert client.checkpoint_statistics(job.job_id).counts.restored == len(POLICIES) + 1
+    assert client.checkpoint_statistics(job.job_id).counts.restored >= len(POLICIES) + 1
     assert savepoint
     assert assert_sequence(job.out) > 0
 
@@ -119,8 +120,9 @@ def test_each_recovery_begins_further_on_although_none_reads_everything_back(
     done = [0]
     for number in range(1, 5):
         cluster.wait_for_checkpoints(job.job_id, 2)
+        restarts = cluster.restarts(job.job_id)
         os.kill(cluster.worker_pids(job.job_id)[number % 2], signal.SIGKILL)
-        job.restarted(number)
+        job.restarted(restarts + 1)
         cluster.wait_until(lambda: len(visible(job.out / "order")) > done[-1], "rows beyond the recovery")
         done.append(len(visible(job.out / "order")))
     assert done == sorted(set(done))

@@ -78,6 +78,7 @@ def test_a_running_job_gets_another_configuration_and_parallelism_by_name(named:
     assert_sequence(named.out)
 
 
+@pytest.mark.long
 @pytest.mark.row("air.2")
 def test_savepoints_are_verified_copied_kept_and_deleted(named: SequenceJob) -> None:
     from airflow_provider_ckpt.exceptions import CkptSnapshotDamaged

@@ -33,6 +33,8 @@ def test_the_command_of_a_pod_serves_its_probes_and_ends_in_good_order(tmp_path:
         "--rest-port=8081": "--rest-port=0",
         "spark.driver.port=7078": "spark.driver.port=0",
         "spark.driver.blockManager.port=7079": "spark.driver.blockManager.port=0",
+        "jobmanager.rpc.port=7080": "jobmanager.rpc.port=0",
+        "taskmanager.data.port=7100": "taskmanager.data.port=0",
         "/data/": f"{tmp_path}/data/",
         "/tmp/session": f"{tmp_path}/work",
     }

@@ -123,6 +123,7 @@ def test_a_job_lives_in_an_object_store(
     assert "_metadata" in keys(stopped)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_data_in_flight_lies_in_an_object_store(cluster: MiniCluster, bucket: str, job: SequenceJob) -> None:
     """Unaligned checkpoints under back-pressure, whose shared files go when nothing needs them any more."""
@@ -367,6 +368,7 @@ def test_the_tools_work_in_an_object_store(
     assert keys(savepoint)
 
 
+@pytest.mark.long
 @pytest.mark.row("203.5")
 @pytest.mark.row("203.6")
 @pytest.mark.slow
@@ -405,6 +407,7 @@ def test_a_claimed_savepoint_in_an_object_store(
     assert_sequence(job.out, rows=ROWS)
 
 
+@pytest.mark.long
 @pytest.mark.row("203.2")
 @pytest.mark.slow
 def test_what_cannot_be_stored_fails_by_name_and_leaves_nothing(

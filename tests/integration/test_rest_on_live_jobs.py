@@ -101,7 +101,7 @@ def test_a_job_whose_user_code_is_held_up_shows_full_back_pressure_and_is_unheal
     )
     job.running()
     job.hold("processor")
-    cluster.wait_until(lambda: client.job_health(job.job_id).verdict == "UNHEALTHY", "a verdict on a job at a halt")
+    job.stands_still(lambda: client.job_health(job.job_id).verdict == "UNHEALTHY", "a verdict on a job at a halt")
     source, held = _rates(cluster, job)
     assert source["backPressuredTimeMsPerSecond"] == pytest.approx(1_000, abs=50)
     assert held["busyTimeMsPerSecond"] == pytest.approx(1_000, abs=50)

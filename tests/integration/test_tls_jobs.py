@@ -21,6 +21,8 @@ from tests.support.outputs import assert_sequence, visible
 from tests.support.patience import patient
 
 TOKEN = "the-token"
+PORTS = range(23_000, 23_400)
+"""Below the ports that the system gives to other sockets, and more than all tests need that run at the same time."""
 
 
 @pytest.fixture
@@ -28,6 +30,8 @@ def cluster(tmp_path: Path) -> Iterator[MiniCluster]:
     authority = Authority(tmp_path)
     options = rest_options(authority.issue("rest")) | internal_options(authority.issue("internal"), authority)
     options |= high_availability(tmp_path)
+    first = PORTS.start
+    options |= {"taskmanager.data.port": str(first), "taskmanager.data.port-count": str(len(PORTS))}
     with MiniCluster(configuration=options, rest=True, token=TOKEN, lease_timeout_s=UNRIVALLED_S) as running:
         yield running
 
@@ -54,6 +58,9 @@ def test_a_job_runs_whole_with_everything_on(cluster: MiniCluster, tmp_path: Pat
         assert client.url == cluster.rest_url
         assert client.url.startswith("https://")
         cluster.wait_for_checkpoints(job_id, 1)
+        vertices = cluster.call(cluster.dispatcher.job_details(job_id)).vertices
+        endpoints = {subtask.endpoint for vertex in vertices for subtask in vertex.subtasks}
+        assert all(int(endpoint.rpartition(":")[2]) in PORTS for endpoint in endpoints)
         os.kill(cluster.worker_pids(job_id)[0], signal.SIGKILL)
         cluster.wait_until(lambda: cluster.restarts(job_id) > 0, "the restart")
         cluster.wait_for_checkpoints(job_id, 2)

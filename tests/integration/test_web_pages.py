@@ -85,7 +85,10 @@ def fits(opened: Visit) -> bool:
 
 
 @pytest.mark.row("air.7")
-@pytest.mark.parametrize(("size", "dark"), [(DESK, False), (PHONE, True)], ids=["desk", "phone, dark"])
+@pytest.mark.parametrize(
+    ("size", "dark"),
+    [pytest.param(DESK, False, id="desk"), pytest.param(PHONE, True, id="phone, dark", marks=pytest.mark.long)],
+)
 def test_every_page_of_a_running_job(
     browser: Browser, screenshots: Path, cluster: MiniCluster, shown: SequenceJob, size: tuple[int, int], dark: bool
 ) -> None:

@@ -34,6 +34,7 @@ from ckpt_runtime.checkpoint.barrier_handler import (
 )
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from tests.support.effort import examples
 
 POLICIES = st.one_of(
     st.just(CheckpointOptions(CheckpointProperties(), "dir")),
@@ -291,7 +292,7 @@ def run(model: Model, data: st.DataObject, aborts: bool) -> None:
 
 @pytest.mark.row("76.2")
 @pytest.mark.row("76.8")
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(models(), st.data())
 def test_what_is_recorded_is_exactly_what_lies_before_the_barriers(model, data):
     run(model, data, aborts=False)
@@ -308,7 +309,7 @@ def test_what_is_recorded_is_exactly_what_lies_before_the_barriers(model, data):
         assert set(model.taken) <= complete | set(model.given_up)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(models(), st.data())
 def test_nothing_stays_blocked_whatever_the_coordinator_aborts(model, data):
     run(model, data, aborts=True)
@@ -322,7 +323,7 @@ def test_nothing_stays_blocked_whatever_the_coordinator_aborts(model, data):
     assert not any(one.queue for one in model.inputs.values())
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(models(), st.data())
 def test_a_trigger_of_the_coordinator_has_all_that_was_sent_before_the_ends(model, data):
     """It comes when every predecessor has finished: all that they sent is on its way, older barriers too."""

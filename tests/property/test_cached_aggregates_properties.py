@@ -18,6 +18,7 @@ from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.state.snapshots import KeyedSnapshot
 from ckpt_runtime.state.states import AggregateColumn
 from tests.support import reference_kernels as reference
+from tests.support.effort import examples
 from tests.support.inline_snapshots import CHECKPOINT, restore, written
 
 KEYS = [None, *(f"key-{number}" for number in range(24))]
@@ -101,4 +102,4 @@ class CachedAggregates(RuleBasedStateMachine):
 
 
 TestCachedAggregates = CachedAggregates.TestCase
-TestCachedAggregates.settings = settings(deadline=None, max_examples=30, stateful_step_count=20)
+TestCachedAggregates.settings = settings(deadline=None, max_examples=examples(30), stateful_step_count=20)

@@ -19,6 +19,7 @@ from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, InFlig
 from ckpt_runtime.storage.channel_state_writer import CapturedStream, InFlightElement, write_channel_state
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.snapshot_metadata import read_metadata, write_metadata
+from tests.support.effort import examples
 
 SCHEMA = pa.schema([("key_group", pa.int64()), ("number", pa.int64())])
 MAX_PARALLELISM = 128
@@ -91,7 +92,7 @@ class Deployment:
 
 @pytest.mark.row("76.6")
 @pytest.mark.row("76.7")
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.data())
 def test_rows_in_flight_survive_restores_at_any_parallelism(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

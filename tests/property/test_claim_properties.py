@@ -47,6 +47,7 @@ from ckpt_runtime.storage.errors import AlreadyExistsError
 from ckpt_runtime.storage.filesystem import Location, resolve
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from ckpt_runtime.storage.state_files import StateFileWriter, locate
+from tests.support.effort import examples
 
 VERTEX = VertexDescriptor("v", "v", ("u",), 1, 128)
 NOW = Instant(0, 0)
@@ -279,4 +280,6 @@ class Claims(RuleBasedStateMachine):
 
 
 def test_no_complete_snapshot_ever_lacks_a_file() -> None:
-    run_state_machine_as_test(Claims, settings=settings(max_examples=12, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(
+        Claims, settings=settings(max_examples=examples(12), stateful_step_count=25, deadline=None)
+    )

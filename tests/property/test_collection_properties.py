@@ -26,6 +26,7 @@ from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.state.rocksdb import elements, keyed_collections, stored_form
 from ckpt_runtime.state.states import Key, TimeToLive
 from ckpt_runtime.state.values import NAN, user_key_maker
+from tests.support.effort import examples
 from tests.support.inline_snapshots import CANONICAL, CHECKPOINT, handles_of, restore
 
 GROUPS = 8
@@ -150,7 +151,7 @@ def content(side: Side) -> Any:
 
 
 @pytest.mark.parametrize("has_ttl", [False, True])
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=examples(6))
 @given(seed=st.integers(0, 2**32))
 def test_large_collections_are_as_in_memory(seed: int, has_ttl: bool) -> None:
     choice = Random(seed)

@@ -31,7 +31,7 @@ from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorN
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
-    FROM_STRANGER,
+    FROM_UNREGISTERED,
     TO_AGENT,
     AdoptWorker,
     AgentCommand,
@@ -87,6 +87,7 @@ from ckpt_runtime.scheduler.deployment import (
     SubtaskDescriptor,
 )
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from tests.support.effort import examples
 
 numbers = st.integers(0, 1 << 40)
 texts = st.text(max_size=8)
@@ -225,7 +226,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     DeclineCheckpoint: st.builds(DeclineCheckpoint, numbers, texts, numbers, numbers, reasons, texts),
 }
 UNIONS: dict[Door[Any], Any] = {
-    FROM_STRANGER: Registration,
+    FROM_UNREGISTERED: Registration,
     FROM_AGENT: AgentMessage,
     FROM_WORKER: WorkerMessage,
     TO_AGENT: AgentCommand,
@@ -237,7 +238,7 @@ sent = st.sampled_from(DOORS).flatmap(lambda door: st.tuples(st.just(door), TO[d
 
 
 @given(sent)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_it_comes_back_equal(sent: tuple[Door[Any], Message]) -> None:
     door, message = sent
     assert door.decode(encode(message)) == message
@@ -248,7 +249,7 @@ def test_every_message_is_among_these() -> None:
 
 
 @given(sent, st.sampled_from(DOORS))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_no_door_takes_the_messages_of_another(sent: tuple[Door[Any], Message], other: Door[Any]) -> None:
     door, message = sent
     if door is not other:
@@ -267,7 +268,7 @@ junk = st.recursive(
 
 
 @given(st.data(), sent)
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 def test_what_was_changed_anywhere_is_a_message_still_or_refused_by_name(
     data: st.DataObject, sent: tuple[Door[Any], Message]
 ) -> None:
@@ -299,7 +300,7 @@ def test_what_was_changed_anywhere_is_a_message_still_or_refused_by_name(
 
 
 @given(st.binary(max_size=200), st.sampled_from(DOORS))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_bytes_that_are_no_message_are_refused(body: bytes, door: Door[Any]) -> None:
     with pytest.raises(MalformedMessageError):
         door.decode(body)

@@ -32,6 +32,7 @@ from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import make_directory, resolve
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from tests.support.effort import examples
 from tests.support.stored_documents import CHECKPOINT, GRAPH, JOB, RESULT, STORED, state
 
 texts = st.text(max_size=6)
@@ -96,7 +97,7 @@ def test_the_documents_of_these_tests_are_right() -> None:
     assign_states(CHECKPOINT, GRAPH, allow_non_restored_state=True)
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(mutated(CHECKPOINT.to_json()))
 def test_metadata(document: Any) -> None:
     found = refused(CompletedCheckpoint.from_json, document)
@@ -108,7 +109,7 @@ def test_metadata(document: Any) -> None:
             assign_states(found, GRAPH, allow_non_restored_state=True)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(mutated(state(0).to_json()))
 def test_acknowledgements(document: Any) -> None:
     found = refused(lambda document: checked(document, SubtaskState), document)
@@ -117,7 +118,7 @@ def test_acknowledgements(document: Any) -> None:
         json.dumps(found.to_json())
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(mutated(GRAPH.to_json()))
 def test_graphs(document: Any) -> None:
     found = refused(JobGraph.from_json, document)
@@ -127,7 +128,7 @@ def test_graphs(document: Any) -> None:
         assert all(found.vertex(edge.target).name for edge in found.edges)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     mutated({"job_graph": GRAPH.to_json(), "warnings": ["w"], "own_configuration": {"a": "b"}}), st.binary(max_size=3)
 )
@@ -136,7 +137,7 @@ def test_answers_of_the_plan_process(document: Any, tail: bytes) -> None:
     assert found is None or (found.job_graph is None) == (found.failure is not None)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(mutated(RESULT))
 def test_results(document: Any) -> None:
     found = refused(EndedJob, document)
@@ -145,14 +146,14 @@ def test_results(document: Any) -> None:
 
 
 @pytest.mark.parametrize("name", STORED)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_other_stored_documents(name: str, data: st.DataObject) -> None:
     valid, read = STORED[name]
     refused(read, data.draw(mutated(valid)), StorageError)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(mutated(CHECKPOINT.to_json()))
 def test_files_of_forged_metadata(document: Any) -> None:
     """An attacker can compute checksums, too."""
@@ -172,7 +173,7 @@ with zipfile.ZipFile(ARCHIVE, "w", zipfile.ZIP_DEFLATED) as files:
     files.writestr("päckage/data.txt", "some data " * 20)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data())
 def test_damaged_archives(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     content = bytearray(ARCHIVE.getvalue())

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ckpt_runtime.graph.schemas import JOIN_TYPES
 from ckpt_runtime.graph.specs import JoinSpec
 from ckpt_runtime.operators.operator import MAX_WATERMARK
+from tests.support.effort import examples
 from tests.support.joins import LEFT, RIGHT, Expected, JoinJob, Row, join_spec, text
 
 Maker = Callable[[Random], Any]
@@ -66,15 +67,15 @@ def _row(choice: Random, side: str, keys: list[tuple[str, pa.DataType, Maker]], 
     return row
 
 
-@pytest.mark.parametrize(("backend_type", "examples"), [("hashmap", 100), ("rocksdb", 8)])
+@pytest.mark.parametrize(("backend_type", "most"), [("hashmap", 100), ("rocksdb", 8)])
 @pytest.mark.parametrize("how", JOIN_TYPES)
-def test_a_join_gives_what_its_definition_says_at_every_moment(how: str, backend_type: str, examples: int) -> None:
+def test_a_join_gives_what_its_definition_says_at_every_moment(how: str, backend_type: str, most: int) -> None:
     """After every step: exactly the rows that must be out are, and the state holds exactly what may still match.
 
     RocksDB has memory for 1 to 8 rows.
     """
 
-    @settings(deadline=None, max_examples=examples)
+    @settings(deadline=None, max_examples=examples(most))
     @given(st.integers(0, 2**32), st.integers(1, 3))
     def run(seed: int, parallelism: int) -> None:
         spec, steps = stream(how, seed)

@@ -40,6 +40,7 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.shared_files import SharedFiles
+from tests.support.effort import examples
 
 GRAPH = JobGraph("job", (JobVertex("v", (OperatorNode("op", "op", "source"),), 2),), ())
 NOW = Instant(0, 0)
@@ -380,7 +381,7 @@ class Ownership(RuleBasedStateMachine):
 
 
 TestOwnership = Ownership.TestCase
-TestOwnership.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOwnership.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 # --- the test is graded

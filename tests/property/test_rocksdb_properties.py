@@ -20,6 +20,7 @@ from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.rocksdb.backend import RocksDBKeyedStateBackend
 from ckpt_runtime.state.snapshots import KeyedSnapshot
+from tests.support.effort import examples
 from tests.support.inline_snapshots import CHECKPOINT, handles_of, restore, written
 
 GROUPS = 16
@@ -163,4 +164,4 @@ class RocksDBBesideDicts(RuleBasedStateMachine):
 
 
 TestRocksDBBesideDicts = RocksDBBesideDicts.TestCase
-TestRocksDBBesideDicts.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestRocksDBBesideDicts.settings = settings(max_examples=examples(15), stateful_step_count=25, deadline=None)

@@ -32,6 +32,7 @@ from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restore import create_keyed_backend
 from ckpt_runtime.task.snapshot_writer import write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
+from tests.support.effort import examples
 from tests.support.pipelines.file_backend import FileKeyedStateBackend
 
 GROUPS = 32
@@ -292,6 +293,6 @@ class SharedFilesOfRocksDB(SharedFilesOfCheckpoints):
 
 
 TestSharedFilesOfCheckpoints = SharedFilesOfCheckpoints.TestCase
-TestSharedFilesOfCheckpoints.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestSharedFilesOfCheckpoints.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 TestSharedFilesOfRocksDB = SharedFilesOfRocksDB.TestCase
-TestSharedFilesOfRocksDB.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)
+TestSharedFilesOfRocksDB.settings = settings(max_examples=examples(12), stateful_step_count=30, deadline=None)

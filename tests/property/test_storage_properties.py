@@ -14,6 +14,7 @@ from ckpt_runtime.storage.filesystem import delete_tree, resolve
 from ckpt_runtime.storage.metadata import decode, encode
 from ckpt_runtime.storage.state_files import StateFileReader, StateFileWriter
 from ckpt_runtime.storage.versioned_document import VersionedDocument
+from tests.support.effort import examples
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 leaves = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | texts
@@ -54,7 +55,7 @@ def test_small_documents_survive(document: dict[str, Any]) -> None:
     assert decode_document(encode_document(document), "x") == document
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.binary(max_size=50), max_size=8), st.integers(0, 100))
 def test_a_state_file_holds_what_was_written_however_it_was_cut(pieces: list[bytes], threshold: int) -> None:
     directory = resolve("memory://property-state-files")
@@ -70,7 +71,7 @@ def test_a_state_file_holds_what_was_written_however_it_was_cut(pieces: list[byt
     delete_tree(directory)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.integers(0, 4), documents), max_size=6))
 def test_a_versioned_document_changes_only_from_its_present_revision(writes: list[tuple[int, dict[str, Any]]]) -> None:
     document = VersionedDocument(resolve("memory://property-versions/document"))
@@ -80,7 +81,7 @@ def test_a_versioned_document_changes_only_from_its_present_revision(writes: lis
             document.write(expected, content)
             present = (expected + 1, content)
         else:
-            with pytest.raises(OSError, match="changed by somebody else"):
+            with pytest.raises(OSError, match="changed by another process"):
                 document.write(expected, content)
         found = document.read()
         assert ((0, {}) if found is None else (found.number, found.document)) == present

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.storage.filesystem import resolve
+from tests.support.effort import examples
 from tests.support.written_states import content, new_state, write
 
 
 @pytest.mark.row("203.9")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 9) | st.none(), st.integers(0, 99)), max_size=12), max_size=5),
     st.integers(1, 6),

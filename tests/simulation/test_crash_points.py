@@ -40,7 +40,7 @@ RESTARTS, LIVE = 7, 5
 POINTS = 36
 """So many of a run's points; what follows repeats them."""
 
-NEAR = 10
+NEAR = 5
 """A second crash within so many points of the first lies in what the first one left half done, or in its recovery."""
 
 RUNS = {

@@ -26,7 +26,7 @@ from tests.simulation.protocols.tasks import Deployment
 from tests.simulation.protocols.world import World
 from tests.simulation.schedules.runner import read_seeds
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1000"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "500"))
 SEEDS_OF_A_LONG_RUN = max(SEEDS, 5_000)
 BLOCK = 250
 KEPT = read_seeds(Path(__file__).with_name("kept_seeds.txt"))

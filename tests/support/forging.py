@@ -1,4 +1,7 @@
-"""Well-formed documents that say something else: each field in turn removed, or of another type, or out of range."""
+"""Well-formed documents that say something else: each field in turn removed, of another type, or out of range.
+
+Each object also gets a field that no schema knows, with a nested value.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
+import msgspec
+
 _MISSING = object()
+_UNKNOWN = "unknownField"
 EVERY_VALUE: Any = (
     _MISSING,
     None,
@@ -26,18 +32,19 @@ EVERY_VALUE: Any = (
 FEW_VALUES = (_MISSING, None, -1, "x", ["x"], {"x": {"x": 1}})
 """For documents that take long to open."""
 
-_BARE = (KeyError, IndexError, TypeError, AttributeError, UnboundLocalError, ValueError, OverflowError, RecursionError)
-"""Builtin errors: they say nothing about the document. Named errors are subclasses of these, never one of these."""
+_BARE = (
+    KeyError, IndexError, TypeError, AttributeError, UnboundLocalError, ValueError, OverflowError, RecursionError,
+    AssertionError, StopIteration, msgspec.MsgspecError, msgspec.ValidationError, msgspec.DecodeError,
+)  # fmt: skip
+"""Errors that say nothing about the document. Named errors are subclasses of these, never one of these."""
 
 
 def forged(document: Any, values: Sequence[Any] = EVERY_VALUE, depth: int = 99) -> Iterator[tuple[str, Any]]:
     """Each forged document with the change made to it, in at most ``depth`` levels."""
-    for path in _paths(document):
-        for value in values if len(path) <= depth else ():
+    for path in ((), *_paths(document)):
+        for value in values if path and len(path) <= depth else ():
             changed = deepcopy(document)
-            holder = changed
-            for key in path[:-1]:
-                holder = holder[key]
+            holder = _at(changed, path[:-1])
             if value is _MISSING:
                 del holder[path[-1]]
             elif type(value) is type(holder[path[-1]]) and value == holder[path[-1]]:
@@ -46,6 +53,16 @@ def forged(document: Any, values: Sequence[Any] = EVERY_VALUE, depth: int = 99) 
                 holder[path[-1]] = deepcopy(value)
             shown = "missing" if value is _MISSING else repr(value)
             yield f"{'.'.join(map(str, path))}: {shown}", changed
+        if isinstance(_at(document, path), dict) and len(path) < depth:
+            changed = deepcopy(document)
+            _at(changed, path)[_UNKNOWN] = {"x": [{"x": None}]}
+            yield f"{'.'.join(map(str, path))}: with an unknown field", changed
+
+
+def _at(document: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        document = document[key]
+    return document
 
 
 def unnamed_errors(

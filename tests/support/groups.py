@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorListState
 from ckpt_runtime.graph.aggregates import GroupAggregate
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.graph.specs import DeduplicateSpec, GroupSpec
+from ckpt_runtime.graph.specs import DeduplicateSpec, GroupSpec, TableSpec
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
@@ -23,6 +23,7 @@ from tests.support.inline_snapshots import CHECKPOINT, handles_of, restore
 MAX_PARALLELISM = 16
 TIME = pa.timestamp("us")
 Row = dict[str, Any]
+_Spec: TypeAlias = GroupSpec | TableSpec | DeduplicateSpec
 
 
 def aggregate(function: str, *columns: str, result: pa.DataType, **changes: Any) -> GroupAggregate:
@@ -35,7 +36,7 @@ class GroupSubtask:
 
     def __init__(
         self,
-        spec: GroupSpec | DeduplicateSpec,
+        spec: _Spec,
         index: int,
         parallelism: int,
         handles: Sequence[KeyedHandle],
@@ -72,7 +73,7 @@ class GroupSubtask:
 class GroupJob:
     """All subtasks of one operator."""
 
-    def __init__(self, spec: GroupSpec | DeduplicateSpec, parallelism: int = 1, backend: str = "hashmap") -> None:
+    def __init__(self, spec: _Spec, parallelism: int = 1, backend: str = "hashmap") -> None:
         self.spec = spec
         self._backend = backend
         self._late = 0
@@ -109,7 +110,7 @@ class GroupJob:
     def restart(
         self,
         parallelism: int = 1,
-        spec: GroupSpec | DeduplicateSpec | None = None,
+        spec: _Spec | None = None,
         properties: CheckpointProperties = CHECKPOINT,
         backend: str | None = None,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,11 +134,7 @@ class SequenceJob:
         """Waits until user code stands still; no checkpoint completes then."""
         (self.faults / f"{place}-holds").unlink(missing_ok=True)
         (self.faults / f"{place}-held").touch()
-        try:
-            self.cluster.wait_until((self.faults / f"{place}-holds").exists, f"{place} to be held up")
-        except ClusterTimeoutError as error:
-            error.add_note(self._where_rows_are())
-            raise
+        self.stands_still((self.faults / f"{place}-holds").exists, f"{place} to be held up")
 
     def _where_rows_are(self) -> str:
         """For a job that stands still for an unknown reason."""
@@ -149,6 +145,14 @@ class SequenceJob:
     def release(self, place: str) -> None:
         """Lets it go on, if it is held up."""
         (self.faults / f"{place}-held").unlink(missing_ok=True)
+
+    def stands_still(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits for what must come although user code is held up; says where the rows are if it does not."""
+        try:
+            self.cluster.wait_until(condition, what)
+        except ClusterTimeoutError as error:
+            error.add_note(self._where_rows_are())
+            raise
 
     def restarted(self, restarts: int) -> None:
         """Waits until that many restarts are over."""

@@ -2,16 +2,21 @@
 
 It speaks the protocol with transactions. It does not prove Apache Kafka itself: it cannot add partitions to a topic nor
 delete records, finds no offsets by time, and takes the first offset of the last batch for the last one, which is why
-:meth:`KafkaBroker.produce` sends batches of one message.
+:meth:`KafkaBroker.produce` sends batches of one message. It tells consumers of no aborted transactions, though its log
+has the marks of them: :func:`committed` reads the log itself. A request with an epoch that is too old makes it close
+the connection, where Kafka answers with an error.
 """
 
 from __future__ import annotations
 
 import signal
+import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -113,6 +118,84 @@ class KafkaBroker:
                 ended.add(message.partition())
         consumer.close()
         return messages
+
+
+@dataclass
+class Log:
+    """What a partition's log says: keys and values of committed messages in their order, and of open transactions."""
+
+    committed: list[tuple[bytes | None, bytes | None]] = field(default_factory=list)
+    open: dict[int, list[tuple[bytes | None, bytes | None]]] = field(default_factory=dict)
+
+
+def committed(broker: KafkaBroker, topic: str, partition: int = 0) -> Log:
+    """Reads a partition's log by the marks in it, with no library: what a reader of committed messages sees of it."""
+    log, at = Log(), 0
+    name = topic.encode()
+    with socket.create_connection(("127.0.0.1", broker.port), patient(30)) as connection:
+        while True:
+            request = struct.pack(">hhihiiiib", 1, 4, 1, -1, -1, 100, 0, 1 << 24, 0)
+            request += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, partition, at, 1 << 24)
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            answer = _exactly(connection, struct.unpack(">i", _exactly(connection, 4))[0])
+            start = 12 + 2 + len(name) + 4
+            code, _, _, aborted = struct.unpack_from(">hqqi", answer, start + 4)
+            assert code == 0, f"{topic!r} cannot be read: error {code}"
+            records = answer[start + 26 + 16 * max(aborted, 0) + 4 :]
+            if not records:
+                return log
+            while records:
+                offset, size = struct.unpack_from(">qi", records)
+                at = offset + struct.unpack_from(">i", records, 23)[0] + 1
+                _add_batch(log, records[: 12 + size])
+                records = records[12 + size :]
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        assert part, "the broker closed the connection"
+        data += part
+    return data
+
+
+def _add_batch(log: Log, batch: bytes) -> None:
+    attributes = struct.unpack_from(">h", batch, 21)[0]
+    producer = struct.unpack_from(">q", batch, 43)[0]
+    rest, rows = batch[61:], []
+    for _ in range(struct.unpack_from(">i", batch, 57)[0]):
+        size, rest = _varint(rest)
+        record, rest = rest[1:size], rest[size:]
+        for _ in range(2):  # the differences of time and offset
+            _, record = _varint(record)
+        fields: list[bytes | None] = []
+        for _ in range(2):
+            length, record = _varint(record)
+            fields.append(None if length < 0 else record[:length])
+            record = record[max(length, 0) :]
+        rows.append((fields[0], fields[1]))
+    assert attributes & 7 == 0, "the batch is compressed"
+    if attributes & 0x20:
+        ended = log.open.pop(producer, [])
+        key = rows[0][0]
+        assert key is not None
+        if struct.unpack(">hh", key)[1] == 1:
+            log.committed += ended
+    elif attributes & 0x10:
+        log.open.setdefault(producer, []).extend(rows)
+    else:
+        log.committed += rows
+
+
+def _varint(data: bytes) -> tuple[int, bytes]:
+    value = shift = at = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if not data[at - 1] & 0x80:
+            return (value >> 1) ^ -(value & 1), data[at:]
+        shift += 7
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def dispatcher() -> FakeGateway:
     add_operations(fake)
     announcer = JobAnnouncer(RUNNING, fake.events.publish)
     with patch("ckpt_runtime.jobmaster.event_log.wall_clock_ms", lambda: NOW_MS):
-        announcer.told(StatusChanged(JobStatus.RUNNING, NOW_MS))
+        announcer.announce(StatusChanged(JobStatus.RUNNING, NOW_MS))
         announcer.checkpoint(job.tracker.snapshot().history[-1])
     fake.catalogue = catalogue(fake.now)
     return fake

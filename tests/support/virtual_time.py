@@ -7,13 +7,15 @@ minute waits for nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
 
 import httpx
 from starlette.types import ASGIApp, Message
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _LATE = 1e-6
 """A timer is never early, not even by what adding seconds loses."""
@@ -29,11 +31,37 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now
 
+    def stand_still(self, seconds: float) -> None:
+        """Time passes in which nothing of the loop runs."""
+        self._now += seconds
+
     def _run_once(self) -> None:
         loop: Any = self
         if not loop._ready and loop._scheduled:
             self._now = max(self._now, loop._scheduled[0]._when + _LATE)
         super()._run_once()  # type: ignore[misc]
+
+
+class LoopTime:
+    """Takes the place of the module ``time``: its clocks are that of the running loop."""
+
+    @staticmethod
+    def monotonic() -> float:
+        return asyncio.get_running_loop().time()
+
+    time = monotonic
+
+
+class InlineExecutor(Executor):
+    """Calls run at once, in the thread of the loop: none is under way when time jumps."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:

@@ -5,6 +5,7 @@ The oracles are Kubernetes' own schemas, the constants in Spark's jars, and the 
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import re
@@ -15,9 +16,13 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from ckpt_runtime.cli import session_commands
 from ckpt_runtime.cli.main import main
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.network.tls import TlsFilesError, rest_context
+from tests.support.certificates import Authority, rest_options
 from tests.support.kubernetes_manifests import FOLDER, Json, command, document, documents, driver
 from tests.unit.test_packaging import required
 
@@ -64,10 +69,32 @@ def test_ports_probes_and_command_agree() -> None:
         "rest": options["--rest-port"],
         "driver": options["spark.driver.port"],
         "blocks": options["spark.driver.blockManager.port"],
+        "control": options["jobmanager.rpc.port"],
     }
+    first, count = int(options["taskmanager.data.port"]), int(options["taskmanager.data.port-count"])
+    assert count >= 3 * int(options["spark.executor.cores"]), "a worker, its spare and one that ends in each slot"
+    assert not {str(port) for port in range(first, first + count)} & set(ports.values())
     (service,) = document("Service")["spec"]["ports"]
     assert (service["targetPort"], str(service["port"])) == ("rest", ports["rest"])
     assert {driver()[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "readiness", "liveness")} == {"rest"}
+
+
+def test_key_from_a_secret_as_the_page_mounts_it_has_a_mode_that_the_engine_takes(tmp_path: Path) -> None:
+    [example] = [block for block in re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL) if "secret:" in block]
+    volume = yaml.safe_load(example)["volumes"][0]
+    pod = copy.deepcopy(document("Deployment"))
+    spec = pod["spec"]["template"]["spec"]
+    spec["volumes"].append(volume)
+    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+    assert spec["securityContext"]["fsGroup"], "lets the group read the files of a secret"
+    made = Authority(tmp_path).issue("session")
+    configuration = Configuration(rest_options(made))
+    for mode in (volume["secret"]["defaultMode"], volume["secret"]["defaultMode"] | 0o440):
+        made.key.chmod(mode)
+        assert rest_context(configuration) is not None
+    made.key.chmod(0o644)
+    with pytest.raises(TlsFilesError, match="0644"):
+        rest_context(configuration)
 
 
 def test_the_driver_uses_the_template_the_account_and_the_secret_that_the_page_makes() -> None:

@@ -22,6 +22,7 @@ from traceback import walk_tb
 from types import ModuleType
 
 from ckpt_runtime.api.session import StreamSession
+from ckpt_runtime.api.triggers import set_interval
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.frontend.capture import Capture, captured_session
 from ckpt_runtime.frontend.mapping import add_queries, spark_columns
@@ -78,6 +79,7 @@ def load_plan(
                 _function(module, module_name, function_name)(spark, *args)
         capture.require_answers()
         add_queries(capture, session.plan, session.dataSource.resolve)
+        set_interval([query.start for query in capture.queries], session.conf)
         plan = session.compile()
         return replace(plan, job_graph=replace(plan.job_graph, analyses=capture.used))
     try:

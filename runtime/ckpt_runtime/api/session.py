@@ -76,6 +76,13 @@ class RuntimeConfig:
                 raise InvalidOptionError(key, value, "only at submission, not in a pipeline's code")
         self._own = Configuration.merge(self._own, option)
 
+    def sets(self, key: str) -> bool:
+        """Returns whether the pipeline or its submission sets an option, and not just the cluster.
+
+        :param key: the option's name.
+        """
+        return Configuration.merge(self._own, self._submitted).get_text(key) is not None
+
     @property
     def own(self) -> Configuration:
         """Returns what the pipeline has set."""

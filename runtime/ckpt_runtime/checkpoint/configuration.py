@@ -10,7 +10,7 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointRetention
 
 __all__ = ["MINIMUM_MS", "CheckpointConfiguration", "CheckpointConfigurationError", "CheckpointRetention"]
 
-_LEAST = {setting.field: setting.least for setting in CHECKPOINT_SETTINGS} | {"interval_during_backlog_ms": 0}
+_LEAST = {setting.field: setting.least for setting in CHECKPOINT_SETTINGS}
 
 
 class CheckpointConfigurationError(ValueError):

@@ -7,13 +7,15 @@ rescaling.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.graph.schema import DocumentError, NonNegative, checked, decoded
 
 SINK_ID = "sink"
 PENDING = "pending"
@@ -23,6 +25,18 @@ DRILL_MARK = "restore-drill"
 """Marks the state of every sink of a restore drill: no job may start from the drill's checkpoints."""
 
 _ID = re.compile("[0-9a-f]{16}")
+
+
+class _NamedFile(Struct):
+    """A committable, of which only the file that it may name is looked at."""
+
+    name: str | None = None
+
+
+class _Messages(Struct):
+    """The texts of a checkpoint's committables, each with its subtask."""
+
+    messages: tuple[tuple[NonNegative, object], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +68,27 @@ def restored_sink_ids(snapshot: CompletedCheckpoint) -> dict[str, str]:
 
 
 def pending_names(snapshots: Iterable[CompletedCheckpoint]) -> set[str]:
-    """Names of the files in these snapshots whose commit may still have to be repeated."""
+    """Names of the files in these snapshots whose commit may still have to be repeated.
+
+    Raises DocumentError for a state that is none of a sink's: no file may be taken for one that can be deleted.
+    """
     states = (state for snapshot in snapshots for state in snapshot.states.values())
     found = list(_items(states))
     pending = [item for _, name, item in found if name == PENDING and isinstance(item, dict)]
     # Versions before the protocol of sinks stored the fields of a pending file alone.
-    files = [item.get("committable", item) for item in pending]
-    messages = [item.get("messages") for _, name, item in found if name == MESSAGES and isinstance(item, dict)]
-    files += [_document(text) for message in messages if isinstance(message, list) for _, text in message]
-    return {str(file["name"]) for file in files if isinstance(file, dict) and "name" in file}
+    names = [checked(item.get("committable", item), _NamedFile).name for item in pending]
+    messages = [checked(item, _Messages) for _, name, item in found if name == MESSAGES and isinstance(item, dict)]
+    names += [_name_in(text) for message in messages for _, text in message.messages]
+    return {name for name in names if name is not None}
 
 
-def _document(text: object) -> object:
-    """What a committable's text holds; None for the message of a PySpark writer, which need not be JSON."""
+def _name_in(text: object) -> str | None:
+    """The file that a committable's text names; None for the message of a PySpark writer, which need not be JSON."""
+    if not isinstance(text, str):
+        return None
     try:
-        return json.loads(text) if isinstance(text, str) else None
-    except ValueError:
+        return decoded(text.encode(), _NamedFile).name
+    except DocumentError:
         return None
 
 

@@ -22,7 +22,7 @@ def release(
         typer.Option("--owner-is-dead", metavar="JOB", help="Say that this job, which has claimed it, is no more."),
     ] = None,
 ) -> None:
-    """Let go of a snapshot that a job has claimed which is no more, so that it can be claimed or disposed of."""
+    """Release a snapshot whose claiming job no longer exists, so that it can be claimed or disposed of."""
     with storage_failures():
         from ckpt_runtime.processes.process_mark import is_gone
         from ckpt_runtime.storage import claims
@@ -32,7 +32,7 @@ def release(
         place = claims.place_of_snapshot(snapshot_directory(resolve(snapshot)).real())
         claim = claims.read_claim(place)
         if claim is None:
-            raise CommandError(f"nobody has claimed {place.url}", ExitCode.NOT_FOUND)
+            raise CommandError(f"no job has claimed {place.url}", ExitCode.NOT_FOUND)
         owner = claim.owner
         if not is_gone(owner.process):
             _check_is_dead(owner, owner_is_dead)

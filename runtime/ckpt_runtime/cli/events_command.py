@@ -22,7 +22,8 @@ def events(
     cli: Cli,
     jobs: JobsArgument = None,
     after: Annotated[
-        str | None, typer.Option("--after", metavar="ID", help="Go on behind this event, as an earlier line named it.")
+        str | None,
+        typer.Option("--after", metavar="ID", help="Continue after this event, whose id an earlier line shows."),
     ] = None,
 ) -> None:
     """Print what happens to jobs, until these have ended, the session ends, or Ctrl-C."""

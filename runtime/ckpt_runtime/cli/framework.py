@@ -62,7 +62,7 @@ class Cli:
     settings: Settings
     output: CommandOutput
     _client: CkptClient | None = field(default=None, init=False)
-    _told: set[str] = field(default_factory=set, init=False)
+    _shown: set[str] = field(default_factory=set, init=False)
 
     def client(self) -> CkptClient:
         """The client for the chosen job manager, made on first use."""
@@ -91,8 +91,8 @@ class Cli:
 
     def _tell_away(self, error: CkptClientError) -> None:
         """Report an error once for each reason, since a takeover takes some seconds."""
-        if str(error) not in self._told:
-            self._told.add(str(error))
+        if str(error) not in self._shown:
+            self._shown.add(str(error))
             self.output.note(f"{error}; looking for the leader")
 
     def session(self) -> SessionInfo | None:

@@ -139,8 +139,8 @@ def _explained(client: CkptClient, job: str, version: int, error: Conflict) -> s
     others = [made for made in found.changes if made.version > version]
     if not others:
         return str(error)
-    told = "; ".join(f"version {made.version} by {made.by} changed {', '.join(made.options)}" for made in others)
-    return f"the configuration has changed while you edited version {version}: {told}"
+    changes = "; ".join(f"version {made.version} by {made.by} changed {', '.join(made.options)}" for made in others)
+    return f"the configuration has changed while you edited version {version}: {changes}"
 
 
 def _lines(change: ConfigChange) -> list[str]:

@@ -35,7 +35,7 @@ def leftovers(
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Delete what is left over; without it nothing is.")] = False,
 ) -> None:
-    """List hidden files of sinks that nobody owns any more; delete them with --remove."""
+    """List hidden files of sinks that no job owns; delete them with --remove."""
     from ckpt_runtime.connectors.leftovers import find_hidden_files, remove_hidden_file
     from ckpt_runtime.storage.errors import StorageError
 

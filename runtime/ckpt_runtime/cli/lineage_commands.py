@@ -7,14 +7,12 @@ from ckpt_runtime.cli.job_commands import JobArgument
 
 
 def release(cli: Cli, job: JobArgument) -> None:
-    """End whoever's upgrade of a job is in progress, so that others may end the job or start another one of it.
+    """End the upgrade of a job that is in progress, so that other clients can stop the job or start its successor.
 
     The upgrade itself ends when it finds that out. Use it when its task is gone for good.
     """
     client = cli.client()
     held = client.job_details(job).upgrade
     client.release_lineage(job)
-    text = (
-        f"Job {job} was not being upgraded." if held is None else f"{held.owner} does not upgrade job {job} any more."
-    )
+    text = f"Job {job} was not being upgraded." if held is None else f"{held.owner} no longer upgrades job {job}."
     cli.output.result({"job_id": job, "released": None if held is None else held.owner}, text)

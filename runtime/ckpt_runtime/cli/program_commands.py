@@ -42,4 +42,4 @@ def hold(cli: Cli, program: ProgramArgument, owner: OwnerOption) -> None:
 def release(cli: Cli, program: ProgramArgument, owner: OwnerOption) -> None:
     """Give up a hold."""
     cli.client().release_pipeline(program, owner)
-    cli.output.result({"id": program, "released": owner}, f"{owner} does not hold program {program} any more.")
+    cli.output.result({"id": program, "released": owner}, f"{owner} no longer holds program {program}.")

@@ -40,7 +40,7 @@ def rescale(
             client.rescale(job, wanted, timeout_s=timeout_s)
             client.wait_for_state(job, {"RUNNING"}, timeout_s=timeout_s)
     except KeyboardInterrupt:
-        cli.output.note("the rescale goes on")
+        cli.output.note("the rescale continues")
         raise
     vertices = client.job_details(job).vertices
     now = {vertex.id: vertex.parallelism for vertex in vertices}

@@ -98,7 +98,7 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     try:
         details = _watch(cli, client, job)
     except KeyboardInterrupt:
-        cli.output.note(f"Job {job} goes on; 'ckpt cancel {job}' ends it.")
+        cli.output.note(f"Job {job} keeps running; 'ckpt cancel {job}' ends it.")
         raise
     return _report_end(cli, client, details)
 
@@ -116,7 +116,7 @@ def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
 
 
 def _progress_text(details: JobDetails, statistics: CheckpointStatistics, *, live: bool) -> str:
-    """The progress: everything on a terminal, else only values that seldom change, as each change is a new line."""
+    """The progress: everything on a terminal, otherwise what rarely changes, one line for each change."""
     text = details.state
     if live:
         records = sum(vertex.io.write_records for vertex in details.vertices)

@@ -46,7 +46,10 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     rest_host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a token.")] = LOOPBACK,
     rest_port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Ask nobody for a token: every user of this machine may run code as you.")
+        bool,
+        typer.Option(
+            "--no-token", help="Accept requests without a token: every user of this machine may run code as you."
+        ),
     ] = False,
     define: Annotated[
         list[str] | None,

@@ -73,7 +73,7 @@ class StartedOperation:
                 raise
             raise _about_the_job(self.cli, self.job_id) from error
         except KeyboardInterrupt:
-            self.cli.output.note(f"the {self.kind} goes on as operation {self.trigger_id}")
+            self.cli.output.note(f"the {self.kind} continues as operation {self.trigger_id}")
             raise
 
     def _so_far(self, doing: str) -> str:

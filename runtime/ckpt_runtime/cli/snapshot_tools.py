@@ -144,10 +144,10 @@ def copy(
         from ckpt_runtime.snapshots.copying import copy_snapshot
         from ckpt_runtime.storage.filesystem import resolve
 
-        def told(done: int, total: int) -> None:
+        def progress(done: int, total: int) -> None:
             show_progress(f"copied {done * 10 // max(total, 1) * 10} % of {size_text(total)}")
 
-        copied = copy_snapshot(source, resolve(target), told)
+        copied = copy_snapshot(source, resolve(target), progress)
     document = {"location": copied.location, "files": copied.files, "bytes": copied.bytes}
     cli.output.result(document, copied.location)
 
@@ -180,10 +180,10 @@ def convert(
         except UnsupportedBackendError as error:
             raise CommandError(f"--backend: {error}", ExitCode.USAGE) from error
 
-        def told(done: int, total: int) -> None:
+        def progress(done: int, total: int) -> None:
             show_progress(f"converted the state of {done * 10 // total * 10} % of {total} subtasks")
 
         wanted = SavepointFormat(format.on_the_wire)
-        converted = convert_snapshot(source, resolve(target), wanted, reading, told)
+        converted = convert_snapshot(source, resolve(target), wanted, reading, progress)
     document = {"location": converted.location, "files": converted.files, "bytes": converted.bytes}
     cli.output.result(document, converted.location)

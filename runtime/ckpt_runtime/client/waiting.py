@@ -136,7 +136,7 @@ async def watch(
 
 
 def growing_delays(most: float) -> Iterator[float]:
-    """Yield delays that double from 20 ms to ``most``: short operations are polled often, long ones seldom."""
+    """Yield delays that double from 20 ms to ``most``: short operations are polled often, long ones rarely."""
     delay = min(FIRST_DELAY_S, most)
     while True:
         yield delay

@@ -48,6 +48,7 @@ class CheckpointSetting:
 
 CHECKPOINT_SETTINGS = (
     CheckpointSetting("interval_ms", Options.INTERVAL, "interval", "checkpointInterval", _TIMES),
+    CheckpointSetting("interval_during_backlog_ms", Options.INTERVAL_DURING_BACKLOG),
     CheckpointSetting("timeout_ms", Options.TIMEOUT, "timeout", "checkpointTimeout", _TIMES),
     CheckpointSetting(
         "min_pause_ms", Options.MIN_PAUSE, "min_pause", "minPauseBetweenCheckpoints", (0, MAX_MILLISECONDS)

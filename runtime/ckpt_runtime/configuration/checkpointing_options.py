@@ -58,6 +58,21 @@ class CheckpointingOptions:
         "Time between the starts of two periodic checkpoints. Not set: no periodic checkpoints.",
         changeability=Changeability.LIVE,
     )
+    INTERVAL_DURING_BACKLOG = ConfigOption(
+        "execution.checkpointing.interval-during-backlog",
+        DURATION,
+        None,
+        "The interval instead of `execution.checkpointing.interval` while sources process a backlog; 0 ms: no periodic "
+        "checkpoints then. Rows of a two-phase sink become visible with checkpoints, so they come later, too. Not set: "
+        "a backlog changes nothing.",
+    )
+    BACKLOG_PENDING_RECORDS = ConfigOption(
+        "execution.checkpointing.backlog.pending-records",
+        IntegerType(minimum=1),
+        100_000,
+        "Sources process a backlog from when this many rows wait in front of all of them together until half as many "
+        "wait. It counts the sources that report `pendingRecords`.",
+    )
     TIMEOUT = ConfigOption(
         "execution.checkpointing.timeout",
         DurationType(MINIMAL_CHECKPOINT_TIME_MS),
@@ -197,7 +212,7 @@ class CheckpointingOptions:
         "execution.checkpointing.checkpoints-after-tasks-finish",
         BOOLEAN,
         True,
-        "Goes on with checkpoints when some subtasks have finished (FLIP-147).",
+        "Continues to take checkpoints when some subtasks have finished (FLIP-147).",
         fallback_keys=("execution.checkpointing.checkpoints-after-tasks-finish.enabled",),
     )
 

@@ -15,6 +15,10 @@ from ckpt_runtime.configuration.value_types import (
     MemorySizeType,
 )
 
+_MOST_PORTS = 10_000
+_LAST_FIRST_PORT = 65_536 - _MOST_PORTS
+"""So that any count of ports that is allowed ends at a port that exists."""
+
 
 class CpuPinning(StrEnum):
     """Whether worker processes are bound to processor cores."""
@@ -44,6 +48,14 @@ class SlotOptions:
         300_000,
         "A job fails when its slots have not come after this time; until then it shows why it waits.",
     )
+    RESERVATION_INTERVAL = cluster_option(
+        "slot.request.reservation-interval",
+        DURATION,
+        60_000,
+        "A job that needs more slots than are free lets others pass for this long, then free slots are reserved for it "
+        "for as long, and so on in turn, also when its request times out and it asks again. 0 ms reserves nothing: a "
+        "large job may wait for as long as small ones come.",
+    )
 
 
 class TaskManagerOptions:
@@ -54,6 +66,19 @@ class TaskManagerOptions:
         DurationType(10_000),
         120_000,
         "A worker process that has not registered yet is killed when it has used no processor time for this long.",
+    )
+    DATA_PORT = cluster_option(
+        "taskmanager.data.port",
+        IntegerType(minimum=0, maximum=_LAST_FIRST_PORT),
+        0,
+        "The first of the ports at which workers listen for each other, on every host; 0 takes any free ones.",
+    )
+    DATA_PORT_COUNT = cluster_option(
+        "taskmanager.data.port-count",
+        IntegerType(minimum=1, maximum=_MOST_PORTS),
+        100,
+        "How many ports there are from `taskmanager.data.port` on. A host needs three for each of its slots: for the "
+        "worker, its spare, and one that ends. All sessions that use a host share them.",
     )
     CPU_PINNING = cluster_option(
         "taskmanager.cpu-pinning",
@@ -119,6 +144,13 @@ class TaskManagerOptions:
 
 class JobManagerOptions:
     """The dispatcher and its job masters."""
+
+    RPC_PORT = cluster_option(
+        "jobmanager.rpc.port",
+        IntegerType(minimum=0, maximum=65_535),
+        0,
+        "The port at which the driver listens for slots and workers; 0 takes any free one.",
+    )
 
     DYNAMIC_CONFIGURATION_ALLOW_LIST: ConfigOption[tuple[str, ...]] = cluster_option(
         "jobmanager.execution.dynamic-configuration.allow-list",

@@ -29,7 +29,7 @@ class LoggingOptions:
         "env.log.max-size",
         MemorySizeType(minimum=4_096),
         64 << 20,
-        "A log file that has grown beyond this size goes on empty; its last part of this size is kept beside it.",
+        "A log file that has grown beyond this size is emptied; its last part of this size is kept beside it.",
     )
     MAX_FILES = cluster_option(
         "env.log.max",

@@ -20,7 +20,10 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status.rpc_status import to_status
+from pyspark.sql.connect.proto import Command
 from pyspark.sql.connect.proto import base_pb2 as messages
+from pyspark.sql.connect.types import proto_schema_to_pyspark_data_type
+from pyspark.sql.types import LongType
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.connect_options import ConnectOptions
@@ -29,6 +32,7 @@ from ckpt_runtime.configuration.security_options import SecurityOptions
 from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
 from ckpt_runtime.connect.requests import code_in, reads_stream
 from ckpt_runtime.connect.sessions import ClientSession, ClientSessions
+from ckpt_runtime.frontend.batch_writers import MEMORY_CHECKPOINT, MEMORY_VIEW
 from ckpt_runtime.frontend.spark_connect import SparkService
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
@@ -137,13 +141,27 @@ class ConnectServer:
         metadata = (("authorization", f"Bearer {service.token}"),)
         return getattr(self._channel, kind)(_SERVICE + name), {"metadata": metadata, "timeout": call.time_remaining()}
 
+    async def _spark_session(self, request: Any, call: Call) -> str:
+        """Returns Spark's own id of a client's session.
+
+        A client takes it from the first answer of all, so that one of ours has to carry it.
+        """
+        if request.HasField("client_observed_server_side_session_id"):
+            return str(request.client_observed_server_side_session_id)
+        asked = messages.ConfigRequest(session_id=request.session_id, user_context=request.user_context)
+        asked.operation.get_option.keys.append("spark.sql.ansi.enabled")
+        answer = await self.pass_on("Config", asked.SerializeToString(), call)
+        return str(messages.ConfigResponse.FromString(answer).server_side_session_id)
+
     async def _analyze(self, request: Any, call: Call) -> Any:
         session = self._sessions.of(request)
         if not reads_stream(request, session.views):
             return await self.pass_on("AnalyzePlan", request.SerializeToString(), call)
         if code := code_in(request):
             raise PlanError("query", _NO_CODE.format(code=code))
-        return await session.analyzed(request)
+        response = await session.analyzed(request)
+        response.server_side_session_id = await self._spark_session(request, call)
+        return response
 
     async def _config(self, request: Any, call: Call) -> Any:
         """Sets and reads the engine's options here. Spark gets its own, and those that the plans of streams need."""
@@ -158,7 +176,8 @@ class ConnectServer:
                 session.configure(pair.key, pair.value)
         if not keys or any(key.startswith("spark.") for key in keys):
             return await self.pass_on("Config", request.SerializeToString(), call)
-        response = messages.ConfigResponse(session_id=request.session_id)
+        spark_session = await self._spark_session(request, call)
+        response = messages.ConfigResponse(session_id=request.session_id, server_side_session_id=spark_session)
         for key in keys:
             if kind == "is_modifiable":
                 response.pairs.add(key=key, value="true")
@@ -191,11 +210,13 @@ class ConnectServer:
             raise PlanError("query", _NO_CODE.format(code=code))
         request.operation_id = request.operation_id or str(uuid.uuid4())
         session.operations.add(request.operation_id)
-        ids = {"session_id": request.session_id, "operation_id": request.operation_id}
+        spark_session = await self._spark_session(request, call)
+        ids = {"session_id": request.session_id, "server_side_session_id": spark_session}
+        ids["operation_id"] = request.operation_id
         response = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
         match kind:
             case "write_stream_operation_start":
-                await self._start(session, request, response.write_stream_operation_start_result)
+                await self._start(session, request, call, response.write_stream_operation_start_result)
             case "streaming_query_command":
                 command = request.plan.command.streaming_query_command
                 await self._query(session, command, response.streaming_query_command_result)
@@ -214,8 +235,10 @@ class ConnectServer:
         last.result_complete.SetInParent()
         yield last
 
-    async def _start(self, session: ClientSession, request: Any, result: Any) -> None:
+    async def _start(self, session: ClientSession, request: Any, call: Call, result: Any) -> None:
         start = request.plan.command.write_stream_operation_start
+        if start.format.lower() == "memory":
+            await self._make_table(session, request, call)
         query = await self._queries.start(
             request.operation_id,
             start.query_name,
@@ -226,6 +249,36 @@ class ConnectServer:
         session.queries[query.id] = query
         result.query_id.id = result.query_id.run_id = query.id
         result.name = query.name
+
+    async def _make_table(self, session: ClientSession, request: Any, call: Call) -> None:
+        """Makes the table of a query with format ``memory``, as yet without rows, in Spark.
+
+        The query fills a global view; the client's session gets a view of it that has the query's name.
+        """
+        start = request.plan.command.write_stream_operation_start
+        if not start.query_name:
+            raise PlanError("queryName", "format memory needs it: it is the name of the table")
+        analyze = messages.AnalyzePlanRequest(session_id=request.session_id)
+        analyze.schema.plan.root.CopyFrom(start.input)
+        columns = await session.analyzed(analyze)
+        kind: Any = proto_schema_to_pyspark_data_type(columns.schema.schema)
+        view = start.options[MEMORY_VIEW] = f"ckpt_{uuid.UUID(request.operation_id).hex}"
+        empty = Command()
+        empty.create_dataframe_view.name = view
+        empty.create_dataframe_view.is_global = empty.create_dataframe_view.replace = True
+        empty.create_dataframe_view.input.local_relation.schema = kind.add(MEMORY_CHECKPOINT, LongType()).json()
+        named = Command()
+        names = ", ".join(f"`{name.replace('`', '``')}`" for name in kind.names if name != MEMORY_CHECKPOINT)
+        table = start.query_name.replace("`", "``")
+        named.sql_command.input.sql.query = (
+            f"CREATE OR REPLACE TEMPORARY VIEW `{table}` AS SELECT {names} FROM global_temp.{view}"
+        )
+        for command in (empty, named):
+            execution = messages.ExecutePlanRequest(session_id=request.session_id, operation_id=str(uuid.uuid4()))
+            execution.user_context.CopyFrom(request.user_context)
+            execution.plan.command.CopyFrom(command)
+            async for _ in self.pass_on_stream("ExecutePlan", execution.SerializeToString(), call):
+                pass
 
     async def _query(self, session: ClientSession, command: Any, result: Any) -> None:
         """Answers what is asked of one query."""
@@ -250,6 +303,12 @@ class ConnectServer:
                     result.exception.exception_message = f"StreamingQueryException: {failure}"
             case "await_termination":
                 result.await_termination.terminated = await queries.wait([query], _seconds(command.await_termination))
+            case "process_all_available":
+                raise PlanError(
+                    "processAllAvailable",
+                    "a job does not know when it has read all that its sources have: call trigger(availableNow=True) "
+                    "and awaitTermination()",
+                )
             case other:
                 raise PlanError("query", f"{other} is not supported; the page of job {query.job_id} shows its plan")
 

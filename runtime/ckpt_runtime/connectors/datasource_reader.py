@@ -51,7 +51,7 @@ class EnumeratorOperator(SourceOperator):
     def __init__(self, spec: EnumeratorSpec) -> None:
         assert isinstance(spec.format, type)
         self._source = spec.format
-        self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema, spec.told)
+        self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema, spec.reported)
         self._available_now = available_now(spec.options)
         self._acknowledges = spec.acknowledges
         self._planner: StreamPlanner | None = None

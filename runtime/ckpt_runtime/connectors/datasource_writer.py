@@ -13,9 +13,9 @@ was interrupted.
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.operators.task_context import new_task, running
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
+_NewWriter: TypeAlias = Callable[[pa.Schema], Any]
 _QUEUED_BATCHES = 4
 _CHECK_SECONDS = 0.2
 _ABANDON_SECONDS = 10.0
@@ -134,22 +135,38 @@ class _Epoch:
 
 
 class DataSourceSink(Sink):
-    """A PySpark ``DataSource`` as a sink of the engine's protocol; its committables are texts of tagged values."""
+    """A PySpark ``DataSource`` as a sink of the engine's protocol; its committables are texts of tagged values.
 
-    def __init__(self, source: type, options: Mapping[str, str]) -> None:
+    ``overwrites`` is the argument ``overwrite`` of its ``streamWriter``: true in output mode complete, as in Spark.
+    """
+
+    def __init__(self, source: type, options: Mapping[str, str], *, overwrites: bool = False) -> None:
         super().__init__(options)
         self._source = source
+        self._overwrites = overwrites
 
     @classmethod
     def name(cls) -> str:
         return "datasource"
 
     def open_writer(self, schema: pa.Schema, context: SinkContext) -> SinkWriter:
-        return _EpochWriter(self._source, self.options, schema, context)
+        return _EpochWriter(self._source, self._new_writer, schema, context)
 
     def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
         assert schema is not None
-        return _MessageCommitter(self._source, self.options, schema)
+        return _MessageCommitter(self._source, self._new_writer, schema)
+
+    def _new_writer(self, schema: pa.Schema) -> Any:
+        """Creates a new writer for each call, as in Spark, so that calls share no state."""
+        from pyspark.sql.datasource import DataSourceStreamWriter
+
+        writer = new_data_source(self._source, self.options).streamWriter(struct_type(schema), self._overwrites)
+        if not isinstance(writer, DataSourceStreamWriter):
+            raise TypeError(
+                f"{self._source.__name__}.streamWriter() returned {type(writer).__name__}, expected a "
+                "DataSourceStreamWriter or a DataSourceStreamArrowWriter"
+            )
+        return writer
 
     def encode(self, committable: Any) -> str:
         return str(committable)
@@ -161,9 +178,9 @@ class DataSourceSink(Sink):
 class _EpochWriter(SinkWriter):
     """Runs the user's ``write`` once per checkpoint. Keeps no state: the committer keeps its messages."""
 
-    def __init__(self, source: type, options: Mapping[str, str], schema: pa.Schema, context: SinkContext) -> None:
+    def __init__(self, source: type, new_writer: _NewWriter, schema: pa.Schema, context: SinkContext) -> None:
         self._source = source
-        self._options = options
+        self._new_writer = new_writer
         self._schema = schema
         self._context = context
         self._values: TaggedValues | None = None
@@ -172,7 +189,7 @@ class _EpochWriter(SinkWriter):
 
     def write(self, batch: pa.RecordBatch) -> None:
         if self._epoch is None:
-            writer = _new_writer(self._source, self._options, batch.schema)
+            writer = self._new_writer(batch.schema)
             if self._values is None:
                 self._values = values_of(self._source, writer)
             self._schema = batch.schema
@@ -201,41 +218,28 @@ class _EpochWriter(SinkWriter):
         self._epoch = None
         assert self._values is not None
         carried = None if message is None else self._values.decode(message)
-        _new_writer(self._source, self._options, self._schema).abort([carried], self._checkpoint_id + 1)
+        self._new_writer(self._schema).abort([carried], self._checkpoint_id + 1)
 
 
 class _MessageCommitter(SinkCommitter):
     """Calls the user's ``commit`` and ``abort`` with the messages of a checkpoint."""
 
-    def __init__(self, source: type, options: Mapping[str, str], schema: pa.Schema) -> None:
+    def __init__(self, source: type, new_writer: _NewWriter, schema: pa.Schema) -> None:
         self._source = source
-        self._options = options
+        self._new_writer = new_writer
         self._schema = schema
         self._values: TaggedValues | None = None
 
     def commit(self, transaction: Transaction, committables: Sequence[Any]) -> CommitOutcome:
-        writer = _new_writer(self._source, self._options, self._schema)
+        writer = self._new_writer(self._schema)
         writer.commit(self._decoded(committables, writer), transaction.checkpoint_id)
         return CommitOutcome.COMMITTED
 
     def abort(self, transaction: Transaction, committables: Sequence[Any]) -> None:
-        writer = _new_writer(self._source, self._options, self._schema)
+        writer = self._new_writer(self._schema)
         writer.abort(self._decoded(committables, writer), transaction.checkpoint_id)
 
     def _decoded(self, texts: Sequence[str | None], writer: Any) -> list[Any]:
         if self._values is None:
             self._values = values_of(self._source, writer)
         return [None if text is None else self._values.decode(text) for text in texts]
-
-
-def _new_writer(source: type, options: Mapping[str, str], schema: pa.Schema) -> Any:
-    """Creates a new writer for each call, as in Spark, so that calls share no state."""
-    from pyspark.sql.datasource import DataSourceStreamWriter
-
-    writer = new_data_source(source, options).streamWriter(struct_type(schema), False)
-    if not isinstance(writer, DataSourceStreamWriter):
-        raise TypeError(
-            f"{source.__name__}.streamWriter() returned {type(writer).__name__}, expected a DataSourceStreamWriter or "
-            "a DataSourceStreamArrowWriter"
-        )
-    return writer

@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import pyarrow as pa
@@ -53,8 +53,10 @@ class DeltaSink(FileSink):
     committable: ClassVar[type[msgspec.Struct]] = DeltaFile
     single_committer = True
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str], *, overwrites: bool = False) -> None:
+        """``overwrites``: each commit replaces the rows of the table (output mode complete)."""
         super().__init__("delta", options)
+        self._overwrites = overwrites
 
     @classmethod
     def name(cls) -> str:
@@ -67,7 +69,7 @@ class DeltaSink(FileSink):
     def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
         assert schema is not None
         self.directory.create()
-        return DeltaCommitter(self.directory, schema, self.parsed)
+        return DeltaCommitter(self.directory, schema, self.parsed, overwrites=self._overwrites)
 
 
 class _DeltaWriter(PartWriter):
@@ -90,7 +92,10 @@ class _DeltaWriter(PartWriter):
 class DeltaCommitter(SinkCommitter):
     """Adds files to the table's log."""
 
-    def __init__(self, directory: PartDirectory, schema: pa.Schema, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, directory: PartDirectory, schema: pa.Schema, options: Mapping[str, Any], *, overwrites: bool = False
+    ) -> None:
+        self._mode: Literal["append", "overwrite"] = "overwrite" if overwrites else "append"
         self._directory = directory
         self._schema = schema
         self._keys = partition_columns(options, schema)
@@ -125,7 +130,7 @@ class DeltaCommitter(SinkCommitter):
         mark = deltalake.Transaction(transaction.writer_id, transaction.checkpoint_id)
         table.create_write_transaction(
             actions,
-            "append",
+            self._mode,
             table.schema(),
             list(self._keys) or None,
             commit_properties=deltalake.CommitProperties(app_transactions=[mark]),

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ckpt_runtime.graph.csv_rows import BadRecordError, CsvRows
 from ckpt_runtime.graph.json_rows import json_rows
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, naming
@@ -32,7 +33,7 @@ def open_rows(format_: str, location: Location, schema: pa.Schema, options: dict
 
     Raises StorageError for a file that cannot be opened, and FileFormatError for one that holds something else.
     """
-    read = {"parquet": _parquet, "orc": _orc, "text": _text, "json": _json}[format_]
+    read = {"parquet": _parquet, "orc": _orc, "text": _text, "json": _json, "csv": _csv}[format_]
     with naming("read", location):
         try:
             yield from read(location, schema, options)
@@ -140,15 +141,40 @@ def _text(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Ite
         yield pa.RecordBatch.from_arrays([pa.array([whole], pa.string())], schema=schema)
         return
     for lines in lines_of(location, options["lineSep"]):
-        yield pa.RecordBatch.from_arrays([pa.array(lines, pa.string())], schema=schema)
+        yield pa.RecordBatch.from_arrays([pa.array(_decoded(lines), pa.string())], schema=schema)
+
+
+def _decoded(lines: list[bytes]) -> list[str]:
+    return [line.decode("utf-8", "replace") for line in lines]
 
 
 def _json(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
     rows = json_rows(options, schema)
     for lines in lines_of(location, options["lineSep"]):
-        batch = rows(lines)
+        batch = rows(_decoded(lines))
         if batch.num_rows:
             yield batch
+
+
+def _csv(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    reader = CsvRows(options, schema)
+    header_comes = options["header"]
+    number = 1
+    for lines in lines_of(location, options["lineSep"]):
+        start = 0
+        while header_comes and start < len(lines):
+            problem = reader.header(lines[start])
+            if problem:
+                raise FileFormatError(location, problem)
+            header_comes = problem is None
+            start += 1
+        try:
+            batch = reader.rows(lines[start:])
+        except BadRecordError as error:
+            raise FileFormatError(location, f"line {number + start + error.line}: {error}") from error
+        if batch.num_rows:
+            yield batch
+        number += len(lines)
 
 
 @contextmanager
@@ -166,10 +192,10 @@ def _opened(location: Location) -> Iterator[Any]:
             yield stream
 
 
-def lines_of(location: Location, separator: str | None) -> Iterator[list[str]]:
+def lines_of(location: Location, separator: str | None) -> Iterator[list[bytes]]:
     """Yields the lines of a file, some at a time. Without a separator a line ends with LF, CR or both.
 
-    Bytes that are no UTF-8 become U+FFFD. A mark of byte order at the beginning is left out.
+    A mark of byte order at the beginning is left out.
     """
     end = None if separator is None else separator.encode()
     rest = b""
@@ -192,6 +218,6 @@ def lines_of(location: Location, separator: str | None) -> Iterator[list[str]]:
                 if not block and rest:
                     lines.append(rest)
             for start in range(0, len(lines), BATCH_ROWS):
-                yield [line.decode("utf-8", "replace") for line in lines[start : start + BATCH_ROWS]]
+                yield lines[start : start + BATCH_ROWS]
             if not block:
                 return

@@ -151,7 +151,7 @@ class PartWriter(SinkWriter):
             self._write(self.partition_name(values), part)
 
     def partition_name(self, values: Sequence[tuple[str, str | None]]) -> str:
-        """How the rows with these values of the partition's columns are told apart: the directory that they go to."""
+        """The directory that rows with these values of the partition's columns are written to."""
         return partition_directory(values)
 
     def prepare_commit(self, checkpoint_id: int) -> Sequence[PendingFile]:
@@ -177,6 +177,8 @@ class PartWriter(SinkWriter):
             self._sink.directory.delete(part.in_progress)
 
     def _write(self, partition: str, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows and partition not in self._open:  # a result table without rows
+            self._open[partition] = self._new_file(batch.schema, partition)
         while batch.num_rows:
             file = self._open.get(partition)
             if file is None:
@@ -240,7 +242,7 @@ class _PartCommitter(SinkCommitter):
         elif missing:
             raise CommitError(
                 f"{cause}: neither the pending file {missing[0]} nor its visible form exists ({len(missing)} such); "
-                "its rows are lost, or were removed by their reader: set option onMissing=ignore to go on without them"
+                "its rows are lost, or were removed by their reader: option onMissing=ignore continues without them"
             )
         return CommitOutcome.COMMITTED if renamed else CommitOutcome.ALREADY_COMMITTED
 

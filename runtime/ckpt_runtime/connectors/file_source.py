@@ -12,13 +12,14 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from ckpt_runtime.connectors.file_rows import open_rows
 from ckpt_runtime.graph.formats import source_options
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.source_formats import duration_ms
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
 from ckpt_runtime.storage.filesystem import (
@@ -38,8 +39,27 @@ _LIST_EVERY_MS = 500
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
+class _ListedFiles(TypedDict):
+    """The state of an enumerator: the files that were sent, with the time of each in milliseconds."""
+
+    seen: dict[str, int]
+    oldest_ms: int
+
+
+class _FileDescription(TypedDict):
+    """What is known of a file that is to be read; ``partition`` has the columns that its directories name."""
+
+    size: NonNegative
+    modified_ms: int
+    partition: dict[str, str | None]
+
+
 class FileSource(Source):
     """The source behind the formats of files."""
+
+    state_type: Any = _ListedFiles
+    description_type: Any = _FileDescription
+    position_type: Any = NonNegative
 
     def __init__(self, format_: str, options: Mapping[str, str]) -> None:
         super().__init__(options)
@@ -76,8 +96,8 @@ class FileEnumerator(SplitEnumerator):
         self._schema = schema
         self._options = options
         self._bounded = bounded
-        self._seen: dict[str, int] = dict(state["seen"]) if state else {}
-        self._oldest_ms = int(state["oldest_ms"]) if state else 0
+        self._seen: dict[str, int] = dict(state["seen"]) if state is not None else {}
+        self._oldest_ms = state["oldest_ms"] if state is not None else 0
         self._limit: int | None = options["maxFilesPerTrigger"]
         # Spark ignores the greatest age then, too: old files would be forgotten before they were read.
         aged = not (options["latestFirst"] and self._limit)
@@ -182,7 +202,7 @@ class FileReader(SplitReader):
         self._rest: pa.RecordBatch | None = None
 
     def add(self, split: Split, position: Any) -> None:
-        self._waiting.append((split, int(position or 0)))
+        self._waiting.append((split, position or 0))
 
     def read(self, most_rows: int) -> SplitRows | None:
         if not self._waiting:

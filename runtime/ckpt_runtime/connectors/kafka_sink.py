@@ -1,47 +1,112 @@
-"""Format ``kafka``: rows to topics, with the columns and options of Spark's sink; at least once.
+"""Format ``kafka``: rows to topics, with the columns and options of Spark's sink; exactly once, or at least once.
 
-A message is visible as soon as the broker has it. Before a checkpoint all messages are flushed, so no row is lost; rows
-behind the restored checkpoint are sent again after a failure.
+Exactly once: a subtask writes in a transaction. At a barrier it flushes the transaction and leaves it open; the
+checkpoint holds its transactional id and its producer's id and epoch, which librdkafka's statistics tell. When the
+checkpoint has completed, the producer commits, or, after a crash, ``EndTxn`` is sent with the stored ids.
+
+* Each producer writes one transaction. The next one with its transactional id is given a greater epoch, so a commit
+  that is repeated ends that transaction and no other. A subtask has a small pool of transactional ids; their names have
+  the sink's id, the job, the attempt and the subtask, so that no two running producers share one.
+* If brokers say that a producer is fenced, its transaction was committed before, or aborted by its timeout. The last
+  message tells which: a reader of committed messages sees it, or does not.
+* What earlier attempts have left open is aborted when the first checkpoint has completed: by then all subtasks have
+  committed what the restored one covers.
+
+At least once: a message is visible as soon as the broker has it, and messages behind the restored checkpoint are sent
+again.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from ckpt_runtime.graph.kafka_columns import producer_settings, sink_topic
+from ckpt_runtime.connectors.kafka_protocol import (
+    CONCURRENT_TRANSACTIONS,
+    COORDINATOR_MOVES,
+    NOT_THE_PRODUCER,
+    KafkaProtocolError,
+    ProducerIdentity,
+    TransactionClient,
+)
+from ckpt_runtime.connectors.part_directory import CommitError
+from ckpt_runtime.graph.kafka_columns import (
+    ignores_lost,
+    is_exactly_once,
+    producer_settings,
+    sink_topic,
+    transaction_settings,
+)
+from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
 _FLUSH_SECONDS = 1.0
 _POLL_SECONDS = 0.1
+_ABORT_SECONDS = 5.0
+_PATIENCE_S = 60.0
+"""How long brokers may leave a request about a transaction unanswered before the job fails."""
+_RETRY_S = 0.1
+_STATISTICS_MS = 100
+_ATTEMPTS_LOOKED_AT = 20
+_LOG = logging.getLogger(__name__)
 
 
 class KafkaDeliveryError(RuntimeError):
     """The broker did not take a message. The text has the topic and the client's reason."""
 
 
-class Nothing(msgspec.Struct, frozen=True):
-    """There is nothing to commit: messages are visible when they are sent."""
+class OpenTransaction(msgspec.Struct, frozen=True):
+    """A transaction whose messages the brokers have. ``topic``, ``partition`` and ``offset`` are its last message's."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    topic: str
+    partition: int
+    offset: int
 
 
 class KafkaSink(Sink):
     """The sink behind format ``kafka``."""
 
-    committable = Nothing
+    committable = OpenTransaction
     single_committer = False
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self.pool: _ProducerPool | None = None
 
     @classmethod
     def name(cls) -> str:
         return "kafka"
 
     def open_writer(self, schema: pa.Schema, context: SinkContext) -> SinkWriter:
-        return _KafkaWriter(producer_settings(self.options), sink_topic(self.options), schema, context)
+        topic = sink_topic(self.options)
+        if not is_exactly_once(self.options):
+            identity = f"ckpt-{context.job_id}-{context.uid}-{context.subtask_index}"
+            settings = {"enable.idempotence": "true", "client.id": identity, **producer_settings(self.options)}
+            return _KafkaWriter(_Producer(settings), topic, schema)
+        assert self.pool is not None
+        return _TransactionWriter(self.pool, topic, schema)
 
     def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
-        return _NothingToCommit()
+        if not is_exactly_once(self.options):
+            return _NothingToCommit()
+        settings = transaction_settings(self.options)
+        self.pool = _ProducerPool(settings, _id_prefix(context, context.attempt))
+        return TransactionCommitter(self.pool, context, ignore_lost=ignores_lost(self.options))
+
+
+def _id_prefix(context: SinkContext, attempt: int, subtask: int | None = None) -> str:
+    place = context.subtask_index if subtask is None else subtask
+    return f"ckpt-{context.sink_id}-{context.job_id}-{attempt}-{place}-"
 
 
 class _NothingToCommit(SinkCommitter):
@@ -49,66 +114,415 @@ class _NothingToCommit(SinkCommitter):
         return CommitOutcome.ALREADY_COMMITTED
 
 
-class _KafkaWriter(SinkWriter):
-    """Sends the rows of one subtask in their order."""
+class _Producer:
+    """A client that sends messages, and what it has heard of them."""
 
-    def __init__(self, settings: Mapping[str, str], topic: str | None, schema: pa.Schema, context: SinkContext) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         from confluent_kafka import KafkaException, Producer
 
-        self._refused = KafkaException
-        identity = {"client.id": f"ckpt-{context.job_id}-{context.uid}-{context.subtask_index}"}
-        self._producer = Producer(
-            {"enable.idempotence": "true", **identity, **settings, "on_delivery": self._delivered}
-        )
-        self._topic = topic
-        self._columns = [name for name in ("key", "value", "partition", "headers", "topic") if name in schema.names]
+        self.refused = KafkaException
+        self.client = Producer({**settings, "on_delivery": self._delivered, "error_cb": self._client_failed})
+        self.last: Any = None
+        """The message that a broker has taken last."""
         self._failure: KafkaDeliveryError | None = None
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        for row in batch.select(self._columns).to_pylist():
-            self._send(row)
-        self.check()
-
-    def prepare_commit(self, checkpoint_id: int) -> Sequence[Any]:
-        """Waits until the brokers have all messages. Raises KafkaDeliveryError for one that they do not take."""
-        while self._producer.flush(_FLUSH_SECONDS):
-            self._raise_failure()
-        self._raise_failure()
-        return ()
-
-    def check(self) -> None:
-        self._producer.poll(0)
-        self._raise_failure()
-
-    def close(self) -> None:
-        """Drops what is not sent: it is sent again after a restore."""
-        self._producer.purge()
-        self._producer.flush(_FLUSH_SECONDS)
-
-    def _send(self, row: dict[str, Any]) -> None:
-        topic = self._topic or row["topic"]
-        if topic is None:
-            raise KafkaDeliveryError("a row has no topic: column 'topic' is null, and there is no option topic")
-        more: dict[str, Any] = {}
-        if row.get("partition") is not None:
-            more["partition"] = row["partition"]
-        if row.get("headers"):
-            more["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
+    def send(self, topic: str, value: Any, key: Any, more: Mapping[str, Any]) -> None:
         while True:
             try:
-                self._producer.produce(topic, row["value"], row.get("key"), **more)
+                self.client.produce(topic, value, key, **more)
                 return
             except BufferError:
                 # The client's queue is full: it empties while delivery reports are taken.
-                self._producer.poll(_POLL_SECONDS)
-                self._raise_failure()
-            except self._refused as error:
+                self.client.poll(_POLL_SECONDS)
+                self.raise_failure()
+            except self.refused as error:
+                self.raise_failure()
                 raise KafkaDeliveryError(f"topic {topic!r}: {error}") from None
 
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None and self._failure is None:
-            self._failure = KafkaDeliveryError(f"topic {message.topic()!r}: {error}")
+    def flush(self) -> None:
+        """Waits until the brokers have all messages. Raises KafkaDeliveryError for one that they do not take."""
+        while self.client.flush(_FLUSH_SECONDS):
+            self.raise_failure()
+        self.raise_failure()
 
-    def _raise_failure(self) -> None:
+    def poll(self) -> None:
+        self.client.poll(0)
+        self.raise_failure()
+
+    def close(self) -> None:
+        """Ends the client's threads now. (It refers to this object, so the collector would do it at some time.)"""
+        del self.client
+
+    def raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    def _client_failed(self, error: Any) -> None:
+        if error.fatal() and self._failure is None:
+            self._failure = KafkaDeliveryError(f"the producer cannot continue: {error}")
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is None:
+            self.last = message
+        elif self._failure is None:
+            self._failure = KafkaDeliveryError(f"topic {message.topic()!r}: {error}")
+
+
+class _KafkaWriter(SinkWriter):
+    """Sends the rows of one subtask in their order; messages are visible at once."""
+
+    def __init__(self, producer: _Producer | None, topic: str | None, schema: pa.Schema) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._columns = [name for name in ("key", "value", "partition", "headers", "topic") if name in schema.names]
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        producer = self.producer
+        for row in batch.select(self._columns).to_pylist():
+            topic = self._topic or row["topic"]
+            if topic is None:
+                raise KafkaDeliveryError("a row has no topic: column 'topic' is null, and there is no option topic")
+            more: dict[str, Any] = {}
+            if row.get("partition") is not None:
+                more["partition"] = row["partition"]
+            if row.get("headers"):
+                more["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
+            producer.send(topic, row["value"], row.get("key"), more)
+        self.check()
+
+    def prepare_commit(self, checkpoint_id: int) -> Sequence[Any]:
+        self.producer.flush()
+        return ()
+
+    def check(self) -> None:
+        self.producer.poll()
+
+    def close(self) -> None:
+        """Drops what is not sent: it is sent again after a restore."""
+        self.producer.client.purge()
+        self.producer.client.flush(_FLUSH_SECONDS)
+        self.producer.close()
+
+    @property
+    def producer(self) -> _Producer:
+        assert self._producer is not None
+        return self._producer
+
+
+class _TransactionalProducer(_Producer):
+    """A producer of one transaction."""
+
+    def __init__(self, settings: Mapping[str, Any], transactional_id: str, slot: int) -> None:
+        self.transactional_id = transactional_id
+        self.slot = slot
+        self.identity: ProducerIdentity | None = None
+        own = {"transactional.id": transactional_id, "statistics.interval.ms": _STATISTICS_MS}
+        super().__init__({"client.id": transactional_id, **settings, **own, "stats_cb": self._statistics})
+
+    def begin(self) -> None:
+        """Takes the transactional id over and begins the transaction. Raises KafkaDeliveryError."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self.client.init_transactions(_PATIENCE_S)
+                break
+            except self.refused as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise KafkaDeliveryError(_refusal(self.transactional_id, error.args[0])) from None
+        while self.identity is None:
+            self.client.poll(_POLL_SECONDS)
+            if time.monotonic() > deadline:
+                raise KafkaDeliveryError(f"transactional id {self.transactional_id}: the client tells no producer id")
+        self.client.begin_transaction()
+
+    def commit(self) -> bool:
+        """Whether the transaction is committed for certain."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self.client.commit_transaction(_PATIENCE_S)
+                return True
+            except self.refused as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    _LOG.warning("transactional id %s: commit failed: %s", self.transactional_id, error)
+                    return False
+
+    def abort(self) -> None:
+        """Aborts the transaction if brokers answer soon; otherwise the next attempt does it. Closes the client."""
+        try:
+            self.client.purge()
+            self.client.abort_transaction(_ABORT_SECONDS)
+        except self.refused as error:
+            _LOG.warning("transactional id %s: the transaction stays open: %s", self.transactional_id, error)
+        self.close()
+
+    def _statistics(self, text: str) -> None:
+        if self.identity is None:
+            found = json.loads(text).get("eos", {})
+            if found.get("idemp_state") == "Assigned" and found.get("producer_id", -1) >= 0:
+                self.identity = ProducerIdentity(found["producer_id"], found["producer_epoch"])
+
+
+def _refusal(transactional_id: str, error: Any) -> str:
+    text = f"transactional id {transactional_id}: {error}"
+    if error.name() == "INVALID_TRANSACTION_TIMEOUT":
+        text += "; lower option kafka.transaction.timeout.ms, or raise transaction.max.timeout.ms of the brokers"
+    return text
+
+
+class _ProducerPool:
+    """The transactional ids and producers of one subtask in one attempt. A thread makes the next producer ready."""
+
+    def __init__(self, settings: Mapping[str, Any], prefix: str) -> None:
+        self.settings = settings
+        self._prefix = prefix
+        self._used: set[int] = set()
+        self._next: Future[_TransactionalProducer] | None = None
+        self.prepared: dict[OpenTransaction, _TransactionalProducer] = {}
+        """The producers of transactions that wait for their commit."""
+
+    def prepare_next(self) -> None:
+        """Has a thread make the next producer ready."""
+        slot = next(number for number in range(len(self._used) + 1) if number not in self._used)
+        self._used.add(slot)
+        self._next = future = Future[_TransactionalProducer]()
+
+        def begin() -> None:
+            try:
+                producer = _TransactionalProducer(self.settings, f"{self._prefix}{slot}", slot)
+                producer.begin()
+                future.set_result(producer)
+            except BaseException as error:
+                future.set_exception(error)
+
+        HelperThread(target=begin, name="kafka transaction", daemon=True).start()
+
+    def take(self) -> _TransactionalProducer:
+        """A producer whose transaction has begun; the next one is being prepared then."""
+        if self._next is None:
+            self.prepare_next()
+        assert self._next is not None
+        producer = self._next.result()
+        self.prepare_next()
+        return producer
+
+    def release(self, producer: _TransactionalProducer) -> None:
+        """The transactional id of an ended transaction may be used again, by a producer of a greater epoch."""
+        producer.close()
+        self._used.discard(producer.slot)
+
+    def poll(self) -> None:
+        """Takes what librdkafka has for producers that nobody writes to, so that it does not pile up."""
+        for producer in self.prepared.values():
+            producer.client.poll(0)
+        if self._next is not None and self._next.done() and self._next.exception() is None:
+            self._next.result().client.poll(0)
+
+    def close(self) -> None:
+        """Ends the clients; what they have prepared stays open."""
+        for producer in self.prepared.values():
+            producer.close()
+        self.prepared.clear()
+        following, self._next = self._next, None
+        if following is not None:
+            following.add_done_callback(lambda ready: None if ready.exception() else ready.result().close())
+
+
+class _TransactionWriter(_KafkaWriter):
+    """Sends the rows of one subtask in transactions."""
+
+    def __init__(self, pool: _ProducerPool, topic: str | None, schema: pa.Schema) -> None:
+        super().__init__(None, topic, schema)
+        self._pool = pool
+
+    @property
+    def producer(self) -> _Producer:
+        if self._producer is None:
+            self._producer = self._pool.take()
+        return self._producer
+
+    def prepare_commit(self, checkpoint_id: int) -> Sequence[OpenTransaction]:
+        """Flushes the transaction, which stays open, and returns it if it has messages."""
+        producer = self._producer
+        if producer is None:
+            return ()
+        producer.flush()
+        if producer.last is None:
+            return ()
+        assert isinstance(producer, _TransactionalProducer)
+        assert producer.identity is not None
+        last, identity = producer.last, producer.identity
+        prepared = OpenTransaction(
+            producer.transactional_id,
+            identity.producer_id,
+            identity.epoch,
+            last.topic(),
+            last.partition(),
+            last.offset(),
+        )
+        self._pool.prepared[prepared] = producer
+        self._producer = None
+        return [prepared]
+
+    def check(self) -> None:
+        if self._producer is not None:
+            self._producer.poll()
+        self._pool.poll()
+
+    def close(self) -> None:
+        if isinstance(self._producer, _TransactionalProducer):
+            self._producer.abort()
+
+
+class TransactionCommitter(SinkCommitter):
+    """Commits transactions by their producers, or by their stored ids."""
+
+    def __init__(self, pool: _ProducerPool, context: SinkContext, *, ignore_lost: bool) -> None:
+        self._pool = pool
+        self._context = context
+        self._ignore_lost = ignore_lost
+        self._cleaned = False
+        pool.prepare_next()
+
+    def commit(self, transaction: Transaction, committables: Sequence[OpenTransaction]) -> CommitOutcome:
+        """Raises CommitError for a transaction that the brokers have aborted, and if they do not answer in time."""
+        committed = [self._commit(committable) for committable in committables]
+        return CommitOutcome.COMMITTED if any(committed) else CommitOutcome.ALREADY_COMMITTED
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Aborts what earlier attempts of the job have left open, once."""
+        if not self._cleaned:
+            self._cleaned = True
+            if self._context.attempt:
+                HelperThread(target=self._abort_leftovers, name="kafka leftovers", daemon=True).start()
+
+    def abort(self, transaction: Transaction, committables: Sequence[OpenTransaction]) -> None:
+        for committable in committables:
+            producer = self._pool.prepared.pop(committable, None)
+            if producer is not None:
+                producer.abort()
+
+    def close(self) -> None:
+        """Leaves prepared transactions open: a checkpoint may cover them."""
+        self._pool.close()
+
+    def _commit(self, committable: OpenTransaction) -> bool:
+        """Whether the transaction was committed just now, as far as brokers tell."""
+        producer = self._pool.prepared.pop(committable, None)
+        if producer is not None and producer.commit():
+            self._pool.release(producer)
+            return True
+        if producer is not None:
+            producer.close()
+        return self._commit_by_id(committable)
+
+    def _commit_by_id(self, committable: OpenTransaction) -> bool:
+        identity = ProducerIdentity(committable.producer_id, committable.epoch)
+        deadline = time.monotonic() + _PATIENCE_S
+        problem = ""
+        with TransactionClient(self._pool.settings) as client:
+            while time.monotonic() < deadline:
+                code = None
+                try:
+                    code = client.end(committable.transactional_id, identity, commit=True)
+                except OSError as error:
+                    problem = str(error)
+                if code == 0:
+                    return True
+                if code is None or code in NOT_THE_PRODUCER:
+                    # A connection that broke leaves open whether the broker has carried out the request.
+                    seen = self._is_visible(committable, _PATIENCE_S if code else 2.0)
+                    if seen:
+                        return False
+                    if code is not None:
+                        self._report_lost(committable, NOT_THE_PRODUCER[code], seen)
+                        return False
+                elif code not in COORDINATOR_MOVES and code != CONCURRENT_TRANSACTIONS:
+                    raise CommitError(str(KafkaProtocolError(f"EndTxn of {committable.transactional_id}", code)))
+                problem = problem if code is None else f"Kafka's error {code}"
+                time.sleep(_RETRY_S)
+        raise CommitError(
+            f"transaction {committable.transactional_id} is not committed in {_PATIENCE_S:g} s: {problem}"
+        )
+
+    def _report_lost(self, committable: OpenTransaction, answer: str, seen: bool | None) -> None:
+        where = f"{committable.topic} [{committable.partition}] at offset {committable.offset}"
+        reason = (
+            f"and its last message ({where}) is not among the committed ones: the brokers aborted it, since it was "
+            "open for longer than kafka.transaction.timeout.ms, or the message was deleted meanwhile"
+            if seen is False
+            else f"and its last message ({where}) cannot be read, so nothing tells whether it was committed"
+        )
+        text = f"the brokers answer {answer} to the commit of transaction {committable.transactional_id}, {reason}"
+        if not self._ignore_lost:
+            raise CommitError(
+                f"{text}. Restore an earlier checkpoint, or set option onMissing=ignore to continue without its rows"
+            )
+        _LOG.warning("%s; it is ignored", text)
+
+    def _is_visible(self, committable: OpenTransaction, patience_s: float) -> bool | None:
+        """Whether a reader of committed messages sees the transaction's last one; None if it cannot be looked for."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        common = {
+            key: value
+            for key, value in self._pool.settings.items()
+            if key.startswith(("bootstrap.", "security.", "sasl.", "ssl.", "enable.ssl."))
+        }
+        consumer = Consumer(
+            {
+                **common,
+                "group.id": "ckpt",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+            }
+        )
+        try:
+            consumer.assign([TopicPartition(committable.topic, committable.partition, committable.offset)])
+            deadline = time.monotonic() + patience_s
+            while time.monotonic() < deadline:
+                message = consumer.poll(_POLL_SECONDS)
+                if message is None:
+                    continue
+                if message.error() is None:
+                    return bool(message.offset() == committable.offset)
+                if message.error().name() != "_PARTITION_EOF":
+                    if not message.error().retriable():
+                        return None
+                elif message.offset() > committable.offset:
+                    return False
+                # Otherwise a transaction that is open hides what comes behind it, until it ends.
+            return None
+        finally:
+            consumer.close()
+
+    def _abort_leftovers(self) -> None:
+        """Takes over the transactional ids of earlier attempts in their order, up to the first unused one."""
+        context = self._context
+        try:
+            with TransactionClient(self._pool.settings) as client:
+                for attempt in range(max(0, context.attempt - _ATTEMPTS_LOOKED_AT), context.attempt):
+                    subtask = context.subtask_index
+                    while self._abort_subtask(client, _id_prefix(context, attempt, subtask)):
+                        subtask += context.parallelism
+        except (OSError, KafkaProtocolError) as error:
+            _LOG.warning("transactions of earlier attempts stay open until brokers abort them: %s", error)
+
+    def _abort_subtask(self, client: TransactionClient, prefix: str) -> bool:
+        """Whether the subtask had used any of the ids."""
+        slot = 0
+        while True:
+            deadline = time.monotonic() + _PATIENCE_S
+            found = client.take_over(f"{prefix}{slot}")
+            while isinstance(found, int):
+                if found != CONCURRENT_TRANSACTIONS and found not in COORDINATOR_MOVES:
+                    raise KafkaProtocolError(f"InitProducerId of {prefix}{slot}", found)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"InitProducerId of {prefix}{slot} had no answer in {_PATIENCE_S:g} s")
+                time.sleep(_RETRY_S)
+                found = client.take_over(f"{prefix}{slot}")
+            if found.epoch == 0:
+                return slot > 0
+            slot += 1

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Event
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pyarrow as pa
+from msgspec import Meta
 
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.kafka_options import (
@@ -29,6 +30,7 @@ from ckpt_runtime.graph.kafka_options import (
     start,
     subscription,
 )
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
 
@@ -51,10 +53,32 @@ _DATA_LOSS = (
 _PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
 
 Partition = tuple[str, int]
+_Number = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
+
+
+class _SentPartitions(TypedDict):
+    """The state of an enumerator: see :class:`KafkaEnumerator`."""
+
+    partitions: dict[str, dict[_Number, NonNegative | None]]
+    looked: bool
+    splits: NonNegative
+
+
+class _PartitionRange(TypedDict):
+    """The offsets of a partition that a split stands for; ``end`` None stands for no end."""
+
+    topic: str
+    partition: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    begin: NonNegative
+    end: NonNegative | None
 
 
 class KafkaSource(Source):
     """The source behind format ``kafka``."""
+
+    state_type: Any = _SentPartitions
+    description_type: Any = _PartitionRange
+    position_type: Any = NonNegative
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
@@ -106,11 +130,11 @@ class KafkaEnumerator(SplitEnumerator):
         self._bounded = bounded
         self._known: dict[Partition, int | None] = {
             (topic, int(partition)): end
-            for topic, partitions in (state["partitions"] if state else {}).items()
+            for topic, partitions in ({} if state is None else state["partitions"]).items()
             for partition, end in partitions.items()
         }
         self._is_first = state is None or not state["looked"]
-        self._splits = int(state["splits"]) if state else 0
+        self._splits = 0 if state is None else state["splits"]
         if bounded and any(end is None for end in self._known.values()):
             raise ValueError(
                 "the partitions of the restored snapshot are read without an end, and availableNow asks for one; leave "
@@ -349,8 +373,8 @@ class KafkaReader(SplitReader):
         from confluent_kafka import TopicPartition
 
         described = split.description
-        key = (described["topic"], int(described["partition"]))
-        begin = int(described["begin"] if position is None else position)
+        key = (described["topic"], described["partition"])
+        begin = described["begin"] if position is None else position
         if key in self._assigned:
             self._later.append((split, position))
             return

@@ -91,7 +91,7 @@ class RangeReaderOperator(SplitHost):
         assert isinstance(spec.format, type)
         super().__init__()
         self._ordered = ordered_reads(spec.options)
-        self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema, spec.told)
+        self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema, spec.reported)
         self._name = spec.format.__name__
         self._user: _Reader | None = None
         self._pending: deque[Split | _Carried] = deque()

@@ -10,17 +10,52 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Meta
 
 from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.source_formats import duration_ms
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
 
 _DEFAULT_SPLITS = 8
+
+
+_Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+_Time = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
+_Splits = Annotated[int, Meta(ge=1, le=1 << 20)]
+
+
+class _Made(TypedDict):
+    """The state of the enumerator of ``rate``: whether the splits were sent."""
+
+    made: bool
+
+
+class _RateSplit(TypedDict):
+    """Which rows of ``rate`` a split has, and when the source began."""
+
+    remainder: _Count
+    splits: _Splits
+    start_ms: _Count
+
+
+class _Batches(TypedDict):
+    """The state of the enumerator of ``rate-micro-batch``: how many batches were sent."""
+
+    batch: _Count
+
+
+class _BatchSplit(TypedDict):
+    """Which rows of a batch of ``rate-micro-batch`` a split has, and their time."""
+
+    first: _Count
+    end: _Count
+    step: _Splits
+    ms: _Time
 
 
 class RateSource(Source):
@@ -30,6 +65,10 @@ class RateSource(Source):
         super().__init__(options)
         self._format = format_
         self._values = source_options(format_, options)
+        is_rate = format_ == "rate"
+        self.state_type = _Made if is_rate else _Batches
+        self.description_type = _RateSplit if is_rate else _BatchSplit
+        self.position_type = _Count
 
     @classmethod
     def name(cls) -> str:
@@ -118,7 +157,7 @@ class _RateReader(SplitReader):
         self._splits: deque[tuple[Split, int]] = deque()
 
     def add(self, split: Split, position: Any) -> None:
-        self._splits.append((split, int(split.description["remainder"] if position is None else position)))
+        self._splits.append((split, split.description["remainder"] if position is None else position))
 
     def read(self, most_rows: int) -> SplitRows | None:
         now_ms = int(time.time() * 1000)
@@ -135,6 +174,15 @@ class _RateReader(SplitReader):
                 return SplitRows(split.id, position, pa.RecordBatch.from_arrays(columns, schema=self._schema))
         return None
 
+    def backlog(self) -> int:
+        """The rows that are due and were not given yet."""
+        now_ms = int(time.time() * 1000)
+        waiting = 0
+        for split, position in self._splits:
+            due = self._schedule.due_after(now_ms - split.description["start_ms"])
+            waiting += max(0, -(-(due - position) // split.description["splits"]))
+        return waiting
+
 
 class _BatchEnumerator(SplitEnumerator):
     """Makes one batch at each call; a bounded one makes one batch in all."""
@@ -144,7 +192,7 @@ class _BatchEnumerator(SplitEnumerator):
         self._start_ms = int(options["startTimestamp"])
         self._advance_ms = int(options["advanceMillisPerBatch"])
         self._splits = splits
-        self._batch = int(state["batch"]) if state else 0
+        self._batch = 0 if state is None else state["batch"]
         self._bounded = bounded
         self._ended = False
 
@@ -174,7 +222,7 @@ class _BatchReader(SplitReader):
         self._splits: deque[tuple[Split, int]] = deque()
 
     def add(self, split: Split, position: Any) -> None:
-        self._splits.append((split, int(split.description["first"] if position is None else position)))
+        self._splits.append((split, split.description["first"] if position is None else position))
 
     def read(self, most_rows: int) -> SplitRows | None:
         if not self._splits:

@@ -78,7 +78,7 @@ def _source_of(format_: str | type, options: dict[str, str]) -> Source:
             from ckpt_runtime.connectors.socket_source import SocketSource
 
             return SocketSource(options)
-        case "json" | "parquet" | "orc" | "text":
+        case "csv" | "json" | "parquet" | "orc" | "text":
             from ckpt_runtime.connectors.file_source import FileSource
 
             return FileSource(format_, options)
@@ -99,7 +99,8 @@ def _create_sink(spec: SinkSpec) -> Operator:
     from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator, PreparingSinkOperator
 
     sink = sink_of(spec)
-    return PreparingSinkOperator(sink) if spec.single_committer else CommittingSinkOperator(sink)
+    kind = PreparingSinkOperator if spec.single_committer else CommittingSinkOperator
+    return kind(sink, spec.table)
 
 
 def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:
@@ -109,7 +110,8 @@ def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:
     if isinstance(spec.format, type):
         from ckpt_runtime.connectors.datasource_writer import DataSourceSink
 
-        return DataSourceSink(spec.format, spec.options)
+        whole = spec.table is not None if isinstance(spec, SinkSpec) else spec.whole
+        return DataSourceSink(spec.format, spec.options, overwrites=whole)
     if spec.format in STAGED_FORMATS:
         from ckpt_runtime.connectors.staged_sinks import staged_sink
 
@@ -121,7 +123,7 @@ def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:
     if spec.format == "delta":
         from ckpt_runtime.connectors.delta_sink import DeltaSink
 
-        return DeltaSink(spec.options)
+        return DeltaSink(spec.options, overwrites=isinstance(spec, CommitterSpec) and spec.whole)
     if spec.format in FILE_FORMATS:
         from ckpt_runtime.connectors.file_sink import FileSink
 

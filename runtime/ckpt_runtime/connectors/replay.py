@@ -66,6 +66,11 @@ class ReplaySource(SourceOperator):
             else:
                 self._check_restored(item, total)
                 self._next[split] = item.position
+        if not self._partition_by:  # otherwise the rows say which of them are this subtask's
+            ends = ((split + 1) * total // SPLITS for split in splits)
+            self.pending_rows = sum(
+                max(0, end - int(self._next[split])) for split, end in zip(splits, ends, strict=True)
+            )
         share = 1.0 if self._partition_by else len(splits) / SPLITS
         self._pacer = Pacer(self._rate * share, context.monotonic_ms)
         self._chunks = self._scan_all() if self._partition_by else self._scan_ranges()
@@ -80,6 +85,8 @@ class ReplaySource(SourceOperator):
         if count <= 0:
             return SourceStatus.NOTHING_AVAILABLE
         self._pacer.spend(count)
+        if self.pending_rows is not None:
+            self.pending_rows -= count
         self._chunk = (row + count, batch.slice(count)) if count < batch.num_rows else None
         mine = self._take(row, batch.slice(0, count))
         if mine.num_rows:

@@ -19,12 +19,15 @@ import pyarrow as pa
 from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.connectors.datasource_values import restored_items, versioned
+from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA
-from ckpt_runtime.graph.schema import NonNegative
+from ckpt_runtime.graph.schema import DocumentError, NonNegative, malformed
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+from ckpt_runtime.state.errors import CorruptStateError
 
 _CHECK_EVERY_MS = 500
+_MAX_SHOWN_CHARS = 500
 _LOG = logging.getLogger(__name__)
 
 C = TypeVar("C")
@@ -65,10 +68,14 @@ def sink_context(context: OperatorContext) -> SinkContext:
 
 
 class _WriterOperator(Operator):
-    """Gives the rows of a subtask to the sink's writer."""
+    """Gives the rows of a subtask to the sink's writer.
 
-    def __init__(self, sink: Sink) -> None:
+    ``table`` is the schema in output mode complete: the end of a range ends a result table, which may have no rows.
+    """
+
+    def __init__(self, sink: Sink, table: pa.Schema | None = None) -> None:
         self._sink = sink
+        self._table = table
         self._writer: SinkWriter | None = None
         self._check_requested = False
 
@@ -86,6 +93,11 @@ class _WriterOperator(Operator):
             self._check_requested = True
             self.context.set_timer(self.context.now_ms() + _CHECK_EVERY_MS)
         self._writer.write(batch)
+
+    def process_end_of_range(self) -> None:
+        """Drops it: a sink has no output. A result table without rows is written, too, since it replaces another."""
+        if self._table is not None:
+            self.process_batch(pa.RecordBatch.from_pylist([], self._table), 0)
 
     def on_processing_time(self, now_ms: int) -> None:
         """Reports a failure in the background even if the next row or barrier is hours away."""
@@ -141,8 +153,8 @@ class CommittingSinkOperator(_WriterOperator):
     subtasks have ended.)
     """
 
-    def __init__(self, sink: Sink) -> None:
-        super().__init__(sink)
+    def __init__(self, sink: Sink, table: pa.Schema | None = None) -> None:
+        super().__init__(sink, table)
         self._pending: list[tuple[Transaction, Any]] = []
         self._taken: set[int] = set()
         self._committer: SinkCommitter | None = None
@@ -175,6 +187,8 @@ class CommittingSinkOperator(_WriterOperator):
     def notify_complete(self, checkpoint_id: int) -> None:
         # Includes committables of earlier checkpoints, whose notification may have been lost.
         self._commit([pending for pending in self._pending if pending[0].checkpoint_id <= checkpoint_id])
+        assert self._committer is not None
+        self._committer.completed(checkpoint_id)
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         self._taken.discard(checkpoint_id)
@@ -291,8 +305,18 @@ class CommitterOperator(Operator):
         return sorted(self._messages, key=lambda known: known.checkpoint_id)
 
     def _decoded(self, known: Transaction) -> list[Any]:
-        texts = [text for _, text in sorted(self._messages[known], key=lambda entry: entry[0])]
-        return [None if text is None else self._sink.decode(text) for text in texts]
+        """The committables of a checkpoint. Raises CorruptStateError for a text that is none of the sink's."""
+        committables: list[Any] = []
+        for subtask, text in sorted(self._messages[known], key=lambda entry: entry[0]):
+            try:
+                with malformed():
+                    committables.append(None if text is None else self._sink.decode(text))
+            except DocumentError as error:
+                raise CorruptStateError(
+                    f"operator {self.context.uid!r}: what subtask {subtask} prepared for checkpoint "
+                    f"{known.checkpoint_id} cannot be used: {error}; it is {printable(repr(text), _MAX_SHOWN_CHARS)}"
+                ) from error
+        return committables
 
     def _transaction(self, checkpoint_id: int, writer_id: str | None = None) -> Transaction:
         return Transaction(writer_id or f"{self._place.sink_id}-{self._place.job_id}", checkpoint_id)

@@ -10,7 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow as pa
 
@@ -23,8 +23,18 @@ _BLOCK_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 24
 
 
+class _Sent(TypedDict):
+    """The state of the enumerator: whether the connection was given to a reader."""
+
+    sent: bool
+
+
 class SocketSource(Source):
     """The source behind format ``socket``."""
+
+    state_type: Any = _Sent
+    description_type: Any = None
+    position_type: Any = None
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 from msgspec import Struct
@@ -27,25 +27,49 @@ _VERSION = 1
 _ENUMERATOR, _OPEN, _ENDED = "enumerator", "open-splits", "ended-splits"
 
 
-class _StoredEnumerator(Struct):
-    state: Any
+S = TypeVar("S")
+D = TypeVar("D")
+P = TypeVar("P")
+
+
+class _StoredEnumerator(Struct, Generic[S]):
+    """The stored form for a source whose enumerators have states of type ``S``."""
+
+    state: S
     splits: NonNegative
     ended_in: str | None
 
 
-class _StoredOpenSplit(Struct):
-    split: Split
-    position: Any
+class _StoredSplit(Struct, Generic[D]):
+    """The stored form of a split whose description has type ``D``."""
+
+    id: str
+    description: D
+    bounded: bool = True
+
+    @property
+    def split(self) -> Split:
+        return Split(self.id, self.description, self.bounded)
+
+
+class _StoredOpenSplit(Struct, Generic[D, P]):
+    """The stored form of a split that is being read, with a position of type ``P``, None at its beginning."""
+
+    split: _StoredSplit[D]
+    position: P | None
     range_start: NonNegative
 
 
-class _StoredEndedSplit(Struct):
-    split: Split
+class _StoredEndedSplit(Struct, Generic[D]):
+    """The stored form of a split that has ended and is not covered by a completed checkpoint yet."""
+
+    split: _StoredSplit[D]
 
 
 _FIRST_ROWS = 1024
 _LEAST_ROWS, _MOST_ROWS = 16, 32_768
 _SHORT_MS, _LONG_MS = 5.0, 20.0
+_COUNT_EVERY_MS = 200
 
 
 class SplitEnumeratorOperator(SourceOperator):
@@ -64,7 +88,8 @@ class SplitEnumeratorOperator(SourceOperator):
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
         state = None
-        for item in restored_items(context, _ENUMERATOR, _StoredEnumerator, _VERSION):
+        stored = _StoredEnumerator[self._source.state_type]  # type: ignore[name-defined]
+        for item in restored_items(context, _ENUMERATOR, stored, _VERSION):
             state, self._splits = item.state, item.splits
             self._ended = item.ended_in == context.job_id
         self._enumerator = self._source.open_enumerator(self._schema, state, bounded=self._bounded)
@@ -129,6 +154,7 @@ class SplitReaderOperator(SplitHost):
         self._covered: dict[int, tuple[dict[str, Any], list[Split]]] = {}
         self._most_rows = _FIRST_ROWS
         self._in_range = False
+        self._counted_at: float | None = None
 
     @property
     def has_work_left(self) -> bool:
@@ -148,12 +174,14 @@ class SplitReaderOperator(SplitHost):
         self._reader = self._source.open_reader(
             self._schema, subtask=context.subtask_index, parallelism=context.parallelism
         )
-        restored = restored_items(context, _OPEN, _StoredOpenSplit, _VERSION)
-        for item in sorted(restored, key=lambda item: item.range_start):
-            self._add(item.split, item.position, item.range_start)
+        description = self._source.description_type
+        stored_open = _StoredOpenSplit[description, self._source.position_type]  # type: ignore[valid-type, name-defined]
+        stored_ended = _StoredEndedSplit[description]  # type: ignore[valid-type]
+        for item in sorted(restored_items(context, _OPEN, stored_open, _VERSION), key=lambda item: item.range_start):
+            self._add(item.split.split, item.position, item.range_start)
         if self.unread_range is not None:
             self.continue_in_range(self.unread_range)
-        ended = [item.split for item in restored_items(context, _ENDED, _StoredEndedSplit, _VERSION)]
+        ended = [item.split.split for item in restored_items(context, _ENDED, stored_ended, _VERSION)]
         if ended and self._acknowledges:
             self._reader.completed({}, ended)
         self.ask_for_next_step()
@@ -164,6 +192,7 @@ class SplitReaderOperator(SplitHost):
     def read_step(self) -> int | None:
         assert self._reader is not None
         rows = self._reader.read(self._most_rows)
+        self._count_pending(now=rows is None or rows.ended)
         if rows is None:
             if not self._reader.holds_event_time:
                 if self._in_range and not self.has_work_left:
@@ -217,6 +246,13 @@ class SplitReaderOperator(SplitHost):
             raise ValueError(f"source {self.context.uid!r}: split {split.id!r} was found while it is being read")
         self._open[split.id] = _OpenSplit(split, position, range_start)
         self._reader.add(split, position)
+
+    def _count_pending(self, *, now: bool) -> None:
+        """Asks the reader from time to time how many rows wait; always when that has become few."""
+        at = self.context.monotonic_ms()
+        if now or self._counted_at is None or at - self._counted_at >= _COUNT_EVERY_MS:
+            assert self._reader is not None
+            self._counted_at, self.pending_rows = at, self._reader.backlog()
 
     def _emit(self, batch: pa.RecordBatch) -> None:
         """Emits a batch: no barrier or mail is served before the operators of the chain have processed all of it."""

@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import msgspec
 from msgspec import Struct, structs
 
+from ckpt_runtime.readable_types import ready
+
 T = TypeVar("T")
 
 
@@ -25,7 +27,7 @@ def read(document: Any, kind: type[T]) -> T:
 
     Raises ``ValueError``, which names the field, for a missing value or one of the wrong type.
     """
-    return msgspec.convert(document, kind, strict=False)
+    return msgspec.convert(document, ready(kind), strict=False)
 
 
 def reader(kind: type[T], inside: str | None = None) -> Callable[[Any], T]:

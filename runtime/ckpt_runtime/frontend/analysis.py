@@ -33,7 +33,7 @@ from ckpt_runtime.frontend.typed_plan import (
 )
 from ckpt_runtime.graph.schema import DocumentError
 
-_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "Repartition", "RepartitionByExpression"})
+_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "Repartition", "RepartitionByExpression", "LocalLimit"})
 _PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 

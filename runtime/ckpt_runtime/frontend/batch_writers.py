@@ -11,7 +11,16 @@ from ckpt_runtime.graph.options import Option, parse_options
 
 SPARK_FILES = frozenset({"csv", "json", "orc", "text", "xml"})
 """Formats of files that Spark's batch writer writes for a stream of the engine."""
+MEMORY_VIEW = "ckptmemoryview"
+"""The option by which the Connect endpoint says which view a query with format ``memory`` fills."""
+MEMORY_CHECKPOINT = "$checkpoint"
+"""The column of such a view with the checkpoint that brought a row."""
+_MOST_MEMORY_BYTES = 64 << 20
 logger = logging.getLogger(__name__)
+
+
+class MemoryTableError(RuntimeError):
+    """The rows of a query with format ``memory`` are too many for the driver's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,39 @@ class SparkWrite:
     def _writer(self, frame: Any) -> Any:
         writer = frame.write.format(self.format).options(**self.options)
         return writer.partitionBy(*self.columns) if self.columns else writer
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """Keeps the rows of a query in the memory of Spark's driver, as a global view that its clients can read.
+
+    The view has the rows' columns and :data:`MEMORY_CHECKPOINT`. ``whole``: each batch replaces the rows.
+    """
+
+    view: str
+    whole: bool
+
+    def __call__(self, frame: Any, checkpoint_id: int) -> None:
+        """Adds the rows; those of the same checkpoint, which a repetition brings again, are replaced.
+
+        Raises MemoryTableError for more rows than a table may have.
+        """
+        import pyarrow as pa
+        from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
+
+        name = f"global_temp.{self.view}"
+        session = frame.sparkSession
+        marked = frame.withColumn(MEMORY_CHECKPOINT, F.lit(checkpoint_id).cast("bigint"))
+        rows = marked.toArrow()
+        if not self.whole and session.catalog.tableExists(name):
+            kept = session.table(name).where(F.col(MEMORY_CHECKPOINT) != checkpoint_id)
+            rows = pa.concat_tables([kept.toArrow(), rows.cast(kept.toArrow().schema)])
+        if rows.nbytes > _MOST_MEMORY_BYTES:
+            raise MemoryTableError(
+                f"the table of a query with format memory has {rows.nbytes} bytes, of {_MOST_MEMORY_BYTES} that are "
+                "allowed: it is kept in the driver for debugging; write to files"
+            )
+        session.createDataFrame(rows, marked.schema).createOrReplaceGlobalTempView(self.view)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -11,6 +12,7 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
+from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
 from ckpt_runtime.frontend.sink_mapping import sink_spec
 from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
@@ -21,9 +23,11 @@ from ckpt_runtime.frontend.typed_plan import (
     Filter,
     Generate,
     Join,
+    Limit,
     MapPartitions,
     PlanNode,
     Project,
+    Sort,
     Source,
     StatefulFunction,
     Union,
@@ -33,7 +37,8 @@ from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import AVAILABLE_NOW_OPTION, is_split_source, source_schema
-from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
+from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 
 Resolve = Callable[[str], str | type]
 
@@ -90,11 +95,15 @@ class QueryMapper:
         self._places: Mapping[str, str] = {}
         self.output_mode = "append"
         self._ends = False
+        self._whole = False
+        """Whether what is added now is behind the result table of an aggregation, in one subtask as that is."""
 
     def add(self, query: CapturedQuery) -> None:
         nodes = query.analysis.nodes
         self._places = query.analysis.places
         self.output_mode = check_output_mode(query)
+        if self.output_mode == "complete":
+            check_complete(nodes)
         self._ends = bool(query.start.available_now or query.start.once)
         for node in nodes:
             self._inputs.append(self._operators(node, nodes))
@@ -120,7 +129,7 @@ class QueryMapper:
                 return self.apply(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
             case Union():
                 return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
-            case Aggregate() | Expand() | Deduplicate():
+            case Aggregate() | Expand() | Deduplicate() | Sort() | Limit():
                 return add_stateful(self, node, nodes, inputs)
             case Generate() | MapPartitions() | StatefulFunction() | Join():
                 return add_functional(self, node, nodes, [self._inputs[at] for at in node.inputs])
@@ -135,7 +144,23 @@ class QueryMapper:
         node.uid = hints.get("uid")
         if "parallelism" in hints:
             node.parallelism = int(hints["parallelism"])
+        if self._whole:
+            if node.parallelism not in (None, 1):
+                raise PlanError(
+                    "parallelism", "behind an aggregation in output mode complete it is 1; leave the hint out"
+                )
+            node.parallelism = 1
         return (LogicalInput(node),)
+
+    def apply_table(self, spec: specs.TableSpec, inputs: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
+        """Adds the operator that keeps the result of an aggregation; all that follows sees whole results."""
+        self._whole = True
+        by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, spec.keys) for edge in inputs)
+        table = self.apply(spec, by_key, spec.schema, None)
+        above = inputs[0].node.uid
+        table[0].node.uid = None if above is None else f"{above}.table"
+        table[0].node.chaining = Chaining.HEAD
+        return table
 
     def _source(self, node: Source, schema: pa.Schema) -> tuple[LogicalInput, ...]:
         assert node.plan_id is not None
@@ -144,7 +169,9 @@ class QueryMapper:
             raise PlanError("trigger", "queries that read one stream need one trigger, availableNow or another")
         if known is None:
             source = self.capture.sources[node.plan_id]
-            if source.format.lower() == "json" and not any(key.lower() == "timezone" for key in source.options):
+            if source.format.lower() in ("csv", "json") and not any(
+                key.lower() == "timezone" for key in source.options
+            ):
                 source.options["timeZone"] = self.capture.configuration.get("spark.sql.session.timeZone", "UTC")
             if self._ends and is_split_source(self._resolve(source.format)):
                 source.options[AVAILABLE_NOW_OPTION] = "true"
@@ -175,7 +202,10 @@ class QueryMapper:
     def _sink(self, query: CapturedQuery, inputs: tuple[LogicalInput, ...], schema: pa.Schema) -> None:
         start = query.start
         spec = sink_spec(start, self.capture, self._resolve, schema)
-        node = self._plan.add(LogicalNode(spec, inputs, None))
+        if self._whole:
+            check_complete_sink(spec)
+            spec = replace(spec, table=schema)
+        node = self._plan.add(LogicalNode(spec, inputs, None, parallelism=1 if self._whole else None))
         if start.query_name:
             # Not the name itself, which programs also give to the operator that the query is about.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name

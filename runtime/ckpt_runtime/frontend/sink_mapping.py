@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
-from ckpt_runtime.frontend.batch_writers import SPARK_FILES, Console, SparkWrite
+from ckpt_runtime.frontend.batch_writers import MEMORY_VIEW, SPARK_FILES, Console, MemoryTable, SparkWrite
 from ckpt_runtime.frontend.capture import Capture
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink, check_types_of_pyspark, partition_columns, partition_option
@@ -44,22 +44,31 @@ def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type]
             raise PlanError(
                 "format", f"{start.format!r} is a method: call .foreachBatch(function) or .foreach(function)"
             )
-        if name == "memory":
-            raise PlanError(
-                "format",
-                "'memory' has no table that a query could read later; write to parquet, or show rows with console",
-            )
-        if name == "console":
-            return _staged("foreachBatch", Console.of(options), start, capture, schema)
-        if name == "jdbc":
-            write = SparkWrite(name, options, tuple(columns))
+        write = _batch_writer(name, start, options, columns, schema)
+        if write is not None:
             return _staged("foreachBatch", write, start, capture, schema)
-        if name in SPARK_FILES:
-            return _staged("foreachBatch", _files(name, options, columns, schema), start, capture, schema)
     if columns:
         options["partitionBy"] = partition_option(target, columns)
     check_sink(target, options, schema)
     return SinkSpec(target, options)
+
+
+def _batch_writer(name: str, start: Any, options: dict[str, str], columns: list[str], schema: pa.Schema) -> Any:
+    """What the engine does with the frame of a checkpoint for formats that are none of its own; None for others."""
+    if name == "memory":
+        view = options.get(MEMORY_VIEW)
+        if not view or not view.isidentifier():
+            raise PlanError(
+                "format",
+                "'memory' is a table in the session's Spark, which clients of Spark Connect read: start the query from "
+                "a client that is connected to the session, or write to parquet",
+            )
+        return MemoryTable(view, start.output_mode.lower() == "complete")
+    if name == "console":
+        return Console.of(options)
+    if name == "jdbc":
+        return SparkWrite(name, options, tuple(columns))
+    return _files(name, options, columns, schema) if name in SPARK_FILES else None
 
 
 def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: pa.Schema) -> SinkSpec:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 
-from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
-from ckpt_runtime.expressions.types import SparkType, arrow_type
+from ckpt_runtime.expressions.nodes import Column, Expression, Lambda, Literal, Variable
+from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend.aggregate_calls import TABLES
+from ckpt_runtime.frontend.complete_mode import add_ordered
+from ckpt_runtime.frontend.struct_keys import leaves_of, rebuilt
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Deduplicate,
     Expand,
+    Limit,
     PlanNode,
     Project,
+    Sort,
     TypedAggregate,
     TypedColumn,
 )
@@ -43,12 +47,8 @@ def check_output_mode(query: CapturedQuery) -> str:
     nodes = query.analysis.nodes
     groupings = [node for node in nodes if isinstance(node, Aggregate)]
     stateful = [node for node in nodes if isinstance(node, Aggregate | Deduplicate)]
-    if mode not in ("append", "update"):
-        raise PlanError(
-            "outputMode",
-            f"{mode!r} is not supported: use update, which gives each group that has changed, and keep the last row of "
-            "each key where it is written",
-        )
+    if mode not in ("append", "update", "complete"):
+        raise PlanError("outputMode", f"{mode!r} is not one of append, update, complete")
     if mode == "append" and any(node.event_time is None for node in groupings):
         raise PlanError(
             "outputMode",
@@ -57,6 +57,12 @@ def check_output_mode(query: CapturedQuery) -> str:
         )
     if mode != "append" and len(stateful) > 1:
         raise PlanError("outputMode", f"several stateful operations in a row need append, not {mode}, as in Spark")
+    for node in nodes:
+        if isinstance(node, Sort | Limit) and mode != "complete":
+            what = "orderBy" if isinstance(node, Sort) else "limit"
+            raise PlanError(
+                what, "a stream has no last row: only the result of an aggregation in output mode complete can have it"
+            )
     for node in groupings:
         if node.session is not None and mode == "update":
             raise PlanError("outputMode", "session windows cannot be updated, as in Spark; use append")
@@ -67,7 +73,7 @@ def check_output_mode(query: CapturedQuery) -> str:
 
 def add_stateful(
     mapper: QueryMapper,
-    node: Aggregate | Expand | Deduplicate,
+    node: Aggregate | Expand | Deduplicate | Sort | Limit,
     nodes: Sequence[PlanNode],
     inputs: tuple[LogicalInput, ...],
 ) -> tuple[LogicalInput, ...]:
@@ -76,6 +82,8 @@ def add_stateful(
     schema = arrow_schema(node.columns)
     if isinstance(node, Expand):
         return mapper.apply(specs.ExpandSpec(node.rows, schema), inputs, schema, node.plan_id)
+    if isinstance(node, Sort | Limit):
+        return add_ordered(mapper, node, inputs, schema)
     if isinstance(node, Deduplicate):
         return _deduplicate(mapper, node, below, inputs)
     assert isinstance(below, Project)
@@ -109,7 +117,7 @@ class _Grouping:
     def _add_key(self, position: int) -> None:
         leaves = [
             (self._names.of(self._texts[position] + path), leaf)
-            for path, leaf in _leaves(Column(position, self._below.columns[position].type))
+            for path, leaf in leaves_of(Column(position, self._below.columns[position].type))
         ]
         names = [name for name, _ in leaves]
         self._leaf_names += names
@@ -135,12 +143,15 @@ class _Grouping:
             spec, output = running
         else:
             aggregates = tuple(self._group_aggregate(aggregate) for aggregate in node.aggregates)
-            spec = specs.GroupSpec(self._schema, keys, aggregates, mapper.output_mode, self._event_time, self._session)
+            event_time = None if mapper.output_mode == "complete" else self._event_time
+            spec = specs.GroupSpec(self._schema, keys, aggregates, mapper.output_mode, event_time, self._session)
             output = spec.output_schema
         grouped = mapper.apply(spec, by_key, output, node.plan_id)
+        if isinstance(spec, specs.GroupSpec) and spec.mode == "complete":
+            grouped = mapper.apply_table(specs.TableSpec(output, spec, total=not node.keys), grouped)
         places = iter(self._leaf_names)
         columns = [
-            _rebuilt(self._below.columns[position].type, lambda: output.names.index(next(places)))
+            rebuilt(self._below.columns[position].type, lambda: output.names.index(next(places)))
             for position in node.keys
         ]
         first = len(output.names) - len(node.aggregates)
@@ -212,11 +223,11 @@ def _deduplicate(
     forget_by: str | None = None
     if node.event_time is not None:
         late = names.of("event time")
-        flat.append((late, _leaves(Column(node.event_time, below.columns[node.event_time].type))[-1][1]))
+        flat.append((late, leaves_of(Column(node.event_time, below.columns[node.event_time].type))[-1][1]))
     keys: list[str] = []
     for position in node.keys:
         column = below.columns[position]
-        for path, leaf in _leaves(Column(position, column.type)):
+        for path, leaf in leaves_of(Column(position, column.type)):
             kind = arrow_type(leaf.type)
             if pa.types.is_nested(kind) or pa.types.is_null(kind):
                 raise PlanError("dropDuplicates", f"column {column.name!r} has type {kind}, which cannot be a key")
@@ -268,39 +279,6 @@ def described(tree: Expression, names: Sequence[str]) -> str:
     if tree.function == "Cast":
         text += f":{tree.type}"
     return text + (f" {msgspec.json.encode(tree.settings, order='sorted').decode()}" if tree.settings else "")
-
-
-def _is_window(kind: SparkType) -> bool:
-    """Whether a type is that of windows, which are never null."""
-    if not isinstance(kind, dict) or kind["type"] != "struct":
-        return False
-    fields = [(field["name"], field["type"]) for field in kind["fields"]]
-    return fields in ([("start", time), ("end", time)] for time in ("timestamp", "timestamp_ntz"))
-
-
-def _leaves(expression: Expression) -> list[tuple[str, Expression]]:
-    """The values that a key is compared by, with their paths: of a struct, whether it is null, and its fields."""
-    kind = expression.type
-    if not isinstance(kind, dict) or kind["type"] != "struct":
-        return [("", expression)]
-    fields = [
-        (f".{field['name']}", Call("GetStructField", (expression,), field["type"], settings={"ordinal": at}))
-        for at, field in enumerate(kind["fields"])
-    ]
-    leaves = [(name + path, leaf) for name, field in fields for path, leaf in _leaves(field)]
-    return leaves if _is_window(kind) else [(" is null", Call("IsNull", (expression,), "boolean")), *leaves]
-
-
-def _rebuilt(kind: SparkType, place: Callable[[], int]) -> Expression:
-    """Returns the key that was cut into leaves, whose columns ``place`` gives in their order."""
-    if not isinstance(kind, dict) or kind["type"] != "struct":
-        return Column(place(), kind)
-    missing = None if _is_window(kind) else Column(place(), "boolean")
-    arguments: list[Expression] = []
-    for field in kind["fields"]:
-        arguments += [Literal(field["name"], "string"), _rebuilt(field["type"], place)]
-    struct = Call("CreateNamedStruct", tuple(arguments), kind)
-    return struct if missing is None else Call("If", (missing, Literal(None, kind), struct), kind)
 
 
 def arrow_schema(columns: tuple[TypedColumn, ...]) -> pa.Schema:

@@ -9,15 +9,25 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
-from ckpt_runtime.expressions.nodes import Call, Column, Expression, rewritten
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, rewritten
 from ckpt_runtime.frontend.aggregate_calls import FILTERED
 from ckpt_runtime.frontend.catalyst import items, jvm_name, output
-from ckpt_runtime.frontend.typed_plan import Aggregate, Deduplicate, Expand, Project, TypedAggregate, TypedColumn
+from ckpt_runtime.frontend.typed_plan import (
+    Aggregate,
+    Deduplicate,
+    Expand,
+    Limit,
+    Project,
+    Sort,
+    SortKey,
+    TypedAggregate,
+    TypedColumn,
+)
 
 if TYPE_CHECKING:
     from ckpt_runtime.frontend.analysis import PlanReader
 
-STATEFUL = frozenset({"Aggregate", "Expand", "Deduplicate", "DeduplicateWithinWatermark"})
+STATEFUL = frozenset({"Aggregate", "Expand", "Deduplicate", "DeduplicateWithinWatermark", "Sort", "GlobalLimit"})
 """The relations that :func:`read_stateful` reads."""
 _DELAY, _SESSION = "spark.watermarkDelayMs", "spark.sessionWindow"
 
@@ -31,6 +41,28 @@ def read_stateful(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
     if name == "Expand":
         rows = tuple(reader.expressions(items(row), input_) for row in items(plan.projections()))
         return reader.add(Expand(columns=columns, inputs=(input_,), plan_id=plan_id, rows=rows), ids)
+    if name == "Sort":
+        orders = tuple(_order(reader, order, input_) for order in items(plan.order()))
+        if not getattr(plan, "global")():  # a keyword of Python
+            raise UnsupportedExpressionError("sortWithinPartitions", "call orderBy, which orders all rows")
+        return reader.add(Sort(columns=columns, inputs=(input_,), plan_id=plan_id, orders=orders), ids)
+    if name == "GlobalLimit":
+        [most] = reader.expressions([plan.limitExpr()], input_)
+        if not isinstance(most, Literal) or most.value is None:
+            raise UnsupportedExpressionError("limit", "the number of rows has to be a constant")
+        return reader.add(Limit(columns=columns, inputs=(input_,), plan_id=plan_id, rows=int(most.value)), ids)
+    return _deduplicate(reader, name, plan, input_)
+
+
+def _order(reader: PlanReader, order: Any, input_: int) -> SortKey:
+    [key] = reader.expressions([order.child()], input_)
+    descending = order.direction().toString() == "Descending"
+    return SortKey(key, descending, order.nullOrdering().toString() == "NullsFirst")
+
+
+def _deduplicate(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
+    columns, ids = output(plan.output())
+    plan_id = reader.plan_id(plan)
     keys = tuple(_position(tree) for tree in reader.expressions(items(plan.keys()), input_))
     marks = [_marks(attribute) for attribute in items(plan.child().output())]
     times = [at for at, mark in enumerate(marks) if _DELAY in mark]

@@ -82,6 +82,26 @@ class Aggregate(_Node, frozen=True, tag="aggregate", kw_only=True):
     session: int | None = None
 
 
+class SortKey(msgspec.Struct, frozen=True):
+    """One expression that rows are ordered by."""
+
+    expression: Expression
+    descending: bool
+    nulls_first: bool
+
+
+class Sort(_Node, frozen=True, tag="sort", kw_only=True):
+    """Orders the result of an aggregation (output mode complete)."""
+
+    orders: tuple[SortKey, ...]
+
+
+class Limit(_Node, frozen=True, tag="limit", kw_only=True):
+    """The first rows of the result of an aggregation (output mode complete)."""
+
+    rows: int
+
+
 class Generate(_Node, frozen=True, tag="generate", kw_only=True):
     """The input's columns, then those that a generator such as ``explode`` makes: one row for each of its elements.
 
@@ -146,6 +166,8 @@ PlanNode: TypeAlias = (
     | Watermark
     | Union
     | Aggregate
+    | Sort
+    | Limit
     | Expand
     | Deduplicate
     | Generate

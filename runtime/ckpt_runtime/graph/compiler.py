@@ -22,6 +22,7 @@ from ckpt_runtime.graph.job_graph import (
     Partitioning,
     vertex_id_of,
 )
+from ckpt_runtime.graph.kafka_columns import check_transactions
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_MAX_PARALLELISM
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import (
@@ -40,6 +41,7 @@ from ckpt_runtime.graph.specs import (
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
+    TableSpec,
     WatermarkSpec,
 )
 
@@ -110,7 +112,13 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     _move_event_time_by_ranges(operators)
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
-    warnings += graph.warnings(Configuration(graph.configuration).get(CheckpointingOptions.INTERVAL))
+    configuration = Configuration(graph.configuration)
+    interval_ms = configuration.get(CheckpointingOptions.INTERVAL)
+    warnings += graph.warnings(interval_ms)
+    for operator in operators:
+        if isinstance(operator.node.spec, SinkSpec) and operator.node.spec.format == "kafka":
+            timeout_ms = configuration.get(CheckpointingOptions.TIMEOUT)
+            check_transactions(operator.node.spec.options, interval_ms, timeout_ms)
     return CompiledPlan(
         job_graph=graph,
         specs={operator.uid: operator.node.spec for operator in operators},
@@ -177,7 +185,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     name = node.name or _format_name(spec.format)
     enumerator = replace(
         node,
-        spec=EnumeratorSpec(spec.format, spec.options, node.schema, told=spec.schema is None),
+        spec=EnumeratorSpec(spec.format, spec.options, node.schema, reported=spec.schema is None),
         # One subtask: PySpark's readers plan offsets in one place.
         schema=SPLIT_SCHEMA,
         name=f"{name} offsets",
@@ -186,7 +194,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     )
     reader = replace(
         node,
-        spec=RangeReaderSpec(spec.format, spec.options, node.schema, told=spec.schema is None),
+        spec=RangeReaderSpec(spec.format, spec.options, node.schema, reported=spec.schema is None),
         inputs=(LogicalInput(enumerator, Partitioning.REBALANCE),),
         uid=None if node.uid is None else node.uid + READER_SUFFIX,
         name=name,
@@ -197,7 +205,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
 def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
     # One subtask: these sinks commit all that was prepared for a checkpoint in one call.
     return LogicalNode(
-        CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema, spec.function),
+        CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema, spec.function, spec.table is not None),
         (LogicalInput(node, Partitioning.REBALANCE),),
         None,
         None if node.uid is None else node.uid + COMMITTER_SUFFIX,
@@ -234,7 +242,7 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
     operators: list[_Operator] = []
     for position, node in enumerate(nodes):
         uid = node.uid or _derived_uid(node, position, given)
-        if node.uid is None and node.stateful and node.kind not in ("range_reader", "committer"):
+        if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer"):
             warnings.append(
                 f"operator {node.label!r} keeps state but has no uid; {uid!r} was derived from its position, and its "
                 "state is lost when the pipeline changes: call .uid(...)"
@@ -339,8 +347,13 @@ def _chain(plan: LogicalPlan, operators: list[_Operator]) -> list[list[_Operator
     """The vertices as lists of operators, in topological order (heads keep plan order)."""
     chains: list[list[_Operator]] = []
     chain_of: dict[str, list[_Operator]] = {}
+    of_tables: set[str] = set()
     for operator in operators:
-        if operator.chain_head or not plan.chaining:
+        # A result table and its sink are one step even without chaining: a barrier never comes between its rows.
+        whole = not operator.chain_head and operator.inputs[0].source.uid in of_tables
+        if whole or isinstance(operator.node.spec, TableSpec):
+            of_tables.add(operator.uid)
+        if operator.chain_head or not (plan.chaining or whole):
             chain = [operator]
             chains.append(chain)
         else:

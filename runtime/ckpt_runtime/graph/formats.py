@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.kafka_columns import check_kafka_sink
+from ckpt_runtime.graph.kafka_columns import KAFKA_SINK_OPTIONS, check_kafka_sink
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
@@ -264,7 +264,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             ),
             _check_delta,
         ),
-        SinkFormat("kafka", (Option("topic"),), _accept),
+        SinkFormat("kafka", KAFKA_SINK_OPTIONS, _accept),
         SinkFormat("noop", (), _accept),
         SinkFormat(
             "verify",
@@ -315,7 +315,7 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
         except ValueError as error:
             raise PlanError("format", f"{source.__name__}: {error}") from error  # type: ignore[union-attr]
     if isinstance(source, type):
-        return described_data_source(source, options, declared, told=False)[1]
+        return described_data_source(source, options, declared, reported=False)[1]
     if source not in SOURCE_FORMATS:
         raise PlanError("format", _unknown(source, SOURCE_FORMATS))
     return SOURCE_FORMATS[source].schema(source_options(source, options), declared)
@@ -370,11 +370,11 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
 
 
 def described_data_source(
-    source: type, options: Mapping[str, str], known: pa.Schema | None, told: bool
+    source: type, options: Mapping[str, str], known: pa.Schema | None, reported: bool
 ) -> tuple[Any, pa.Schema]:
     """Creates a ``DataSource`` to read from; returns it with the ``known`` schema, or else the one it reports.
 
-    If the source itself reported the known schema (``told``), it is asked again: in Spark the instance that reported it
+    If the source itself gave the known schema (``reported``), it is asked again: in Spark the instance that gave it
     also makes the reader, and may rely on state from that call.
 
     Raises PlanError for a bad option, no stream reader, or no schema that can be used.
@@ -383,7 +383,7 @@ def described_data_source(
     available_now(options)
     ordered_reads(options)
     instance, schema = new_data_source(source, options), known
-    if schema is None or told:
+    if schema is None or reported:
         try:
             answer = instance.schema()
         except Exception as error:

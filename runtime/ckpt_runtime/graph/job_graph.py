@@ -31,7 +31,7 @@ class Partitioning(StrEnum):
 
 
 _ALIGNED_ONLY = ("range_reader", "committer")
-_SINGLE = ("enumerator", "committer")
+_SINGLE = ("enumerator", "table", "committer")
 
 
 @dataclass(frozen=True, slots=True)

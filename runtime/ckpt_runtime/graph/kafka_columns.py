@@ -7,11 +7,33 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.options import Option, parse_value
 
 _PREFIX = "kafka."
 _SERVERS = "bootstrap.servers"
 _OWN = ("enable.idempotence", "transactional.id")
 _CLASSES = ("key.serializer", "value.serializer")
+_TRANSACTION_TIMEOUT = "transaction.timeout.ms"
+_DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
+"""What brokers allow at most unless their ``transaction.max.timeout.ms`` says otherwise."""
+
+DELIVERY_GUARANTEE = Option("deliveryGuarantee", default="exactly-once", choices=("exactly-once", "at-least-once"))
+ON_MISSING = Option("onMissing", default="fail", choices=("fail", "ignore"))
+KAFKA_SINK_OPTIONS = (DELIVERY_GUARANTEE, ON_MISSING, Option("topic"))
+
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
+_TLS = (
+    "ssl.ca.location",
+    "ssl.ca.pem",
+    "ssl.certificate.location",
+    "ssl.certificate.pem",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.key.location",
+    "ssl.key.password",
+    "ssl.key.pem",
+)
+"""Settings of TLS that the engine's own requests carry out; those of a producer's alone have no say in them."""
 
 
 def sink_topic(options: Mapping[str, str]) -> str | None:
@@ -25,18 +47,64 @@ def producer_settings(options: Mapping[str, str]) -> dict[str, str]:
     return {key.removeprefix(_PREFIX): value for key, value in lower.items() if key.startswith(_PREFIX)}
 
 
+def is_exactly_once(options: Mapping[str, str]) -> bool:
+    """Whether messages become visible with checkpoints, in transactions. Raises PlanError for a bad option."""
+    return _value(DELIVERY_GUARANTEE, options) == "exactly-once"
+
+
+def ignores_lost(options: Mapping[str, str]) -> bool:
+    """Whether a restore continues without the rows of a transaction that the brokers have aborted."""
+    return _value(ON_MISSING, options) == "ignore"
+
+
+def transaction_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a client that writes transactions, but for its transactional id."""
+    return {_TRANSACTION_TIMEOUT: str(_DEFAULT_TRANSACTION_TIMEOUT_MS), **producer_settings(options)}
+
+
+def check_transactions(options: Mapping[str, str], interval_ms: int | None, timeout_ms: int) -> None:
+    """Raises PlanError if transactions may be older than brokers allow before a checkpoint commits them.
+
+    ``interval_ms`` is the time between checkpoints, None without periodic ones; ``timeout_ms`` that of one checkpoint.
+    """
+    if not is_exactly_once(options):
+        return
+    if interval_ms is None:
+        raise PlanError(
+            "format",
+            "'kafka' commits messages with checkpoints, and brokers abort transactions that stay open: set "
+            f"execution.checkpointing.interval, or the sink's option {DELIVERY_GUARANTEE.key}=at-least-once",
+        )
+    allowed = int(transaction_settings(options)[_TRANSACTION_TIMEOUT])
+    if allowed <= interval_ms + timeout_ms:
+        raise PlanError(
+            f"option '{_PREFIX}{_TRANSACTION_TIMEOUT}'",
+            f"brokers abort a transaction after {allowed} ms, and a checkpoint may come {interval_ms} ms after its "
+            f"first message and take {timeout_ms} ms: raise the option (brokers allow up to their "
+            "transaction.max.timeout.ms), or lower execution.checkpointing.interval or execution.checkpointing.timeout",
+        )
+
+
 def check_kafka_sink(options: Mapping[str, str], schema: pa.Schema) -> None:
     """Raises PlanError for options and columns that Spark's sink would not take, and settings that the client lacks."""
+    known = {option.key.lower() for option in KAFKA_SINK_OPTIONS}
     for key in options:
-        if key.lower() != "topic" and not key.lower().startswith(_PREFIX):
-            raise PlanError(f"option {key!r}", "format 'kafka' takes topic, and settings of the client as kafka.NAME")
-    settings = producer_settings(options)
+        if key.lower() not in known and not key.lower().startswith(_PREFIX):
+            names = ", ".join(sorted(option.key for option in KAFKA_SINK_OPTIONS))
+            raise PlanError(
+                f"option {key!r}", f"format 'kafka' takes {names}, and settings of the client as kafka.NAME"
+            )
+    ignores_lost(options)
+    settings = transaction_settings(options) if is_exactly_once(options) else producer_settings(options)
     if _SERVERS not in settings:
         raise PlanError(f"option '{_PREFIX}{_SERVERS}'", "format 'kafka' needs it")
     for name in (*_OWN, *_CLASSES):
         if name in settings:
             raise PlanError(f"option '{_PREFIX}{name}'", "the engine sets it; leave it out")
     _check_columns(schema, has_topic=sink_topic(options) is not None)
+    if is_exactly_once(options):
+        _check_security(settings)
+        settings = {**settings, "transactional.id": "planned"}
     try:
         from confluent_kafka import KafkaException, Producer
     except ImportError:
@@ -46,6 +114,29 @@ def check_kafka_sink(options: Mapping[str, str], schema: pa.Schema) -> None:
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise PlanError("options", f"the Kafka client (librdkafka) does not take its settings: {reason}") from None
+
+
+def _value(option: Option, options: Mapping[str, str]) -> object:
+    given = next((value for key, value in options.items() if key.lower() == option.key.lower()), None)
+    return option.default if given is None else parse_value(option, given)
+
+
+def _check_security(settings: Mapping[str, str]) -> None:
+    """Raises PlanError for settings with which the engine cannot commit a transaction after a crash."""
+    protocol = settings.get("security.protocol", "plaintext").lower()
+    instead = f"; option {DELIVERY_GUARANTEE.key}=at-least-once works with every setting of the client"
+    if protocol.startswith("sasl"):
+        mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms", "GSSAPI")).upper()
+        if mechanism not in _MECHANISMS:
+            raise PlanError(
+                f"option '{_PREFIX}sasl.mechanism'",
+                f"exactly once works with {', '.join(_MECHANISMS)}, not with {mechanism}{instead}",
+            )
+    odd = [key for key in settings if key.startswith("ssl.") and key not in _TLS]
+    if odd and protocol.endswith("ssl"):
+        raise PlanError(f"option '{_PREFIX}{odd[0]}'", f"exactly once works with {', '.join(_TLS)}{instead}")
+    if protocol not in _PROTOCOLS:
+        raise PlanError(f"option '{_PREFIX}security.protocol'", f"{protocol!r} is not one of {', '.join(_PROTOCOLS)}")
 
 
 def _check_columns(schema: pa.Schema, *, has_topic: bool) -> None:

@@ -27,6 +27,7 @@ from ckpt_runtime.graph.specs import (
     GenerateSpec,
     GroupSpec,
     JoinSpec,
+    LimitSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProcessSpec,
@@ -34,7 +35,9 @@ from ckpt_runtime.graph.specs import (
     PythonFunctionsSpec,
     RangeReaderSpec,
     SinkSpec,
+    SortSpec,
     SourceSpec,
+    TableSpec,
     WatermarkSpec,
 )
 
@@ -53,6 +56,9 @@ KINDS: dict[type, str] = {
     AggregateSpec: "aggregate",
     ExpandSpec: "expand",
     GroupSpec: "aggregate",
+    TableSpec: "table",
+    SortSpec: "sort",
+    LimitSpec: "limit",
     DeduplicateSpec: "deduplicate",
     ProcessSpec: "process",
     JoinSpec: "join",
@@ -62,7 +68,8 @@ KINDS: dict[type, str] = {
 }
 STATEFUL_KINDS = frozenset(
     {
-        *("source", "enumerator", "range_reader", "aggregate", "deduplicate", "process", "join"),
+        *("source", "enumerator", "range_reader", "aggregate", "table", "deduplicate", "process"),
+        "join",
         *("sink", "committer", "drill_sink"),
     }
 )

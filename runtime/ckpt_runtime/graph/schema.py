@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from ckpt_runtime.graph.key_groups import UPPER_BOUND_MAX_PARALLELISM
+from ckpt_runtime.readable_types import ready
 
 T = TypeVar("T")
 
@@ -32,13 +33,13 @@ class DocumentError(ValueError):
 def checked(document: object, schema: type[T]) -> T:
     """Converts the document to ``schema``. Raises :class:`DocumentError` saying where it does not fit."""
     with malformed():
-        return msgspec.convert(document, schema)
+        return msgspec.convert(document, ready(schema))
 
 
 def decoded(text: bytes, schema: type[T]) -> T:
     """As :func:`checked`, for JSON text."""
     with malformed():
-        return msgspec.json.decode(text, type=schema)
+        return msgspec.json.decode(text, type=ready(schema))
 
 
 _FAULTS = (

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.graph.csv_rows import CSV_OPTIONS, CsvRows
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.json_rows import JSON_OPTIONS, json_rows
 from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
@@ -108,6 +109,12 @@ def _json_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
     return schema
 
 
+def _csv_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    schema = _file_schema(options, declared)
+    CsvRows(options, schema)
+    return schema
+
+
 def _orc_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     schema = _file_schema(options, declared)
     for column in schema:
@@ -146,6 +153,7 @@ SPLIT_SOURCES = (
     SourceFormat("kafka", KAFKA_SOURCE_OPTIONS, kafka_schema, splits=True, prefix=PREFIX),
     SourceFormat("parquet", _FILE_OPTIONS, _file_schema, splits=True),
     SourceFormat("json", (*_FILE_OPTIONS, *JSON_OPTIONS), _json_schema, splits=True),
+    SourceFormat("csv", (*_FILE_OPTIONS, *CSV_OPTIONS), _csv_schema, splits=True),
     SourceFormat("orc", _FILE_OPTIONS, _orc_schema, splits=True),
     SourceFormat(
         "text", (*_FILE_OPTIONS, Option("wholetext", bool, False), Option("lineSep")), _text_schema, splits=True

@@ -177,8 +177,10 @@ class ExpandSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Aggregates rows by ``keys``. ``schema`` is the input's, ``mode`` is append or update.
+    """Aggregates rows by ``keys``. ``schema`` is the input's, ``mode`` is append, update or complete.
 
+    Complete gives the changed groups as update does, but no group ends and no row is late: a :class:`TableSpec`
+    follows, which keeps the result of every group.
     ``event_time`` is the timestamp column, a key, by which a row is late and a group ends; without it no group ends.
     ``session`` names the columns, not keys, of a session's start and end: sessions of a key that touch become one, and
     the end is their event time. The result has the session's columns first, then the keys, then the aggregates.
@@ -195,6 +197,47 @@ class GroupSpec:
     def output_schema(self) -> pa.Schema:
         grouped = [self.schema.field(name) for name in (*(self.session or ()), *self.keys)]
         return pa.schema([*grouped, *(pa.field(aggregate.name, aggregate.result) for aggregate in self.aggregates)])
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """Keeps the latest row of each key, and gives all of them with each checkpoint in which one has changed.
+
+    ``schema`` is that of the rows, ``group`` the aggregation that they come from. An aggregation without keys of its
+    own (``total``) has one row even before the first row has come, as in SQL.
+    """
+
+    schema: pa.Schema
+    group: GroupSpec
+    total: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.group.keys
+
+
+@dataclass(frozen=True, slots=True)
+class SortOrder:
+    """Orders rows by the input column at a position."""
+
+    position: int
+    descending: bool
+    nulls_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SortSpec:
+    """Sorts each whole table. The input has the columns of ``schema``, then those that only the orders need."""
+
+    orders: tuple[SortOrder, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSpec:
+    """Passes the first rows of each whole table."""
+
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +326,16 @@ class UserFunction:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Writes a stream. ``format`` is a registered name, a PySpark ``DataSource`` class or a class of a ``Sink``."""
+    """Writes a stream. ``format`` is a registered name, a PySpark ``DataSource`` class or a class of a ``Sink``.
+
+    ``table`` is the schema of the rows in output mode complete, where the end of a range says that all rows of the
+    result have come; None in other modes.
+    """
 
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)
     function: UserFunction | None = None
+    table: pa.Schema | None = None
 
     @property
     def output_directory(self) -> str | None:
@@ -306,9 +354,13 @@ class SinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class CommitterSpec(_ConnectorSpec):
-    """The single committer of a sink, behind the :class:`SinkSpec` of its writers (two-phase commit)."""
+    """The single committer of a sink, behind the :class:`SinkSpec` of its writers (two-phase commit).
+
+    ``whole``: each commit has all rows of the result (output mode complete).
+    """
 
     function: UserFunction | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,22 +368,22 @@ class EnumeratorSpec(_ConnectorSpec):
     """The single finder of splits in front of the readers of a source; its :class:`RangeReaderSpec` follows.
 
     ``acknowledges``: it tells the reader how far checkpoints have come. Never in a restore drill.
-    ``told``: the data source reported the schema; the pipeline declares none.
+    ``reported``: the data source reported the schema; the pipeline declares none.
     """
 
     acknowledges: bool = True
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RangeReaderSpec(_ConnectorSpec):
     """Reads the splits that an :class:`EnumeratorSpec` found and sent to this subtask.
 
-    ``acknowledges`` and ``told`` as there.
+    ``acknowledges`` and ``reported`` as there.
     """
 
     acknowledges: bool = True
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +404,9 @@ OperatorSpec = (
     | AggregateSpec
     | ExpandSpec
     | GroupSpec
+    | TableSpec
+    | SortSpec
+    | LimitSpec
     | DeduplicateSpec
     | ProcessSpec
     | JoinSpec

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckpt_runtime.configuration.cluster_options import JobManagerOptions, TaskManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
@@ -61,8 +62,12 @@ class Cluster:
 
     async def start(self) -> None:
         settings = self._settings
-        self.slots = SlotPool(self._provider, self._secret, settings.slot_times)
-        self._endpoint = ControlEndpoint(settings.control_host, self._secret, self.slots)
+        get = settings.configuration.get
+        first_port = get(TaskManagerOptions.DATA_PORT)
+        data_ports = (first_port, first_port + get(TaskManagerOptions.DATA_PORT_COUNT) - 1) if first_port else None
+        self.slots = SlotPool(self._provider, self._secret, settings.slot_times, data_ports=data_ports)
+        control_port = get(JobManagerOptions.RPC_PORT)
+        self._endpoint = ControlEndpoint(settings.control_host, self._secret, self.slots, control_port)
         self.slots.start(await self._endpoint.start())
         self.dispatcher = Dispatcher(
             self.slots,

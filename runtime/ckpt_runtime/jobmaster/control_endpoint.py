@@ -17,7 +17,7 @@ from ckpt_runtime.failure_report import log_failure, summary_of
 from ckpt_runtime.jobmaster.gateway_errors import NotReady
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
-    FROM_STRANGER,
+    FROM_UNREGISTERED,
     AgentCommand,
     AgentMessage,
     RegisterAgent,
@@ -103,18 +103,26 @@ class PeerListener(Protocol):
 class ControlEndpoint:
     """Listens for agents and workers."""
 
-    def __init__(self, host: str, secret: str, listener: PeerListener) -> None:
+    def __init__(self, host: str, secret: str, listener: PeerListener, port: int = 0) -> None:
+        """With ``port`` 0 it listens at any free one."""
         self._host = host
+        self._port = port
         self._secret = secret
         self._tls = internal_context(secret, "server")
         self._listener = listener
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._handshakes: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> int:
-        """Returns the port."""
-        self._server = await asyncio.start_server(self._accept, self._host, 0, limit=1 << 20)
+        """Returns the port. Raises OSError naming the option if the given one cannot be used."""
+        try:
+            self._server = await asyncio.start_server(self._accept, self._host, self._port, limit=1 << 20)
+        except OSError as error:
+            if not self._port:
+                raise
+            message = f"jobmanager.rpc.port: {self._port} cannot be used at {self._host}: {error.strerror}"
+            raise OSError(error.errno, message) from error
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
@@ -129,22 +137,22 @@ class ControlEndpoint:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        if len(self._strangers) >= MAX_HANDSHAKES:
+        if len(self._handshakes) >= MAX_HANDSHAKES:
             # The oldest: a silent unregistered connection must not keep peers out, and a valid one registers within
             # milliseconds.
-            next(iter(self._strangers)).cancel()
-        self._strangers[task] = None
+            next(iter(self._handshakes)).cancel()
+        self._handshakes[task] = None
         try:
             peer = await self._registered(reader, writer)
             # A registered connection must not be cancelled in favour of a new one.
-            self._strangers.pop(task)
+            self._handshakes.pop(task)
             if peer is not None:
                 await self._serve(peer, reader)
         except asyncio.CancelledError:
             pass
         finally:
             self._connections.discard(task)
-            self._strangers.pop(task, None)
+            self._handshakes.pop(task, None)
             writer.close()
 
     async def _registered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AnyPeer | None:
@@ -153,7 +161,7 @@ class ControlEndpoint:
                 if self._tls is not None:
                     await writer.start_tls(self._tls)
                 await self._authenticate(reader, writer)
-                registration = FROM_STRANGER.decode(await _receive(reader))
+                registration = FROM_UNREGISTERED.decode(await _receive(reader))
         except (OSError, EOFError, TimeoutError, MalformedMessageError) as error:
             logger.warning("refused a control connection from %s: %s", writer.get_extra_info("peername"), error)
             return None

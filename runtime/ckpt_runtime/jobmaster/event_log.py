@@ -89,7 +89,7 @@ class EventLog:
         """The events after number ``number``, at most one batch. Raises EventsMissedError."""
         first = number + len(self._ring) - self._newest
         if not 0 <= first <= len(self._ring):
-            raise EventsMissedError(f"event {number + 1} is not kept any more")
+            raise EventsMissedError(f"event {number + 1} is no longer kept")
         return [self._ring[place] for place in range(first, min(first + BATCH, len(self._ring)))]
 
     def event_id(self, number: int) -> str:
@@ -173,7 +173,7 @@ class JobAnnouncer:
 
     # --- what the core decides
 
-    def told(self, output: JobOutput) -> None:
+    def announce(self, output: JobOutput) -> None:
         """Publishes an output that is already executed, so that REST shows its effect."""
         match output:
             case StatusChanged():

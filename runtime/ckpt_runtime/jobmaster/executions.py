@@ -148,6 +148,14 @@ class ExecutionGraph:
             if execution is not None:
                 execution.measurement.update(figures, now)
 
+    @property
+    def pending_rows(self) -> int | None:
+        """The rows that wait in front of all sources that know it; None if none of them has reported a number."""
+        current = (execution.measurement.current for execution in self.executions.values())
+        counts = [figures.pending_rows for figures in current if figures is not None]
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
+
     def vertex_details(self, vertex: JobVertex) -> VertexDetails:
         subtasks = tuple(_subtask_details(self.executions[vertex.id, index]) for index in range(vertex.parallelism))
         started = [subtask.start_time_ms for subtask in subtasks if subtask.start_time_ms != NOT_YET]
@@ -252,6 +260,7 @@ def _operator_figures(vertex: JobVertex, measures: SubtaskMeasures) -> list[Oper
             rows[place],
             None if place else measures.input_watermark,
             measures.output_watermark if place == last else None,
+            None if place else measures.pending_rows,
         )
         for place in range(len(rows))
     ]

@@ -305,10 +305,10 @@ class JobMaster:
         defaults = submission.defaults.without(INTERNAL_PREFIX)
         return RunningProgram(self._tasks.archive, submission.entry, submission.arguments, defaults)
 
-    def check_no_drill(self, wish: str) -> None:
+    def check_no_drill(self, change: str) -> None:
         """Raises Conflict for a restore drill, which leaves nothing behind."""
         if self._submission.is_drill:
-            raise Conflict(f"job {self.job_id} is a restore drill: {wish}")
+            raise Conflict(f"job {self.job_id} is a restore drill: {change}")
 
     def check_configurable(self) -> None:
         """Raises Conflict when the job is a restore drill, or its state allows no configuration change."""
@@ -372,9 +372,9 @@ class JobMaster:
             case ChangeOutcome.NOT_STORED:
                 raise Conflict(answer.message)
 
-    async def _change(self, wish: PatchRequested | ConfigurationRequested | RescaleRequested) -> ChangeAnswered:
+    async def _change(self, change: PatchRequested | ConfigurationRequested | RescaleRequested) -> ChangeAnswered:
         """Raises the errors common to all changes: NotReady, JobTerminated, and Conflict with the job's state."""
-        answer = await self._ask(wish.request_id, wish)
+        answer = await self._ask(change.request_id, change)
         assert isinstance(answer, ChangeAnswered)
         match answer.outcome:
             case ChangeOutcome.NOT_NOW:
@@ -581,4 +581,5 @@ class _SlotRequest:
 
 def _pass_on(answer: Callable[[Result[T]], None], done: asyncio.Future[T]) -> None:
     if not done.cancelled():
+        done.exception()  # a job that has closed reads no result, and asyncio would log its error as never retrieved
         answer(done.result)

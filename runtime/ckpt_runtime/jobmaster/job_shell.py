@@ -25,7 +25,7 @@ from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, JobSlots, Pool, Result
-from ckpt_runtime.jobmaster.job_settings import shown_settings
+from ckpt_runtime.jobmaster.job_settings import processes_backlog, shown_settings
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
@@ -108,6 +108,7 @@ class JobShell:
         self._slots = JobSlots(host, self, self.tell)
         self._timers: dict[TimerId | str, Cancellable] = {}
         self._answers: dict[str, Answer] = {}
+        self._backlog = False
         self._failures_changed = False
         self._keeping_failures = False
         self._when_kept: Callable[[], None] | None = None
@@ -139,7 +140,7 @@ class JobShell:
         for output in self.core.handle(event, self._host.now()):
             self._execute(output)
             # Announced after execution: listeners look at the job on a change, so the job has to show it already.
-            self._announcer.told(output)
+            self._announcer.announce(output)
         self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
@@ -266,7 +267,7 @@ class JobShell:
             try:
                 event = result()
             except NotLeaderError as error:
-                logger.error("job %s: this driver lets go of it: %s", self._submission.job_id, error)
+                logger.error("job %s: this driver no longer runs it: %s", self._submission.job_id, error)
                 event = core.LeadershipLost()
             except StorageError as error:
                 event = failed(error)
@@ -360,6 +361,16 @@ class JobShell:
     def slots_awaited(self, reason: str) -> None:
         self.view.waits_for_slots = reason
 
+    def _note_backlog(self) -> None:
+        """Reports when the sources begin and end to process a backlog. Without a number nothing changes."""
+        pending = self.view.executions.pending_rows
+        if pending is None:
+            return
+        backlog = processes_backlog(pending, self._backlog, self.core.configuration)
+        if backlog != self._backlog:
+            self._backlog = backlog
+            self.tell(checkpoint_on.BacklogChanged(backlog))
+
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
         """Raises MalformedMessageError when the message names a subtask that was not deployed to the slot."""
         index = self._tasks.sender_of(slot, message)
@@ -368,6 +379,7 @@ class JobShell:
         match message:
             case WorkerHeartbeat():
                 self.view.executions.measured(message.tasks)
+                self._note_backlog()
                 for snapshot in message.snapshots:
                     self._snapshot_progress(snapshot)
             case DeploymentFailed():

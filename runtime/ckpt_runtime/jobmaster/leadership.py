@@ -150,7 +150,7 @@ class Leadership:
                 leader, lease = await self._in_pool(self._look)
                 epoch, released = lease.epoch, lease.released
                 if lease.ended and waited_for == epoch:
-                    raise ClusterEnded("the cluster was told to end")
+                    raise ClusterEnded("the cluster was shut down")
                 if leader is not None and not released and waited_for != epoch:
                     waited_for = epoch
                     logger.info("waiting to lead: %s (application %s) leads", leader.rest, leader.app_id)

@@ -61,7 +61,7 @@ class LineageNotHeld(Conflict):
 
     def __init__(self, owner: str) -> None:
         super().__init__(
-            f"{owner} does not hold the lineage: it has ended, is out of time, or was released by somebody"
+            f"{owner} does not hold the lineage: it has ended, its time has run out, or another client has released it"
         )
 
 
@@ -81,7 +81,7 @@ class JobIsBeingStopped(Conflict):
     """An upgrade cannot begin with a job that another request is stopping."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"Job {job_id} is being stopped by somebody else; once it is, it can be resumed")
+        super().__init__(f"Job {job_id} is being stopped by another client; it can be resumed when it has stopped")
 
 
 class Lineages:
@@ -122,7 +122,7 @@ class Lineages:
             held = self.held(lineage)
             if held is not None:
                 paths = {held.snapshot, *self._known.latest_snapshots(lineage)}
-                state, reason = f"being upgraded by {held.owner}", "the upgrade may go on from it"
+                state, reason = f"being upgraded by {held.owner}", "the upgrade may continue from it"
                 snapshots = tuple(sorted(filter(None, paths)))
                 found.append(References(held.job_id, state, None, snapshots, reason=reason, kept_for=lineage))
         return found

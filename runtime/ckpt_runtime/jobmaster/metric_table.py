@@ -55,6 +55,7 @@ class OperatorFigures:
     rows_out: int
     input_watermark: int | None = None
     output_watermark: int | None = None
+    pending_rows: int | None = None
 
 
 _COUNTER, _GAUGE, _RATE = Kind.COUNTER, Kind.GAUGE, Kind.RATE
@@ -176,13 +177,14 @@ OPERATOR: tuple[Metric[OperatorFigures], ...] = (
     Metric("numRecordsOutPerSecond", _RATE, lambda o: o.rows_out, "The same per second."),
     Metric("currentInputWatermark", _GAUGE, lambda o: o.input_watermark, "Of the first operator of a chain."),
     Metric("currentOutputWatermark", _GAUGE, lambda o: o.output_watermark, "Of the last operator of a chain."),
+    Metric("pendingRecords", _GAUGE, lambda o: o.pending_rows, "The rows that wait in front of a source that knows."),
 )
 
 ABSENT = (
     ("Status.JVM.Memory.NonHeap.*, .Direct.*, .Mapped.*", "There is one kind of memory."),
     ("Status.JVM.GarbageCollector.*, Status.JVM.ClassLoader.*", "There is no JVM."),
     ("Status.Shuffle.Netty.*, Status.Network.*", "Channels have queues of their own instead of a shared pool."),
-    ("pendingRecords, currentFetchEventTimeLag, currentEmitEventTimeLag", "PySpark data sources do not report a lag."),
+    ("currentFetchEventTimeLag, currentEmitEventTimeLag", "Sources do not know the event time of a row."),
     ("buffers.inputExclusiveBuffersUsage, inputFloatingBuffersUsage", "Each channel has a fixed window of buffers."),
     ("softBackPressuredTimeMsPerSecond, hardBackPressuredTimeMsPerSecond", "Both are backPressuredTimeMsPerSecond."),
     ("mailboxMailsPerSecond, mailboxQueueSize", "The queue of a task's mails is not measured."),

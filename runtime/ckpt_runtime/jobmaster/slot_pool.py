@@ -7,7 +7,7 @@ while: the agent of another slot on the same machine adopts them instead of star
 event loop.
 
 A request is served as a whole or not at all. While the cluster cannot serve it, it holds no slots, so that other
-requests can use them.
+requests can use them; :mod:`ckpt_runtime.jobmaster.slot_allocation` says when slots are reserved for it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from ckpt_runtime.jobmaster.control_endpoint import ANSWER_TIMEOUT_S, A, AgentPeer, AnyPeer, WorkerQuestions
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
+from ckpt_runtime.jobmaster.slot_allocation import Supply, Turn, allocate, choose_cores, shortage, turn_after
 from ckpt_runtime.jobmaster.slots import (
     EndedWorkerLog,
     Slot,
@@ -42,6 +44,7 @@ from ckpt_runtime.network.agent_messages import (
     AgentMessage,
     KillWorker,
     Ping,
+    PortRange,
     ShutdownAgent,
     SpawnWorker,
     WorkerExited,
@@ -59,84 +62,6 @@ from ckpt_runtime.network.listeners import MalformedMessageError
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
-    """The slots that the cluster can provide beside those that jobs hold.
-
-    ``ready`` slots have a worker. ``starting`` ones were launched and have no worker yet. ``launchable`` is how many
-    more the cluster has room for, None without a limit.
-    """
-
-    ready: int
-    starting: int
-    launchable: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """Positions of requests. Requests in neither tuple wait for slots that are ``starting`` or in ``launch``."""
-
-    granted: tuple[int, ...]
-    refused: tuple[int, ...]
-    launch: int
-
-
-def allocate(missing: Sequence[int], supply: Supply) -> Allocation:
-    """``missing`` has the number of slots that each request lacks, in the order in which they are served.
-
-    A request that the cluster can serve has its share reserved while its slots start. A request that it cannot serve
-    is refused for now, and the later ones are served.
-    """
-    ready, starting, launchable = supply.ready, supply.starting, supply.launchable
-    granted: list[int] = []
-    refused: list[int] = []
-    launch = 0
-    for position, count in enumerate(missing):
-        if launchable is not None and count > ready + starting + launchable:
-            refused.append(position)
-            continue
-        from_ready = min(count, ready)
-        from_starting = min(count - from_ready, starting)
-        launched = count - from_ready - from_starting
-        ready -= from_ready
-        starting -= from_starting
-        launch += launched
-        if launchable is not None:
-            launchable -= launched
-        if from_ready == count:
-            granted.append(position)
-    return Allocation(tuple(granted), tuple(refused), launch)
-
-
-def shortage(needed: int, total: int, free: int) -> str:
-    """Why a request for ``needed`` slots is refused; ``free`` are those of ``total`` that no other job holds."""
-    slots = "1 slot" if needed == 1 else f"{needed} slots"
-    if needed > total:
-        return f"needs {slots}, the cluster has {total}"
-    return f"needs {slots}, {free} of the cluster's {total} are free"
-
-
-def choose_cores(
-    workers: Sequence[tuple[str, Sequence[int]]], others: Sequence[tuple[str, int | None]]
-) -> list[int | None]:
-    """Chooses a core for each worker of a job, None for a worker that is not to be bound.
-
-    ``workers`` are given as host and cores of that host, the workers of ``others`` as host and the core that they are
-    bound to. No two workers are bound to one core. If a host has more workers than cores, no worker of the job is bound
-    there: it could wait for its core while another core is idle.
-    """
-    on_host = Counter(host for host, _ in (*workers, *others))
-    taken = {(host, core) for host, core in others if core is not None}
-    chosen: list[int | None] = []
-    for host, cores in workers:
-        free = (core for core in cores if (host, core) not in taken)
-        core = next(free, None) if on_host[host] <= len(cores) else None
-        if core is not None:
-            taken.add((host, core))
-        chosen.append(core)
-    return chosen
-
-
 MAX_PAUSE_S = 10.0
 _RELEASED_WORKER_S = LAST_WRITES_S + 10.0
 MAX_ENDED_LOGS = 32
@@ -152,6 +77,8 @@ class _Request:
     count: int
     held: list[Slot]
     answer: asyncio.Future[list[Slot]]
+    since: float
+    """When its owner began to wait, in an earlier request if that was not served."""
     taken: list[Slot] = field(default_factory=list)
     reason: str = ""
     refused: bool = False
@@ -171,9 +98,15 @@ class SlotPool:
     """All slots. ``clock`` is monotonic, in seconds."""
 
     def __init__(
-        self, provider: SlotProvider, secret: str, times: SlotTimes, clock: Callable[[], float] = time.monotonic
+        self,
+        provider: SlotProvider,
+        secret: str,
+        times: SlotTimes,
+        clock: Callable[[], float] = time.monotonic,
+        data_ports: PortRange | None = None,
     ) -> None:
         self._provider = provider
+        self._data_ports = data_ports
         self._secret = secret
         self._times = times
         self._clock = clock
@@ -192,11 +125,13 @@ class SlotPool:
         self._launch_due = 0.0
         self._loop = asyncio.get_running_loop()
         self._arrangement: asyncio.Handle | None = None
+        self._waiting_since: WeakKeyDictionary[SlotOwner, float] = WeakKeyDictionary()
+        self._next_turn: asyncio.TimerHandle | None = None
         self._all_ended = asyncio.Event()
         self._losses = SlotLossNotifier(self._loop)
         self._questions = WorkerQuestions()
         self.ended_logs: deque[EndedWorkerLog] = deque(maxlen=MAX_ENDED_LOGS)
-        """The logs of workers whose processes ended although nobody had ordered it, the latest last."""
+        """The logs of workers whose processes ended without an order to end, the latest last."""
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -208,6 +143,8 @@ class SlotPool:
     async def stop(self) -> None:
         """Tells all agents to end and waits for them, for a while."""
         self._closing = True
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         if self._watch is not None:
             self._watch.cancel()
         self._losses.close()
@@ -283,7 +220,8 @@ class SlotPool:
             if least > self.total:
                 raise SlotsUnavailableError(shortage(least, self.total, self.available))
             count = max(least, min(count, sum(not slot.lost for slot in held) + self.available))
-        request = _Request(owner, count, held, self._loop.create_future())
+        since = self._waiting_since.setdefault(owner, self._clock())
+        request = _Request(owner, count, held, self._loop.create_future(), since)
         for slot in request.kept():
             # The call comes between deployments, when nothing runs in the worker.
             if slot.worker is not None and slot.worker.failures >= MAX_FAILURES:
@@ -292,7 +230,9 @@ class SlotPool:
         self._arrange()
         try:
             async with asyncio.timeout(self._times.request_timeout_s):
-                return await request.answer
+                slots = await request.answer
+            self._waiting_since.pop(owner, None)
+            return slots
         except BaseException as error:
             for slot in request.taken:
                 # The owner may have released it meanwhile, and another job may hold it.
@@ -302,6 +242,7 @@ class SlotPool:
                 raise SlotsUnavailableError(
                     f"{count} slots were not available within {self._times.request_timeout_s:g} s: {request.reason}"
                 ) from None
+            self._waiting_since.pop(owner, None)
             raise
         finally:
             if request in self._requests:
@@ -325,18 +266,26 @@ class SlotPool:
         if self._arrangement is not None:
             self._arrangement.cancel()
             self._arrangement = None
-        # A job that holds slots comes first: they are blocked while it waits. Otherwise first come, first served.
+        # A job that holds slots comes first: they are blocked while it waits. Otherwise first come, first served, and
+        # a job whose request timed out keeps its place in line for the next one.
         waiting = [request for request in self._requests if not request.answer.done()]
-        requests = sorted(waiting, key=lambda request: not request.held)
+        requests = sorted(waiting, key=lambda request: (not request.held, request.since))
         free = [slot for slot in self._slots.values() if slot.owner is None]
         ready = [slot for slot in free if slot.worker is not None]
         kept = [request.kept() for request in requests]
         missing = [request.count - len(slots) for request, slots in zip(requests, kept, strict=True)]
-        allocation = allocate(missing, self._supply(len(ready), len(free)))
+        turns = [self._turn(request) for request in requests]
+        reserving = [position for position, turn in enumerate(turns) if turn.reserves]
+        allocation = allocate(missing, self._supply(len(ready), len(free)), reserving)
         for position, (request, slots) in enumerate(zip(requests, kept, strict=True)):
             if position in allocation.refused:
                 available = self.available + sum(slot.owner is request.owner for slot in request.held if not slot.lost)
-                request.wait(shortage(request.count, self.total, available), refused=True)
+                reason = shortage(request.count, self.total, available)
+                if allocation.reserved_for is not None and position >= allocation.reserved_for:
+                    other = requests[allocation.reserved_for].count
+                    mine = position == allocation.reserved_for
+                    reason += f"; free slots are reserved for {'it' if mine else f'a job that needs {other}'}"
+                request.wait(reason, refused=True)
             elif position in allocation.granted and all(slot.worker is not None for slot in slots):
                 request.taken, ready = ready[: missing[position]], ready[missing[position] :]
                 for slot in request.taken:
@@ -346,8 +295,24 @@ class SlotPool:
             else:
                 unready = request.count - sum(slot.worker is not None for slot in slots)
                 request.wait(f"waits for {unready} of {request.count} slots to start")
+        self._look_again_in([turns[position].ends_in_s for position in allocation.refused])
         if allocation.launch:
             self._launch(allocation.launch)
+
+    def _turn(self, request: _Request) -> Turn:
+        """A job that is larger than the cluster, or holds slots, never has others reserved for it."""
+        if request.held or request.count > self.total:
+            return Turn(False, None)
+        return turn_after(self._clock() - request.since, self._times.reservation_interval_s)
+
+    def _look_again_in(self, turns_s: list[float | None]) -> None:
+        """Serves the requests again when the first of these turns ends."""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+        first = min((turn for turn in turns_s if turn is not None), default=None)
+        if first is not None and not self._closing:
+            self._next_turn = self._loop.call_later(first, self._notify)
 
     def _supply(self, ready: int, free: int) -> Supply:
         launching, room = len(self._launching), None
@@ -578,7 +543,7 @@ class SlotPool:
         self._next_worker += 1
         worker_id = f"{slot.slot_id}-w{self._next_worker}"
         slot.starting[worker_id] = StartingWorker(self._clock())
-        spawn = SpawnWorker(worker_id)
+        spawn = SpawnWorker(worker_id, self._data_ports)
         if slot.failed_starts:
             self._loop.call_later(_pause_before(slot.failed_starts), slot.agent.send, spawn)
         else:

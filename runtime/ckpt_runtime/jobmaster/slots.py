@@ -30,13 +30,15 @@ SPARE_PAUSE_S = 1.0
 class SlotTimes:
     """Seconds: an unused slot is kept for ``idle_timeout_s``, slots are waited for ``request_timeout_s``.
 
-    A worker may start for ``registration_timeout_s`` without progress.
+    A waiting job and those that pass it take turns of ``reservation_interval_s``. A worker may start for
+    ``registration_timeout_s`` without progress.
     """
 
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     idle_timeout_s: float = 50.0
     request_timeout_s: float = 300.0
+    reservation_interval_s: float = 60.0
     registration_timeout_s: float = 120.0
     spare_pause_s: float = SPARE_PAUSE_S
     loss_grace_s: float = LOSS_GRACE_S
@@ -49,6 +51,7 @@ class SlotTimes:
             HeartbeatOptions.TIMEOUT,
             SlotOptions.IDLE_TIMEOUT,
             SlotOptions.REQUEST_TIMEOUT,
+            SlotOptions.RESERVATION_INTERVAL,
             TaskManagerOptions.REGISTRATION_TIMEOUT,
         )
         return cls(*(configuration.get(option) / 1000 for option in times))

@@ -130,13 +130,13 @@ class SnapshotReferences:
         """The directories in which living jobs write checkpoints."""
         return tuple(job.checkpoints for job in self._living() if job.checkpoints is not None)
 
-    async def _unreferenced(self, path: str, living: Callable[[], Sequence[References]], wish: str) -> _Place:
+    async def _unreferenced(self, path: str, living: Callable[[], Sequence[References]], action: str) -> _Place:
         places: dict[str, _Place | None] = {}
         target = await asyncio.get_running_loop().run_in_executor(self._paths(path), _place, path)
         while unknown := {url for job in living() for url in job.urls} - places.keys():
             places |= await self._places(unknown)
         for job in living():
-            _check(path, target, job, places, wish)
+            _check(path, target, job, places, action)
         return target
 
     async def _places(self, urls: Iterable[str]) -> dict[str, _Place | None]:
@@ -153,7 +153,7 @@ class SnapshotReferences:
         )
         return {url: place for places in found for url, place in places.items()}
 
-    def _claimed_by(self, path: str, wish: str, error: ClaimedError, cluster: str) -> SnapshotInUse:
+    def _claimed_by(self, path: str, action: str, error: ClaimedError, cluster: str) -> SnapshotInUse:
         """The error with the job that has claimed the snapshot, what is known of that job, and what can be done."""
         owner = error.claim.owner
         states = {job.job_id: job.state for job in self._living()}
@@ -161,8 +161,8 @@ class SnapshotReferences:
             state = f"a job of {owner.cluster}, of which nothing is known here"
         else:
             state = states.get(owner.job_id, "at its end: no living job of this session")
-        way_out = f"if it is no more, let go of it with: ckpt snapshot release {path}"
-        return SnapshotInUse(path, owner.job_id, state, f"it has claimed the snapshot; {way_out}", wish)
+        way_out = f"if that job no longer exists, release the snapshot with: ckpt snapshot release {path}"
+        return SnapshotInUse(path, owner.job_id, state, f"it has claimed the snapshot; {way_out}", action)
 
     def _check_stored(self, path: str, cluster: str, ended: Collection[str]) -> None:
         """Checks in storage that the path is a snapshot and that no other job owns it."""
@@ -187,15 +187,15 @@ class SnapshotReferences:
         return place is not None and place.own in self._disposing
 
 
-def _check(path: str, target: _Place, job: References, places: dict[str, _Place | None], wish: str) -> None:
+def _check(path: str, target: _Place, job: References, places: dict[str, _Place | None], action: str) -> None:
     if not job.is_known:
-        raise SnapshotInUse(path, job.job_id, job.state, "it is not known what that job refers to", wish)
+        raise SnapshotInUse(path, job.job_id, job.state, "it is not known what that job refers to", action)
     own = None if job.checkpoints is None else places[job.checkpoints]
     if own is not None and own.own == target.parent:
-        raise SnapshotInUse(path, job.job_id, job.state, "it is a checkpoint of that job", wish)
+        raise SnapshotInUse(path, job.job_id, job.state, "it is a checkpoint of that job", action)
     found = (places[url] for url in job.snapshots)
     if any(place is not None and place.own == target.own for place in found):
-        raise SnapshotInUse(path, job.job_id, job.state, job.reason, wish)
+        raise SnapshotInUse(path, job.job_id, job.state, job.reason, action)
 
 
 def _place(url: str) -> _Place:

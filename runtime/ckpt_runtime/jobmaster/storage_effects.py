@@ -502,7 +502,7 @@ class StorageEffects:
         try:
             event = result()
         except NotLeaderError as error:
-            logger.error("job %s: this driver lets go of it: %s", self._job_id, error)
+            logger.error("job %s: this driver no longer runs it: %s", self._job_id, error)
             self._tell(LeadershipLost())
         except StorageError as error:  # the pool's own: a call turns errors of storage into answers
             if isinstance(error, StorageTimeoutError):

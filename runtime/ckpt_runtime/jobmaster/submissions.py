@@ -22,7 +22,7 @@ class JobIdRetired(Conflict):
     """The request's job id was retired because a client gave up on starting the job."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"The job id {job_id} is retired: nothing is started with it any more; choose another one")
+        super().__init__(f"The job id {job_id} is retired: no job can be started with it; choose another one")
 
 
 class JobStillRunning(Conflict):

@@ -13,6 +13,7 @@ from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.network.listeners import Door, Message
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
+PortRange = tuple[Port, Port]
 Pid = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 # --- registration: always the first message of a connection, and only that
@@ -52,9 +53,13 @@ Registration = RegisterAgent | RegisterWorker
 
 
 class SpawnWorker(Message, frozen=True):
-    """Starts a process, which registers under this id."""
+    """Starts a process, which registers under this id.
+
+    It listens for other workers at one of the ``data_ports``, given as the first and the last; at any port if None.
+    """
 
     worker: str
+    data_ports: PortRange | None = None
 
 
 class AdoptWorker(Message, frozen=True):
@@ -113,6 +118,6 @@ class WorkerExited(Message, frozen=True):
 AgentMessage = AgentHeartbeat | WorkerExited
 
 
-FROM_STRANGER: Door[Registration] = Door("a process that has not registered", Registration)
+FROM_UNREGISTERED: Door[Registration] = Door("a process that has not registered", Registration)
 FROM_AGENT: Door[AgentMessage] = Door("a slot agent", AgentMessage)
 TO_AGENT: Door[AgentCommand] = Door("the driver", AgentCommand)

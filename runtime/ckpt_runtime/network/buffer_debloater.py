@@ -89,8 +89,8 @@ class DesiredBufferSize:
     def listen(self, listener: Callable[[int], None]) -> None:
         """Calls ``listener(bytes)`` with the latest requested size, if any, and with each later one."""
         self._listener = listener
-        told = None
-        while told != self.latest:
-            told = self.latest
-            assert told is not None
-            listener(told)
+        delivered = None
+        while delivered != self.latest:
+            delivered = self.latest
+            assert delivered is not None
+            listener(delivered)

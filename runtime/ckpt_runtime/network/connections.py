@@ -26,7 +26,7 @@ LENGTH_BYTES = _LENGTH.size
 
 
 class ChannelLostError(ConnectionError):
-    """Another worker can no longer be reached: seldom the root cause, which is the end of that worker."""
+    """Another worker can no longer be reached. The root cause is usually the end of that worker."""
 
 
 def receive_exactly(connection: AnySocket, count: int) -> bytes:

@@ -141,7 +141,8 @@ class SubtaskMeasures(Struct, frozen=True):
     subtask has something to process or send, ``backpressured`` while it cannot send; ``slices`` grows with each
     processed piece of a buffer. ``operator_rows`` counts the rows that each operator of the chain has emitted.
     ``alignment_ms`` and ``start_delay_ms`` are those of the last checkpoint. The usages are shares of the input buffers
-    and of the output channels; ``queued_elements`` wait in the input.
+    and of the output channels; ``queued_elements`` wait in the input. ``pending_rows`` wait in front of a source that
+    knows how many.
     """
 
     vertex_id: str
@@ -168,6 +169,7 @@ class SubtaskMeasures(Struct, frozen=True):
     output_usage: Share = 0.0
     alignment_ms: NonNegative | None = None
     start_delay_ms: NonNegative | None = None
+    pending_rows: NonNegative | None = None
 
 
 class SnapshotProgress(Struct, frozen=True):

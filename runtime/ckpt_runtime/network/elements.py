@@ -61,9 +61,9 @@ def encode_element(element: ControlElement) -> bytes:
 
 
 def decode_element(content: bytes | memoryview) -> ControlElement:
-    """The inverse of :func:`encode_element`. Raises ValueError for anything else."""
+    """The inverse of :func:`encode_element`. Raises DocumentError for anything else."""
     try:
         with malformed():
             return _DECODER.decode(content)
     except DocumentError as error:
-        raise ValueError(f"malformed control element: {error}") from error
+        raise DocumentError(f"malformed control element: {error}") from error

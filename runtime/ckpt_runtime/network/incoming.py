@@ -25,7 +25,7 @@ MAX_HANDSHAKES = 128
 
 
 @dataclass(eq=False, slots=True)
-class _Stranger:
+class _Handshaking:
     socket: AnySocket
     name: str
     handshake: Handshake
@@ -51,91 +51,91 @@ class IncomingHandshakes:
         self._purpose = purpose
         self._accepted = accepted
         self._tls = tls
-        self._strangers: dict[_Stranger, None] = {}
+        self._handshaking: dict[_Handshaking, None] = {}
 
     def add(self, connection: socket.socket, name: str) -> None:
         """Registers a connection: its owner calls the selector's data, without arguments, when it is readable."""
-        if len(self._strangers) >= MAX_HANDSHAKES:
+        if len(self._handshaking) >= MAX_HANDSHAKES:
             self.drop_oldest("there are too many")
         connection.setblocking(False)
         handshake = Handshake(self._secret, "server", self._purpose)
         guest: AnySocket = connection if self._tls is None else TlsSocket(connection, self._tls, "server")
-        stranger = _Stranger(guest, name, handshake, time.monotonic() + HANDSHAKE_TIMEOUT_S)
-        self._strangers[stranger] = None
-        self._selector.register(guest, selectors.EVENT_READ, partial(self._serve, stranger))
-        self._attempt(stranger, lambda: self._greet(stranger))
+        peer = _Handshaking(guest, name, handshake, time.monotonic() + HANDSHAKE_TIMEOUT_S)
+        self._handshaking[peer] = None
+        self._selector.register(guest, selectors.EVENT_READ, partial(self._serve, peer))
+        self._attempt(peer, lambda: self._greet(peer))
 
     def expire(self) -> None:
         """Drops connections whose time for the handshake is over."""
         now = time.monotonic()
-        for stranger in [known for known in self._strangers if known.deadline < now]:
-            self._drop(stranger, "the handshake took too long")
+        for peer in [known for known in self._handshaking if known.deadline < now]:
+            self._drop(peer, "the handshake took too long")
 
     def drop_oldest(self, why: str) -> None:
         """Drops the oldest connection, if any, to make room for another one."""
-        stranger = next(iter(self._strangers), None)
-        if stranger is not None:
-            self._drop(stranger, why)
+        peer = next(iter(self._handshaking), None)
+        if peer is not None:
+            self._drop(peer, why)
 
     def close(self) -> None:
-        for stranger in list(self._strangers):
-            self._drop(stranger, "the worker ends")
+        for peer in list(self._handshaking):
+            self._drop(peer, "the worker ends")
 
-    def _serve(self, stranger: _Stranger) -> None:
+    def _serve(self, peer: _Handshaking) -> None:
         # The selector does not report the rest of a TLS record a second time.
-        while stranger in self._strangers and self._attempt(stranger, lambda: self._advance(stranger)):
+        while peer in self._handshaking and self._attempt(peer, lambda: self._advance(peer)):
             pass
 
-    def _attempt(self, stranger: _Stranger, step: Callable[[], None]) -> bool:
+    def _attempt(self, peer: _Handshaking, step: Callable[[], None]) -> bool:
         """Runs a step; returns whether another one may be possible at once."""
         try:
             step()
         except BlockingIOError:
             return False
         except OSError as error:  # AuthenticationError is one
-            self._drop(stranger, str(error))
+            self._drop(peer, str(error))
             return False
         return True
 
-    def _advance(self, stranger: _Stranger) -> None:
-        if stranger.greeted:
-            self._read(stranger)
+    def _advance(self, peer: _Handshaking) -> None:
+        if peer.greeted:
+            self._read(peer)
         else:
-            self._greet(stranger)
+            self._greet(peer)
 
-    def _greet(self, stranger: _Stranger) -> None:
-        if isinstance(stranger.socket, TlsSocket):
-            stranger.socket.do_handshake()
-        stranger.greeted = True
-        _send(stranger.socket, stranger.handshake.preface())
+    def _greet(self, peer: _Handshaking) -> None:
+        if isinstance(peer.socket, TlsSocket):
+            peer.socket.do_handshake()
+        peer.greeted = True
+        _send(peer.socket, peer.handshake.preface())
 
-    def _read(self, stranger: _Stranger) -> None:
-        wanted = PROOF_BYTES if stranger.preface else PREFACE_BYTES
-        data = stranger.socket.recv(wanted - len(stranger.received))
+    def _read(self, peer: _Handshaking) -> None:
+        wanted = PROOF_BYTES if peer.preface else PREFACE_BYTES
+        data = peer.socket.recv(wanted - len(peer.received))
         if not data:
             raise ConnectionError("the peer closed the connection")
-        stranger.received += data
-        if len(stranger.received) < wanted:
+        peer.received += data
+        if len(peer.received) < wanted:
             return
-        received = bytes(stranger.received)
-        stranger.received.clear()
-        if not stranger.preface:
-            stranger.preface = received
-            _send(stranger.socket, stranger.handshake.proof(received))
+        received = bytes(peer.received)
+        peer.received.clear()
+        if not peer.preface:
+            peer.preface = received
+            _send(peer.socket, peer.handshake.proof(received))
             return
-        stranger.handshake.verify(stranger.preface, received)
+        peer.handshake.verify(peer.preface, received)
         # Its new owner registers the socket again, perhaps with this selector.
-        self._forget(stranger)
-        self._accepted(stranger.socket, stranger.name)
+        self._forget(peer)
+        self._accepted(peer.socket, peer.name)
 
-    def _forget(self, stranger: _Stranger) -> None:
-        del self._strangers[stranger]
-        self._selector.unregister(stranger.socket)
+    def _forget(self, peer: _Handshaking) -> None:
+        del self._handshaking[peer]
+        self._selector.unregister(peer.socket)
 
-    def _drop(self, stranger: _Stranger, why: str) -> None:
-        logger.warning("refused a data connection from %s: %s", stranger.name, why)
-        self._forget(stranger)
-        stranger.socket.close()
+    def _drop(self, peer: _Handshaking, why: str) -> None:
+        logger.warning("refused a data connection from %s: %s", peer.name, why)
+        self._forget(peer)
+        peer.socket.close()
 
 
 def _send(connection: AnySocket, content: bytes) -> None:

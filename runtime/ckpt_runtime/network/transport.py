@@ -7,6 +7,7 @@ handles the handshakes of connections that peers open.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import selectors
@@ -39,6 +40,23 @@ ACCEPT_PAUSE_S = 0.1
 Address = tuple[str, int]
 
 
+def _listening(host: str, ports: tuple[int, int] | None) -> socket.socket:
+    if ports is None:
+        return socket.create_server((host, 0), backlog=128)
+    first, last = ports
+    for port in range(first, last + 1):
+        try:
+            return socket.create_server((host, port), backlog=128)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(
+        errno.EADDRINUSE,
+        f"no port from {first} to {last} is free at {host}: set taskmanager.data.port-count to at least three for each "
+        "slot of a host",
+    )
+
+
 class DataTransport:
     """Channels of one worker to and from its peers.
 
@@ -46,9 +64,10 @@ class DataTransport:
     forgets a deployment's channels: data that arrives for them afterwards is dropped.
     """
 
-    def __init__(self, host: str, secret: str) -> None:
+    def __init__(self, host: str, secret: str, ports: tuple[int, int] | None = None) -> None:
+        """Listens at the first free one of ``ports``, given as first and last, or at any. Raises OSError if none is."""
         self._secret = secret
-        self._listener = socket.create_server((host, 0), backlog=128)
+        self._listener = _listening(host, ports)
         self._listener.setblocking(False)
         self.address: Address = (host, self._listener.getsockname()[1])
         self._selector = selectors.DefaultSelector()

@@ -1,7 +1,9 @@
 """Aggregates rows by key, with Spark's output modes.
 
 ``append`` gives the row of a group once, when the watermark has reached its end; ``update`` gives the present row of
-each group of a batch. Rows of groups that have ended are dropped as late. Never blocks.
+each group of a batch. Rows of groups that have ended are dropped as late. ``complete`` gives the present rows of the
+groups that have changed, many together, for the operator that keeps the whole result (``result_table.py``): no group
+ends. Never blocks.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class GroupOperator(GroupStateOperator):
         stored = self.combined(len(slots), Rows(old.groups, old.columns[len(keys) :]), Rows(groups, batch.columns))
         at = self._keys.index(self._spec.event_time) if self._spec.event_time else None
         self.store([*grouped, *stored], None if at is None else grouped[at], slots)
-        if self._spec.mode == "update":
+        if self._spec.mode != "append":
             self._emit([*grouped, *stored])
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:

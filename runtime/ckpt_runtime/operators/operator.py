@@ -135,6 +135,9 @@ class Operator(ABC):
     late_rows_dropped: int = 0
     """Rows dropped since ``open`` because the watermark had reached their event time; read by the heartbeat."""
 
+    pending_rows: int | None = None
+    """Rows that wait to be read, as far as a source knows; set by the operator's thread, read by the heartbeat."""
+
     def open(self, context: OperatorContext, output: Output) -> None:
         """Called once before any data, with restored state in the context. May emit."""
         self.context = context

@@ -130,7 +130,7 @@ def worker_function(
     from pyspark import worker
     from pyspark.worker_message import UDFInfo
 
-    told: list[Any] = [
+    arguments: list[Any] = [
         UDFInfo(
             udfs=[(each, _data_type(function.type)) for each in function.chain],  # type: ignore[misc]
             args=list(function.positions),
@@ -143,7 +143,7 @@ def worker_function(
         {ZONE: "UTC", "spark.sql.execution.pandas.convertToArrowArraySafely": "true", **settings}
     )
     more = worker.EvalConf({"input_type": json.dumps(input_type)})
-    call: WorkerFunction = worker.read_udfs(_Objects(), told, eval_type, options, more)[0]
+    call: WorkerFunction = worker.read_udfs(_Objects(), arguments, eval_type, options, more)[0]
     return call
 
 

@@ -42,8 +42,8 @@ class ForkedProcess:
     ``patience_s`` is how long the template may take to report the exit code of an ended process; None: no limit.
     """
 
-    def __init__(self, told: socket.socket, patience_s: float | None = None) -> None:
-        self._told = told
+    def __init__(self, notices: socket.socket, patience_s: float | None = None) -> None:
+        self._notices = notices
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._is_deaf = False  # no more reports will arrive
@@ -56,7 +56,7 @@ class ForkedProcess:
         self.knows_code = False
         # The descriptors are closed with the object, because other threads may still wait on them when this one
         # learns of the end.
-        weakref.finalize(self, told.close)
+        weakref.finalize(self, notices.close)
 
     def kill(self) -> None:
         """Kill the process, also if it has not been forked yet."""
@@ -91,15 +91,15 @@ class ForkedProcess:
 
     def _take_news(self, timeout_s: float | None) -> bool:
         """Whether any report arrived within this time."""
-        told = self._told.fileno()
-        watched = [] if self._is_deaf else [told]
+        notices = self._notices.fileno()
+        watched = [] if self._is_deaf else [notices]
         if self._is_deaf or self._patience_s is not None:
             watched.append(self.descriptor)
         ready = _readable(watched, timeout_s)
         if ready == {self.descriptor} and not self._is_deaf:
-            self._is_deaf = not _readable([told], self._patience_s)
+            self._is_deaf = not _readable([notices], self._patience_s)
         with self._lock:
-            if told in ready:
+            if notices in ready:
                 self._take_word()
             if self._is_deaf and self.returncode is None and (self.descriptor < 0 or self.descriptor in ready):
                 self.returncode = -signal.SIGKILL
@@ -108,7 +108,7 @@ class ForkedProcess:
     def _take_word(self) -> None:
         flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
         try:
-            said, descriptors, _, _ = socket.recv_fds(self._told, _MAX_MESSAGE, 1, flags)
+            said, descriptors, _, _ = socket.recv_fds(self._notices, _MAX_MESSAGE, 1, flags)
         except BlockingIOError:  # another thread has received it
             return
         except OSError:
@@ -213,11 +213,11 @@ class Template:
 
         Raises ConnectionError when the template is gone, OSError when the system is out of resources.
         """
-        with _connection() as (told, theirs), nameless_file(document) as file:
+        with _connection() as (notices, theirs), nameless_file(document) as file:
             if self.connection.fileno() < 0:
-                raise BrokenPipeError("the template has been told to end")
+                raise BrokenPipeError("the template was asked to end")
             socket.send_fds(self.connection, [b"fork"], [file.fileno(), theirs.fileno(), *descriptors])
-        return ForkedProcess(told, patience_s)
+        return ForkedProcess(notices, patience_s)
 
     def close(self) -> None:
         """Close the connection: the template accepts no more requests."""
@@ -233,15 +233,15 @@ class ForkRequest:
 
     document: bytes
     descriptors: list[int]
-    told: socket.socket
+    notices: socket.socket
 
     def begun(self, pid: int | None = None) -> None:
         """Report this process, or its child that does the work, to the requester; exit if the requester is gone."""
         pid = os.getpid() if pid is None else pid
         try:
             descriptor = os.pidfd_open(pid)
-            with self.told:
-                socket.send_fds(self.told, [b"%s %d" % (_BEGUN, pid)], [descriptor])
+            with self.notices:
+                socket.send_fds(self.notices, [b"%s %d" % (_BEGUN, pid)], [descriptor])
             os.close(descriptor)
         except OSError:  # no process could end this one or see its end
             os._exit(1)
@@ -299,8 +299,8 @@ class ForkServer:
         data, given, _, _ = socket.recv_fds(self._connection, _MAX_MESSAGE, _MAX_DESCRIPTORS, flags)
         if not data:
             return None
-        document, told, *descriptors = given
-        return ForkRequest(content_of(document), descriptors, socket.socket(fileno=told))
+        document, notices, *descriptors = given
+        return ForkRequest(content_of(document), descriptors, socket.socket(fileno=notices))
 
     def _fork(self, request: ForkRequest) -> bool:
         """Fork; returns whether this is the new process."""
@@ -312,12 +312,12 @@ class ForkServer:
             if pid == 0:
                 self._become(template)
                 return True
-            self._follow(pid, request.told)
+            self._follow(pid, request.notices)
         except Exception:  # an import failed, or the system is out of resources
             if os.getpid() != template:
                 raise
             traceback.print_exc()
-            request.told.close()
+            request.notices.close()
         for descriptor in request.descriptors:
             os.close(descriptor)
         return False
@@ -327,18 +327,18 @@ class ForkServer:
         if self._binds:
             end_with(template)
         self._connection.close()
-        for descriptor, (_, told) in self._children.items():
+        for descriptor, (_, notices) in self._children.items():
             os.close(descriptor)
-            told.close()
+            notices.close()
 
-    def _follow(self, pid: int, told: socket.socket) -> None:
+    def _follow(self, pid: int, notices: socket.socket) -> None:
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:  # its end could not be detected, so it must not live
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        self._children[descriptor] = pid, told
+        self._children[descriptor] = pid, notices
         self._poll.register(descriptor, select.POLLIN)
 
     def _reap(self, descriptor: int) -> None:
@@ -346,14 +346,14 @@ class ForkServer:
 
         The pid cannot be reused before the process has been waited for.
         """
-        pid, told = self._children.pop(descriptor)
+        pid, notices = self._children.pop(descriptor)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         self._poll.unregister(descriptor)
         os.close(descriptor)
-        with told, suppress(OSError):  # the requester is gone
-            told.send(b"%s %d" % (_ENDED, os.waitstatus_to_exitcode(status)))
+        with notices, suppress(OSError):  # the requester is gone
+            notices.send(b"%s %d" % (_ENDED, os.waitstatus_to_exitcode(status)))
 
 
 # --- for both

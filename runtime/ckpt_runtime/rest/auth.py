@@ -146,7 +146,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         if self._expected is None:
-            refusal = self._of_strangers(headers, scope.get("scheme", "http"))
+            refusal = self._refusal_of_origin(headers, scope.get("scheme", "http"))
         else:
             refusal = self._of_token(scope, headers)
         await (refusal or self._app)(scope, receive, send)
@@ -161,7 +161,7 @@ class Guard:
             return None
         return error_response(401, ["A valid bearer token is required."], {"WWW-Authenticate": 'Bearer realm="ckpt"'})
 
-    def _of_strangers(self, headers: Headers, scheme: str) -> Response | None:
+    def _refusal_of_origin(self, headers: Headers, scheme: str) -> Response | None:
         host = headers.get("host", "")
         if not is_loopback(_host_name(f"//{host}")):
             return error_response(403, ["Without a token this server answers to loopback host names only."])

@@ -179,6 +179,7 @@ def _note(value: str) -> str:
 
 Note = Annotated[_TEXT, AfterValidator(_note)]
 """A short text for human readers."""
+HexIds = Annotated[tuple[HexId, ...], _said("it must be a list of ids, each of 32 hexadecimal digits")]
 EntryPoint = Annotated[_TEXT, AfterValidator(_entry_point), Field(description="module:function")]
 Owner = Annotated[
     str,
@@ -200,6 +201,15 @@ TRIGGER_ID = spelled("triggerId", "trigger-id", default=None)
 """A trigger id chosen by the client, which makes its call idempotent."""
 
 
+def _names(model: type[BaseModel]) -> list[str]:
+    """The documented names of a model's fields."""
+    choices = {name: field.validation_alias for name, field in model.model_fields.items()}
+    return [
+        str(alias.choices[0]) if isinstance(alias, AliasChoices) else alias if isinstance(alias, str) else name
+        for name, alias in choices.items()
+    ]
+
+
 class Body(BaseModel):
     """An open body. Subclasses have the names of Flink's own classes, which messages show."""
 
@@ -207,8 +217,10 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_spelling(cls, document: dict[str, Any]) -> dict[str, Any]:
+    def _one_spelling(cls, document: object) -> dict[str, Any]:
         """Drop nulls, and all but one spelling of each field."""
+        if not isinstance(document, dict):
+            raise refused(f"it must be an object with the fields {', '.join(_names(cls))}")
         given = {name: value for name, value in document.items() if value is not None}
         for field in cls.model_fields.values():
             # pydantic would take the first spelling that it finds and ignore the others

@@ -1,13 +1,13 @@
 """Writes a savepoint without a job: the state of one operator from rows that are given, all else from another snapshot.
 
-In canonical form, so that every backend restores it. One process opens the write; any number of processes write parts,
-in any distribution of rows over them; then one takes over what the base holds, brings the parts into order where they
-overlap, and publishes ``_metadata``. Only then there is a savepoint.
+The savepoint has the canonical form, so that every backend restores it. One process opens the write; any number of
+processes write parts, with any distribution of rows over them; then one process copies the other operators' state from
+the base, sorts parts that overlap, and publishes ``_metadata``. The savepoint exists from that moment.
 
-A file says that the write is open, and is the first that goes when it ends. A part that is written later, by a task
-that nobody waits for any more, sees that it is gone and takes itself back: so nothing stays, however late it comes.
-Another file says how the write ends, and is created once: who publishes and who gives up cannot both have their way. A
-write whose metadata may be there, because storage has not answered, is never given up: its files stay.
+A marker file exists while the write is open, and is deleted first when the write ends. A task that writes its part
+later, because its write was abandoned, finds no marker and deletes its part again, so no part is left behind. A second
+file records how the write ends. It is created only once, so that a write is either published or given up, never both.
+A write whose metadata may have been stored, because storage has not answered, is never given up: its files stay.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def check_base(base: Snapshot, uid: str) -> None:
 def give_up(target: Location, prefix: str) -> None:
     """Ends a write that failed: deletes its files, unless a savepoint that has them is there or may be there.
 
-    It may be when the write was about to be published, and nobody has heard how that went.
+    The outcome is unknown if the write was about to be published when its process ended.
     """
     with suppress(NotFoundError):
         if _ends(target, prefix, _GIVEN_UP) or has_metadata(target):
@@ -299,7 +299,7 @@ def give_up(target: Location, prefix: str) -> None:
 def discard(target: Location, prefix: str, but: Collection[str] | None = None) -> None:
     """Deletes what was written under the prefix; without ``but`` the directory, too, when it is empty then.
 
-    What the savepoint there refers to stays, whoever has published it.
+    What the savepoint there refers to stays, whichever process has published it.
     """
     if but is None and has_metadata(target):
         but = _referred_to(open_snapshot(target).metadata.states)

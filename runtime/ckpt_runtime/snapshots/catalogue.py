@@ -260,9 +260,9 @@ def latest_first(catalogued: CataloguedSavepoint) -> tuple[bool, int, str]:
 def dispose_of(url: str, release: Callable[[], None] | None = None) -> None:
     """Deletes a snapshot that a user names: metadata, files, and the entry last.
 
-    The entry says which files there were until they are gone, so that a deletion which was broken off is found and
-    goes on when it is asked for again. An entry that is left alone goes by itself. ``release`` is given for one that is
-    claimed: it deletes what became the owner's file by file, also when nothing else is left. Raises as
+    The entry lists the files until they are deleted, so that a repeated request finds an interrupted deletion and
+    completes it. An entry without a snapshot is deleted. ``release`` is given for a claimed snapshot: it deletes the
+    files that belong to the claiming job one by one, also when nothing else is left. Raises the errors of
     ``open_snapshot``, and StorageError.
     """
     location = resolve(url)

@@ -19,13 +19,14 @@ from ckpt_runtime.api.entry_point import load_plan
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import decoded
-from ckpt_runtime.graph.specs import AggregateSpec, DeduplicateSpec, GroupSpec, JoinSpec, ProcessSpec
+from ckpt_runtime.graph.specs import AggregateSpec, DeduplicateSpec, GroupSpec, JoinSpec, ProcessSpec, TableSpec
 from ckpt_runtime.operators.aggregate import AggregateOperator
 from ckpt_runtime.operators.deduplicate import DeduplicateOperator
 from ckpt_runtime.operators.group_state import GroupStateOperator
 from ckpt_runtime.operators.groups import GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore, Output
+from ckpt_runtime.operators.result_table import ResultTableOperator
 from ckpt_runtime.processes.limited_process import serve
 from ckpt_runtime.snapshots.preflight import UNTIL_IT_RUNS, PreflightAnswer, Question, StateVerdict
 from ckpt_runtime.state.errors import StateError
@@ -48,6 +49,8 @@ def verdicts(plan: CompiledPlan, stored: Mapping[str, Mapping[str, dict[str, Any
                 yield from _opened(JoinOperator(spec), uid, present)
             case GroupSpec():
                 yield from _opened(GroupOperator(spec), uid, present)
+            case TableSpec():
+                yield from _opened(ResultTableOperator(spec), uid, present)
             case DeduplicateSpec():
                 yield from _opened(DeduplicateOperator(spec), uid, present)
             case AggregateSpec() | ProcessSpec():

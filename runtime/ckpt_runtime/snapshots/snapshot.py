@@ -33,7 +33,7 @@ from ckpt_runtime.storage.state_files import StateFileReader, is_relative
 
 _LARGE_AND_FOREIGN = threading.Lock()
 _DAMAGE = (CorruptFileError, NotFoundError, InvalidLocationError)
-"""What is wrong with a snapshot itself. Any other StorageError says that nobody can tell now."""
+"""What is wrong with a snapshot itself. Any other StorageError says that this cannot be determined now."""
 
 
 @dataclass(frozen=True, slots=True)

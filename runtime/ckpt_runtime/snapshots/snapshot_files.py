@@ -112,7 +112,7 @@ def new_directory(target: Location, source: Location, discard: Callable[[], None
 
 
 def check_outside(target: Location, source: Location) -> None:
-    """Raises :class:`InvalidLocationError` for a target inside of a snapshot, where nobody looks for another one."""
+    """Raises :class:`InvalidLocationError` for a target inside of a snapshot, where no tool looks for another one."""
     if source.real().contains(target.real()):
         raise InvalidLocationError(f"{target.url} lies in the snapshot {source.url}", target.url)
 
@@ -150,7 +150,7 @@ class UnsharedFiles:
             return file.finish()
 
     def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
-        """None can be: all are to be written anew."""
+        """No file can be shared: all of them are written again."""
         return {}
 
 

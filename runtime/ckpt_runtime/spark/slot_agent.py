@@ -84,7 +84,7 @@ class SlotAgent:
     def _obey(self, command: AgentCommand) -> bool:
         match command:
             case SpawnWorker():
-                self._spawn(command.worker)
+                self._spawn(command)
             case AdoptWorker():
                 self._adopt(command)
             case KillWorker():
@@ -109,14 +109,15 @@ class SlotAgent:
                     progress[worker_id] = handles.processor_ticks(worker.pid)
         return progress
 
-    def _spawn(self, worker_id: str) -> None:
+    def _spawn(self, command: SpawnWorker) -> None:
         """Start a worker. A lack of processes or space is reported like an ended worker, so the driver tries again."""
-        parameters = self._parameters
+        parameters, worker_id = self._parameters, command.worker
         directory: HeldDirectory | str = ""
         try:
             directory = HeldDirectory(_DIRECTORY_PREFIX)
             driver = (parameters.driver_host, parameters.driver_port)
-            start = WorkerStart(driver, parameters.secret, self._slot, worker_id, str(directory.path))
+            place = str(directory.path)
+            start = WorkerStart(driver, parameters.secret, self._slot, worker_id, place, command.data_ports)
             worker = self._starter.start(start)
         except OSError as error:
             logger.warning("slot %s: worker %s cannot be started: %s", self._slot, worker_id, error)

@@ -58,13 +58,13 @@ def _become_supervisor(request: ForkRequest) -> NoReturn:
         os.close(pipe)
         request.begun(worker)
 
-    keep(partial(_become_worker, start, pipe, request.told), begun, start.directory)
+    keep(partial(_become_worker, start, pipe, request.notices), begun, start.directory)
 
 
-def _become_worker(start: WorkerStart, pipe: int, told: socket.socket) -> NoReturn:
+def _become_worker(start: WorkerStart, pipe: int, notices: socket.socket) -> NoReturn:
     """Set up what the agent would have given to a new process, then run as a worker."""
     try:
-        told.close()
+        notices.close()
         handles.set_name(handles.WORKER)
         os.environ["TMPDIR"] = start.directory
         tempfile.tempdir = None

@@ -100,7 +100,14 @@ def _serve(start: WorkerStart, parent_watch: ParentWatch) -> NoReturn:
     code = 0
     try:
         connection = ControlConnection.dial(start.driver, start.secret)
-        worker = TaskWorker(connection, start.secret, parent_watch, slot=start.slot, worker_id=start.worker)
+        worker = TaskWorker(
+            connection,
+            start.secret,
+            parent_watch,
+            slot=start.slot,
+            worker_id=start.worker,
+            data_ports=start.data_ports,
+        )
         try:
             worker.run()
         finally:

@@ -32,6 +32,7 @@ class WorkerStart(Struct, frozen=True):
     slot: str
     worker: str
     directory: str
+    data_ports: tuple[int, int] | None = None
 
 
 class WorkerProcess(Protocol):

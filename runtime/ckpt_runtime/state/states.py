@@ -200,6 +200,9 @@ class KeyedRowBuffer(Protocol):
         The numbers come in several arrays. An array, and all slots, are valid until the next array is asked for.
         """
 
+    def stored(self) -> Iterator[pa.RecordBatch]:
+        """All rows, without removing them. The caller must take all parts before it adds or removes rows."""
+
     def take(self, rows: AnyArray, wanted: Sequence[int]) -> list[pa.Array]:
         """The columns at the positions ``wanted`` of the rows with these numbers."""
 

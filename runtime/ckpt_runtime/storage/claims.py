@@ -127,12 +127,12 @@ def claim_of(snapshot: Location) -> Claim | None:
     return claim if claim is not None and identity(resolve(claim.snapshot)) == identity(snapshot) else None
 
 
-def _nobody(_: Claimant) -> bool:
+def _none_is_dead(_: Claimant) -> bool:
     return False
 
 
 def acquire(
-    place: Location, claim: Claim, heir_of: Sequence[str] = (), is_dead: Callable[[Claimant], bool] = _nobody
+    place: Location, claim: Claim, heir_of: Sequence[str] = (), is_dead: Callable[[Claimant], bool] = _none_is_dead
 ) -> None:
     """Claims a place. A job that has claimed it before renews its claim, which keeps the files that it names.
 
@@ -163,7 +163,7 @@ def acquire(
         if again is None:
             publish(claim_file(place), data)
             return
-        if again != present:  # somebody else has succeeded the owner
+        if again != present:  # another claimant has succeeded the owner
             raise ClaimedError(place, again)
         _continue(place, again, claim)
 

@@ -142,8 +142,8 @@ class LeaderStore:
         """The fence: raises :class:`NotLeaderError` unless ``info`` is the present leader."""
         present = self.current()
         if present != info:
-            holder = "nobody" if present is None else f"{present.app_id} (epoch {present.epoch})"
-            message = f"{info.app_id} (epoch {info.epoch}) does not lead any more, {holder} does"
+            holder = "no driver" if present is None else f"{present.app_id} (epoch {present.epoch})"
+            message = f"{info.app_id} (epoch {info.epoch}) no longer leads, {holder} does"
             raise NotLeaderError(message, self._root.url)
 
     def _delete_old_leases(self, epoch: int) -> None:

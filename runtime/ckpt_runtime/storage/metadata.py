@@ -19,12 +19,14 @@ import gc
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 import xxhash
 import zstandard
+from msgspec import Meta, Struct
 
+from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.documents import to_json_text
 from ckpt_runtime.storage.errors import CorruptFileError
@@ -75,11 +77,11 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
     Raises :class:`CorruptFileError` for anything that :func:`encode` did not write in full.
     """
     fields, body = _split(data, name)
-    if checksum_of(body) != fields["checksum"]:
+    if checksum_of(body) != fields.checksum:
         raise _corrupt(name, "the checksum of its content is wrong")
     try:
         # Checked before memory is allocated for it: a small frame may claim to hold gigabytes.
-        if zstandard.frame_content_size(body) != fields["text_length"]:
+        if zstandard.frame_content_size(body) != fields.text_length:
             raise _corrupt(name, "its length is not what its header says")
         text = zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
     except zstandard.ZstdError as error:
@@ -92,8 +94,7 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
 
 def text_length(data: bytes, name: str) -> int:
     """The length of the text in ``data`` by its header, which the limit bounds. Raises :class:`CorruptFileError`."""
-    length: int = _split(data, name)[0]["text_length"]
-    return length
+    return _split(data, name)[0].text_length
 
 
 def _values(text: bytes) -> int:
@@ -144,7 +145,15 @@ def _line(record: list[Any]) -> bytes:
     return b"%s %s\n" % (xxhash.xxh3_64_hexdigest(payload).encode(), payload)
 
 
-def _split(data: bytes, name: str) -> tuple[dict[str, Any], memoryview]:
+class _Header(Struct, frozen=True):
+    """The header, whose lengths bound what is decompressed."""
+
+    length: Annotated[int, Meta(ge=0, le=MAX_COMPRESSED_BYTES)]
+    text_length: Annotated[int, Meta(ge=0, le=MAX_TEXT_BYTES)]
+    checksum: str
+
+
+def _split(data: bytes, name: str) -> tuple[_Header, memoryview]:
     """The checked header, and the body, whose length is checked as well."""
     if len(data) < _SKIPPABLE.size:
         raise _corrupt(name, "it is too short")
@@ -155,12 +164,12 @@ def _split(data: bytes, name: str) -> tuple[dict[str, Any], memoryview]:
         raise _corrupt(name, "its header is damaged")
     fields = _header(data[_SKIPPABLE.size : _SKIPPABLE.size + header_length], name)
     body = memoryview(data)[_SKIPPABLE.size + header_length :]
-    if len(body) != fields["length"]:
-        raise _corrupt(name, f"it has {len(body)} bytes of content and not {fields['length']}")
+    if len(body) != fields.length:
+        raise _corrupt(name, f"it has {len(body)} bytes of content and not {fields.length}")
     return fields, body
 
 
-def _header(payload: bytes, name: str) -> dict[str, Any]:
+def _header(payload: bytes, name: str) -> _Header:
     try:
         header = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
@@ -173,15 +182,10 @@ def _header(payload: bytes, name: str) -> dict[str, Any]:
         raise _corrupt(name, "its header is damaged")
     if header.get("version") != VERSION:
         raise _corrupt(name, f"it has format version {header.get('version')!r}; this release reads {VERSION}")
-    _check_length(header, "length", MAX_COMPRESSED_BYTES, name)
-    _check_length(header, "text_length", MAX_TEXT_BYTES, name)
-    return header
-
-
-def _check_length(header: dict[str, Any], field: str, limit: int, name: str) -> None:
-    value = header.get(field)
-    if type(value) is not int or not 0 <= value <= limit:
-        raise _corrupt(name, f"it claims a {field} of {value!r}; at most {limit} is allowed")
+    try:
+        return checked(header, _Header)
+    except DocumentError as error:
+        raise _corrupt(name, f"its header is not usable: {error}") from error
 
 
 def _document(text: bytes, name: str) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class VersionedDocument:
         return self.directory.child(f"{number:020d}.json")
 
     def _conflict(self, expected: int) -> ConflictError:
-        message = f"{self.directory.url} was changed by somebody else: revision {expected} is not the present one"
+        message = f"{self.directory.url} was changed by another process: revision {expected} is not the present one"
         return ConflictError(message, self.directory.url)
 
 

@@ -17,11 +17,14 @@ from ckpt_runtime.graph.specs import (
     GenerateSpec,
     GroupSpec,
     JoinSpec,
+    LimitSpec,
     MapInArrowSpec,
     OperatorSpec,
     ProcessSpec,
     ProjectSpec,
     PythonFunctionsSpec,
+    SortSpec,
+    TableSpec,
     WatermarkSpec,
 )
 from ckpt_runtime.operators.aggregate import AggregateOperator
@@ -33,6 +36,7 @@ from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
+from ckpt_runtime.operators.result_table import LimitOperator, ResultTableOperator, SortOperator
 from ckpt_runtime.operators.sessions import SessionOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator, ExpandOperator
@@ -48,6 +52,9 @@ _OF_SPEC: dict[type, Callable[..., Operator]] = {
     PythonFunctionsSpec: PythonFunctionsOperator,
     MapInArrowSpec: MapInArrowOperator,
     WatermarkSpec: WatermarkOperator,
+    TableSpec: ResultTableOperator,
+    SortSpec: SortOperator,
+    LimitSpec: LimitOperator,
     DeduplicateSpec: DeduplicateOperator,
     JoinSpec: JoinOperator,
 }
@@ -72,4 +79,4 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
 
 def is_keyed(spec: OperatorSpec) -> bool:
     """Whether the operator keeps state per key, and so needs a keyed backend."""
-    return isinstance(spec, AggregateSpec | GroupSpec | DeduplicateSpec | ProcessSpec | JoinSpec)
+    return isinstance(spec, AggregateSpec | GroupSpec | TableSpec | DeduplicateSpec | ProcessSpec | JoinSpec)

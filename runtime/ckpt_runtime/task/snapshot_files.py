@@ -56,7 +56,7 @@ class NewFiles:
     def check_wanted(self) -> None:
         """Raises StorageError once the files are given up."""
         if self._given_up:
-            raise StorageError(f"{self.directory.url}: nobody waits for this snapshot any more", self.directory.url)
+            raise StorageError(f"{self.directory.url}: this snapshot was abandoned", self.directory.url)
 
     def private(self, suffix: str = "") -> StateFileWriter:
         if suffix:
@@ -104,7 +104,7 @@ class NewFiles:
             try:
                 found[name], means = self._duplicate(sources[name], files[name])
             except StorageError as error:
-                logger.warning("it is written anew instead: %s", error)
+                logger.warning("the file is written again: %s", error)
                 return None
             return means
 

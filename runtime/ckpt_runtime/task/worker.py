@@ -115,11 +115,18 @@ class TaskWorker:
     """One worker process's life: :meth:`run` serves the driver until the connection ends."""
 
     def __init__(
-        self, connection: ControlConnection, secret: str, parent_watch: AgentWatch, *, slot: str, worker_id: str
+        self,
+        connection: ControlConnection,
+        secret: str,
+        parent_watch: AgentWatch,
+        *,
+        slot: str,
+        worker_id: str,
+        data_ports: tuple[int, int] | None = None,
     ) -> None:
         self._connection = connection
         self._parent_watch = parent_watch
-        self._transport = DataTransport(connection.local_host, secret)
+        self._transport = DataTransport(connection.local_host, secret, data_ports)
         self._job: DeployedJob | None = None
         self._descriptor: JobDescriptor | None = None
         self._plan: tuple[str, CompiledPlan] | None = None
@@ -502,6 +509,7 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         alignment_ms=metrics.alignment_ms,
         start_delay_ms=metrics.start_delay_ms,
         debloated_buffer_size=metrics.debloated_buffer_size,
+        pending_rows=subtask.chain.operators[0].pending_rows,
         state=subtask.chain.state_metrics(),
     )
 

@@ -144,6 +144,7 @@ def _(self):
     "76.2, mutant 18",
     SubtaskCheckpoints,
     "_stop_recording",
+    seed=54,
 )
 def _(original, self, checkpoint_id, index, ended):
     original(self, checkpoint_id, index, ended)
@@ -340,7 +341,7 @@ def _(self):
 
 
 bug(
-    "restored rows are not clipped to the key groups of their new owner", "mutant 23", restored_input, "_clip", seed=56
+    "restored rows are not clipped to the key groups of their new owner", "mutant 23", restored_input, "_clip", seed=86
 )(lambda batch, edge, own: batch)
 
 
@@ -422,14 +423,14 @@ bug(
     "one host that lost its mount failed the job for good",
     restore,
     "_DAMAGED",
-    seed=153,
+    seed=173,
 )((*restore._DAMAGED, NotFoundError))
 
 
 @bug(
     "what a missing mount does not show counts as deleted",
     "directories of aborted checkpoints came back with it",
-    seed=279,
+    seed=500,
 )
 def _():
     """It takes an outage in the moment of a deletion: there are more of them."""
@@ -462,9 +463,9 @@ def _():
     ]
 
 
-bug("files go while a savepoint duplicates them", "FLIP-203", Retention, "pin", seed=37)(nothing)
+bug("files go while a savepoint duplicates them", "FLIP-203", Retention, "pin", seed=177)(nothing)
 
-bug("a claim deletes what sibling checkpoints need", "FLIP-193", JobClaims, "_needed_by_others", seed=285)(
+bug("a claim deletes what sibling checkpoints need", "FLIP-193", JobClaims, "_needed_by_others", seed=630)(
     lambda self, *rest: set()
 )
 

@@ -21,7 +21,7 @@ from tests.simulation.jobs.schedules import JOBS
 from tests.simulation.jobs.world import World
 from tests.simulation.schedules.runner import read_seeds
 
-SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "600"))
+SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "300"))
 """All but the rarest of the planted bugs show in a few dozen of them."""
 SEEDS_OF_A_LONG_RUN = max(SEEDS, 5_000)
 BLOCK = 100

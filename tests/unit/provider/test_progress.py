@@ -172,23 +172,30 @@ def test_triggerer_logs_the_standing_of_a_wait(
     job_manager: JobManager, condition: Condition, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
-    assert words in triggerer_log(condition, monkeypatch)
+    assert words in triggerer_log(job_manager, condition, monkeypatch)
 
 
 def test_triggerer_logs_the_standing_of_an_operation(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
     job_manager.gateway.polls_until_done = 10_000
     with CkptHook().get_conn() as client:
         client.trigger_savepoint(JOB, "/data", trigger_id="ab" * 16)
-    said = triggerer_log(OperationCondition(JOB, Operation.SAVEPOINT, "ab" * 16), monkeypatch)
+    said = triggerer_log(job_manager, OperationCondition(JOB, Operation.SAVEPOINT, "ab" * 16), monkeypatch)
     assert "it is in progress; the job is RUNNING; no checkpoint yet" in said
     fail(job_manager, JobStatus.RESTARTING)
-    said = triggerer_log(ReadyForSnapshotCondition(JOB), monkeypatch)
+    said = triggerer_log(job_manager, ReadyForSnapshotCondition(JOB), monkeypatch)
     assert "it is RESTARTING; last failure: ValueError: no such airport" in said
 
 
-def triggerer_log(condition: Condition, monkeypatch: pytest.MonkeyPatch) -> str:
-    wait = {"ckpt_conn_id": "ckpt_default", "deadline": time.time() + 0.1, "poll_interval": 0.01}
-    trigger, log = CkptTrigger(condition=condition, **wait), Lines()
+def triggerer_log(job_manager: JobManager, condition: Condition, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The job and its operations end when something has been logged."""
+
+    def end() -> None:
+        for operation in job_manager.gateway.operations.values():
+            operation.polls_left = 0
+        job_manager.gateway.move(JOB, JobStatus.FINISHED)
+
+    wait = {"ckpt_conn_id": "ckpt_default", "deadline": time.time() + 3600, "poll_interval": 0.01}
+    trigger, log = CkptTrigger(condition=condition, **wait), Lines(end)
     monkeypatch.setattr(type(trigger), "log", log)
 
     async def first() -> Any:

@@ -63,7 +63,7 @@ def waiting(condition: Condition, deadline: float | None = None) -> CkptTrigger:
     return CkptTrigger(
         ckpt_conn_id="ckpt_default",
         condition=condition,
-        deadline=time.time() + 5 if deadline is None else deadline,
+        deadline=time.time() + 60 if deadline is None else deadline,
         poll_interval=0.01,
         memo={"inherited": True},
     )

@@ -43,7 +43,7 @@ from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated, NotFound, VertexNotFound
 from ckpt_runtime.jobmaster.metric_table import text_of
 from ckpt_runtime.rest import checkpoint_answers, job_answers, metrics, prometheus
-from ckpt_runtime.rest.bodies import Body, HexId, Location, Owner, Within, body_of, spelled
+from ckpt_runtime.rest.bodies import Body, HexIds, Location, Owner, Within, body_of, spelled
 from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams
 from ckpt_runtime.rest.handlers.cluster import cluster_configuration
 from ckpt_runtime.rest.openapi import errors, json_body
@@ -316,7 +316,7 @@ class HoldLineageBody(Body):
 
     owner: Owner
     duration_ms: Annotated[int, Within(1, _MAX_DURATION_MS)] = spelled("duration")
-    own_jobs: tuple[HexId, ...] = spelled("ownJobs", default=())
+    own_jobs: HexIds = spelled("ownJobs", default=())
     snapshot: Location | None = None
 
 

@@ -176,6 +176,9 @@ class RowBuffer:
         """Columns of rows by number. Numbers are valid until :meth:`RowBuffers.compact_if_due`."""
         return self._rows.take(rows, wanted)
 
+    def stored(self) -> Iterator[pa.RecordBatch]:
+        return (batch for batch, _ in self.living())
+
     def living(self) -> list[tuple[pa.RecordBatch, AnyArray]]:
         """The live rows, in order, with whether they have matched (0 or 1)."""
         return _living(self._rows.segments, self._flags)

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta, Struct
 
+from ckpt_runtime.readable_types import ready
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json, schema_to_json
 
@@ -79,7 +80,7 @@ class Catalog:
     def from_json(cls, uid: str, description: dict[str, Any]) -> Catalog:
         """The inverse of :meth:`to_json`. Raises CorruptStateError for what this version cannot read."""
         try:
-            states = msgspec.convert(description.get("states"), dict[str, StateEntry])
+            states = msgspec.convert(description.get("states"), ready(dict[str, StateEntry]))
         except msgspec.ValidationError as error:
             raise CorruptStateError(f"operator {uid!r}: its state's description is damaged: {error}") from error
         if len({entry.id for entry in states.values()}) < len(states):

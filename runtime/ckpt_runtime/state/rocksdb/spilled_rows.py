@@ -117,6 +117,12 @@ class SpilledRows:
                     break
             self._least[place] = min(self._least[place], following)
 
+    def all_rows(self) -> Iterator[pa.RecordBatch]:
+        """All stored rows, without removing them, in parts that split no key."""
+        groups = (np.flatnonzero(self._counts) + self._first).tolist()
+        gone = self._gone.keys() | {key for frozen in self._frozen for key in frozen.gone}
+        return self._parts([self._database.scan(self._codec.runs_prefix(group)) for group in groups], gone)
+
     def take_all(self) -> Iterator[pa.RecordBatch]:
         """Removes and yields all stored rows, in parts that split no key. The call itself removes them."""
         groups = (np.flatnonzero(self._counts) + self._first).tolist()

@@ -108,6 +108,10 @@ class StoredRowBuffer(RowBuffer):
         arrays = self.take(numbers, range(len(self.spec.schema)))
         return numbers, pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema)
 
+    def stored(self) -> Iterator[pa.RecordBatch]:
+        """Rows that are not in memory are read, and stay where they are."""
+        return chain(super().stored(), (self.loaded(stored)[0] for stored in self.spilled.all_rows()))
+
     def spill(self, numbers: AnyArray, rows: pa.RecordBatch, slots: AnyArray) -> None:
         """Moves these rows, all rows of their keys, to the database. The next compaction frees their memory."""
         if not len(numbers):

@@ -357,10 +357,10 @@ def test_interrupting_an_attached_run_leaves_the_job(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     assert ckpt("run", "--job-id", "ab" * 16, pipeline) == 130
-    assert f"Job {'ab' * 16} goes on" in capsys.readouterr().err
+    assert f"Job {'ab' * 16} keeps running" in capsys.readouterr().err
     assert gateway.jobs["ab" * 16].status is JobStatus.RUNNING
     assert ckpt("savepoint", JOB, "/s") == 130
-    assert "the savepoint goes on as operation" in capsys.readouterr().err
+    assert "the savepoint continues as operation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_events(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[
     job = gateway.jobs[JOB]
     gateway.complete_checkpoint(job)
     announcer.checkpoint(job.tracker.snapshot().history[0])
-    announcer.told(StatusChanged(JobStatus.FAILED, 1, FailureInfo("ValueError", "why\nmore")))
+    announcer.announce(StatusChanged(JobStatus.FAILED, 1, FailureInfo("ValueError", "why\nmore")))
     assert ckpt("events", JOB.upper(), "--after", gateway.events.event_id(0)) == 0
     start, checkpoint, failed = capsys.readouterr().out.splitlines()
     assert "start" in start

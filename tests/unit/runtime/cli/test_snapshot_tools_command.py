@@ -185,7 +185,7 @@ def owner_of(savepoint: Path) -> Claimant:
 @pytest.mark.row("203.12")
 def test_release_of_what_a_job_elsewhere_has_claimed(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["snapshot", "release", str(savepoint)]) == ExitCode.NOT_FOUND
-    assert "nobody has claimed" in capsys.readouterr().err
+    assert "no job has claimed" in capsys.readouterr().err
     job = claimed(savepoint, "session a", "another-boot/pid:[1]/7/7")
     for said in ([], ["--owner-is-dead", "2" * 32]):
         assert main(["snapshot", "release", str(savepoint), *said]) == ExitCode.CONFLICT

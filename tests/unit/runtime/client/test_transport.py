@@ -39,7 +39,7 @@ class Script:
 
 
 def client_over(script: Callable[[httpx.Request], httpx.Response], **options: object) -> CkptClient:
-    return CkptClient("host:1", transport=httpx.MockTransport(script), **options)
+    return CkptClient("host:1", transport=httpx.MockTransport(script), **{"patience_s": 60, **options})
 
 
 def test_request_with_a_lost_answer_is_repeated_with_the_same_trigger_id() -> None:

@@ -237,7 +237,7 @@ def test_the_source_that_makes_the_reader_has_told_its_schema(world: Path) -> No
     [output] = read_all(Inferring, splits, directory=world)
     assert output.column("n") == [0, 1]
     for told, end in ((True, 2), (False, 0)):
-        planner = EnumeratorOperator(EnumeratorSpec(Inferring, {"directory": str(world)}, ARROW_SCHEMA, told=told))
+        planner = EnumeratorOperator(EnumeratorSpec(Inferring, {"directory": str(world)}, ARROW_SCHEMA, reported=told))
         opened(planner, context())
         planner.poll()
         assert offset_of(planner) == {"n": end}, "with a declared schema it is not asked"

@@ -12,6 +12,7 @@ from ckpt_runtime.connectors.numbers import NumbersSource
 from ckpt_runtime.connectors.splits import SPLITS
 from ckpt_runtime.graph.specs import SourceSpec
 from ckpt_runtime.operators.operator import SourceStatus
+from tests.support.effort import examples
 from tests.unit.runtime.connectors.harness import Clock, Collector, context, drain, opened, redistributed, snapshot_of
 
 MASK = (1 << 64) - 1
@@ -73,7 +74,7 @@ def test_sequence_numbers_have_no_gaps_within_a_split() -> None:
     assert all(numbers == list(range(len(numbers))) for numbers in seen.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.integers(0, 70_000),
     stages=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 8)), min_size=1, max_size=4),

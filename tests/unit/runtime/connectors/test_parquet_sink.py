@@ -18,6 +18,7 @@ from ckpt_runtime.connectors.file_sink import FileSink
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
+from tests.support.effort import examples
 from tests.unit.runtime.connectors.harness import JOB, SINK, context, opened, redistributed, snapshot_of
 
 # A sink that crashes leaves its files as they are.
@@ -310,7 +311,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.row("147.4")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=EVENTS, parallelisms=st.lists(st.integers(1, 3), min_size=1, max_size=8))
 def test_visible_rows_are_those_of_the_completed_checkpoints_through_any_crashes(
     tmp_path_factory: pytest.TempPathFactory, events: list[str], parallelisms: list[int]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ckpt_runtime.connectors.replay import ReplaySource
 from ckpt_runtime.graph.specs import SourceSpec
 from ckpt_runtime.operators.operator import SourceStatus
+from tests.support.effort import examples
 from tests.unit.runtime.connectors.harness import Clock, context, drain, opened, redistributed, snapshot_of
 
 ROWS = 3000
@@ -53,7 +54,7 @@ def test_one_subtask_replays_the_files_in_order(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("partition_by", ["", "key,row"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stages=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 20)), max_size=4), data=st.data())
 def test_every_row_comes_exactly_once_through_any_stops_and_rescales(
     directory: Path, partition_by: str, stages: list[tuple[int, int]], data: st.DataObject
@@ -65,6 +66,7 @@ def test_every_row_comes_exactly_once_through_any_stops_and_rescales(
     for number, (parallelism, polls) in enumerate([*stages, (3, None)]):
         restored = redistributed(snapshots, parallelism) if snapshots else [[] for _ in range(parallelism)]
         snapshots = []
+        waiting: list[int | None] = []
         for subtask in range(parallelism):
             replay = source(directory, partitionBy=partition_by)
             output = opened(replay, context(subtask, parallelism, state=restored[subtask], restored=number or None))
@@ -74,7 +76,10 @@ def test_every_row_comes_exactly_once_through_any_stops_and_rescales(
                 if row["key"] is not None:
                     keys.setdefault(row["key"], []).append(row["row"])
             snapshots.append(snapshot_of(replay, number + 1))
+            waiting.append(replay.pending_rows)
             replay.close()
+        known = [count for count in waiting if count is not None]
+        assert (sum(known), len(known)) == ((0, 0) if partition_by else (ROWS - len(seen), parallelism))
     assert sorted(seen) == list(range(ROWS))
     if partition_by:
         assert all(rows == sorted(rows) for rows in keys.values())

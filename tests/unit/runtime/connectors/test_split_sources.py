@@ -88,6 +88,24 @@ def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> N
     assert newest.ended
 
 
+def test_source_says_how_many_rows_wait_if_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "text", "a", 0, 5)
+    files = Job("text", {"path": str(tmp_path)}, most_rows=1)
+    files.discover()
+    files.read()
+    assert files.readers[0].pending_rows is None, "the lines of a file are known when they have been read"
+    now_s = 1_000.0
+    monkeypatch.setattr("ckpt_runtime.connectors.rate_source.time.time", lambda: now_s)
+    rate = Job("rate", {"rowsPerSecond": "100", "numPartitions": "4"}, parallelism=2, most_rows=10)
+    rate.discover()
+    now_s += 3
+    rate.read()
+    assert sum(reader.pending_rows or 0 for reader in rate.readers) == 280
+    for _ in range(100):
+        rate.read()
+    assert [reader.pending_rows for reader in rate.readers] == [0, 0]
+
+
 def test_hidden_files_and_other_names_are_left_out(tmp_path: Path) -> None:
     for at, name in enumerate(("a.txt", "_b.txt", ".c.txt", "d.txt._COPYING_", "e.csv", "below/f.txt", "_g/h.txt")):
         write(tmp_path, "text", name, at, 1)

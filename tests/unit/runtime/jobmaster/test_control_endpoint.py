@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -285,3 +286,15 @@ async def test_of_too_many_strangers_the_oldest_has_to_go(monkeypatch: pytest.Mo
             await rest_of(reader)
         assert not readers[-1].at_eof()
         assert not peer.closed, "a peer that has proved itself is no stranger"
+
+
+async def test_a_fixed_port_is_used_and_one_that_is_taken_is_named_with_its_option() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"jobmanager\.rpc\.port: {port} cannot be used at 127\.0\.0\.1"):
+            await ControlEndpoint("127.0.0.1", "secret", Door(), port).start()
+    endpoint = ControlEndpoint("127.0.0.1", "secret", Door(), port)
+    try:
+        assert await endpoint.start() == port
+    finally:
+        await endpoint.stop()

@@ -25,6 +25,7 @@ from ckpt_runtime.jobmaster.executions import ExecutionGraph, limited
 from ckpt_runtime.jobmaster.gateway_values import NOT_YET, ExceptionEntry, ExecutionState
 from ckpt_runtime.jobmaster.job_settings import (
     create_restart_strategy,
+    processes_backlog,
     shown_settings,
     strategy_type,
     submitted_settings,
@@ -153,9 +154,17 @@ class TestCheckpointSettings:
                 assert shown[item.shown_as] == value
         assert shown["checkpoints_after_tasks_finish"] is False
 
+    def test_a_backlog_begins_at_the_limit_and_ends_at_half_of_it(self) -> None:
+        configuration = Configuration({"execution.checkpointing.backlog.pending-records": "100"})
+        found, backlog = [], False
+        for pending in (99, 100, 60, 51, 50, 99, 101, 0):
+            backlog = processes_backlog(pending, backlog, configuration)
+            found.append(backlog)
+        assert found == [False, True, True, True, False, False, True, False]
+
     def test_the_table_has_all_settings(self) -> None:
         fields = {item.name for item in dataclasses.fields(CheckpointConfiguration)}
-        assert fields - {item.field for item in CHECKPOINT_SETTINGS} == {"interval_during_backlog_ms"}
+        assert fields == {item.field for item in CHECKPOINT_SETTINGS}
         live = {item.field for item in CHECKPOINT_SETTINGS if item.option.changeability is Changeability.LIVE}
         assert live == {item.field for item in PATCHABLE.values()} | {"retained", "retention"}
 

@@ -16,6 +16,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
@@ -42,6 +43,7 @@ from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, Failur
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
+    DeclineCheckpoint,
     NotifyCheckpointComplete,
     TriggerCheckpoint,
     WorkerCommand,
@@ -316,13 +318,17 @@ async def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_co
 @pytest.mark.parametrize("end", ["complete", "aborted"])
 async def test_a_savepoint_that_has_ended_is_expected_no_longer(tmp_path: Path, end: str) -> None:
     def declines(worker: FakeWorker, message: WorkerCommand) -> bool:
-        return isinstance(message, TriggerCheckpoint) and end == "aborted"
+        if not isinstance(message, TriggerCheckpoint) or end == "complete":
+            return False
+        reason = CheckpointFailureReason.CHECKPOINT_DECLINED.name
+        worker.peer.send(DeclineCheckpoint(worker.number, "k", worker.index, message.checkpoint_id, reason, "not now"))
+        return True
 
     async with World.start(tmp_path) as world:
         store = driver(tmp_path)
-        job = world.submit_durably(store, execution__checkpointing__timeout="300 ms")
+        job = world.submit_durably(store)
         await world.running(job)
-        world.slots.workers[0].behaviour = declines
+        world.on_message = declines
         taken = await asyncio.gather(
             job.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=False),
             return_exceptions=True,
@@ -504,6 +510,10 @@ class TestCrashAtEveryWrite:
             pass
         for job in world.jobs:
             await crash(job)
+        # No call of the dead driver is under way when storage comes back.
+        idle = threading.Barrier(2)
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(world.pool.own, idle.wait) for _ in range(2)))
         return told
 
     @pytest.mark.row("571.6")

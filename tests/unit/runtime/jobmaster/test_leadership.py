@@ -1,23 +1,42 @@
-"""Who leads, and when a leader stops to believe it does: real files, short leases."""
+"""Who leads, and when a leader stops to believe it does: real files, in a loop whose time jumps."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ckpt_runtime.jobmaster import leadership
 from ckpt_runtime.jobmaster.leadership import ClusterEnded, Leadership, LeaseSeal
 from ckpt_runtime.leader_proof import PublishedLeader, opened
 from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore
+from tests.support.virtual_time import InlineExecutor, JumpingLoop, LoopTime
 
-LEASE_S = 0.5
-TIMEOUT_S = 60
+LEASE_S = 10.0
+TIMEOUT_S = 600
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": JumpingLoop}
+
+
+@pytest.fixture(autouse=True)
+def time_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leadership, "time", LoopTime)
+
+
+def stand_still(seconds: float) -> None:
+    """The whole process does."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, JumpingLoop)
+    loop.stand_still(seconds)
 
 
 class Store(LeaderStore):
@@ -29,7 +48,7 @@ class Store(LeaderStore):
     def renew(self, info: LeaderInfo, sequence: int) -> None:
         if self.away:
             raise StorageError("away", "x")
-        time.sleep(self.takes_s)
+        stand_still(self.takes_s)
         super().renew(info, sequence)
 
 
@@ -40,6 +59,7 @@ class Candidate:
         self.name = name
         self.store = Store(resolve(directory / "ha"))
         self.leadership = Leadership(self.store, lease_s)
+        self.leadership._pool = InlineExecutor()  # type: ignore[assignment]
         self.lost = asyncio.Event()
 
     async def acquire(self) -> None:
@@ -79,14 +99,11 @@ async def test_the_first_leads_at_once_and_clients_find_it(tmp_path: Path) -> No
 
 
 async def test_a_second_waits_as_long_as_the_first_renews(tmp_path: Path) -> None:
-    """A lease that outlasts the pauses of a busy machine."""
-    lease_s = 3.0
-
-    async with candidates_on(tmp_path, lease_s) as candidate:
+    async with candidates_on(tmp_path) as candidate:
         first, second = candidate("a"), candidate("b")
         await first.acquire()
         waiting = asyncio.create_task(second.acquire())
-        await asyncio.sleep(2 * lease_s)
+        await asyncio.sleep(5 * LEASE_S)
         assert not waiting.done()
         first.leadership.fence()
         assert not first.lost.is_set()
@@ -128,9 +145,9 @@ async def test_a_dead_leader_is_followed_when_its_lease_has_run_out(tmp_path: Pa
         first, second = candidate("a"), candidate("b")
         await first.acquire()
         await first.die()
-        begun = time.monotonic()
+        begun = LoopTime.monotonic()
         await second.acquire()
-        assert time.monotonic() - begun >= LEASE_S * 2 / 3
+        assert LEASE_S * 2 / 3 <= LoopTime.monotonic() - begun <= LEASE_S * 3 / 2
         assert second.leadership.epoch == 2
         second.leadership.fence()
         with pytest.raises(StorageError):
@@ -150,7 +167,7 @@ async def test_one_that_ended_in_order_is_followed_at_once(tmp_path: Path) -> No
 
 
 async def test_a_leader_that_cannot_renew_stops_before_another_one_starts(tmp_path: Path) -> None:
-    async with candidates_on(tmp_path, 3.0) as candidate:
+    async with candidates_on(tmp_path) as candidate:
         first, second = candidate("a"), candidate("b")
         await first.acquire()
         first.store.away = True
@@ -163,7 +180,7 @@ async def test_a_leader_that_cannot_renew_stops_before_another_one_starts(tmp_pa
 
 
 async def test_a_leader_whose_epoch_is_over_hears_of_it(tmp_path: Path) -> None:
-    async with candidates_on(tmp_path, 10.0) as candidate:
+    async with candidates_on(tmp_path) as candidate:
         first = candidate("a")
         await first.acquire()
         LeaderStore(resolve(tmp_path / "ha")).claim("http://b", "b", "1", after=1)
@@ -172,16 +189,15 @@ async def test_a_leader_whose_epoch_is_over_hears_of_it(tmp_path: Path) -> None:
         await first.lost.wait()
 
 
-@pytest.mark.parametrize("takes_s", [0.0, 1.0], ids=["fast storage", "slow storage"])
+@pytest.mark.parametrize("takes_s", [0.0, LEASE_S / 3], ids=["fast storage", "slow storage"])
 async def test_one_that_was_frozen_for_long_goes_on_if_nobody_took_over(tmp_path: Path, takes_s: float) -> None:
     """Storage has the whole time of a lease to answer then, as the machine is a busy one."""
-    lease_s = 3.0
 
-    async with candidates_on(tmp_path, lease_s) as candidate:
+    async with candidates_on(tmp_path) as candidate:
         first = candidate("a")
         await first.acquire()
         first.store.takes_s = takes_s
-        time.sleep(lease_s)  # noqa: ASYNC251 -- the whole process stands still
+        stand_still(LEASE_S)
         with pytest.raises(StorageError, match="run out"):
             first.leadership.fence()
         while True:
@@ -204,27 +220,25 @@ async def test_a_directory_that_cannot_be_used_is_an_error_at_once(tmp_path: Pat
             await candidate("a").acquire()
 
 
-def test_a_sealed_address_is_renewed_as_long_as_its_leader_lives(tmp_path: Path) -> None:
+async def test_a_sealed_address_is_renewed_as_long_as_its_leader_lives(tmp_path: Path) -> None:
     """And put right when somebody has changed it."""
     file = tmp_path / "ha" / "leader.json"
 
     def published() -> PublishedLeader:
-        return opened(file.read_bytes(), "token", "flights", time.time())
+        return opened(file.read_bytes(), "token", "flights", LoopTime.time())
 
-    async def follow() -> None:
-        store = LeaderStore(resolve(tmp_path / "ha")).sealed_by(LeaseSeal("token", "flights", LEASE_S))
-        leadership = Leadership(store, LEASE_S)
-        async with asyncio.timeout(TIMEOUT_S):
-            await leadership.acquire("http://a", "a", lambda: None)
-            first = published()
-            assert first.rest == "http://a"
-            while (published().good_until or 0) <= (first.good_until or 0):
-                await asyncio.sleep(0.02)
-            sound = file.read_bytes()
-            file.write_bytes(sound.replace(b"http://a", b"http://b"))
-            while b"http://b" in file.read_bytes():
-                await asyncio.sleep(0.02)
-            assert published().epoch == 1
-            await leadership.release()
-
-    asyncio.run(follow())
+    async with candidates_on(tmp_path) as candidate:
+        leader = candidate("a")
+        leader.leadership._store = LeaderStore(resolve(tmp_path / "ha")).sealed_by(
+            LeaseSeal("token", "flights", LEASE_S)
+        )
+        await leader.acquire()
+        first = published()
+        assert first.rest == "http://a"
+        while (published().good_until or 0) <= (first.good_until or 0):
+            await asyncio.sleep(0.02)
+        sound = file.read_bytes()
+        file.write_bytes(sound.replace(b"http://a", b"http://b"))
+        while b"http://b" in file.read_bytes():
+            await asyncio.sleep(0.02)
+        assert published().epoch == 1

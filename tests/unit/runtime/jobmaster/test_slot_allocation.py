@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from ckpt_runtime.jobmaster.slot_pool import Allocation, Supply, allocate, choose_cores, shortage
+from ckpt_runtime.jobmaster.slot_allocation import (
+    Allocation,
+    Supply,
+    allocate,
+    choose_cores,
+    shortage,
+    turn_after,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +32,57 @@ from ckpt_runtime.jobmaster.slot_pool import Allocation, Supply, allocate, choos
 )
 def test_allocation(missing: list[int], supply: Supply, expected: Allocation) -> None:
     assert allocate(missing, supply) == expected
+
+
+@pytest.mark.parametrize(
+    ("missing", "reserving", "expected"),
+    [
+        pytest.param([6, 1], [0], Allocation((), (0, 1), 0, 0), id="what is free is reserved"),
+        pytest.param([1, 6, 1, 1], [1], Allocation((0,), (1, 2, 3), 0, 1), id="those before it are served"),
+        pytest.param(
+            [6, 7, 1], [1], Allocation((), (0, 1, 2), 0, 1), id="a request that lets others pass stays behind"
+        ),
+        pytest.param([6, 0], [0], Allocation((1,), (0,), 0, 0), id="a job that lacks none keeps its slots"),
+        pytest.param([4, 1], [0], Allocation((0,), (1,), 0), id="a request that is served reserves nothing"),
+    ],
+)
+def test_free_slots_are_reserved_for_a_request_in_its_turn(
+    missing: list[int], reserving: list[int], expected: Allocation
+) -> None:
+    assert allocate(missing, Supply(4, 0, 0), reserving) == expected
+
+
+def test_turns_alternate_and_are_of_equal_length() -> None:
+    assert turn_after(0, 60) == (False, 60)
+    assert turn_after(59, 60) == (False, 1)
+    assert turn_after(60, 60) == (True, 60)
+    assert turn_after(130, 60) == (False, 50)
+    assert turn_after(1e9, 0) == (False, None)
+
+
+def _waits(seed: int, interval_s: float, seconds: int = 3_000) -> int | None:
+    """How long a job waits for 6 of 8 slots while small jobs keep coming that run for 10 to 50 s; None for ever."""
+    generator = random.Random(seed)
+    running: list[int] = [generator.randint(10, 50) for _ in range(8)]
+    small = 0
+    for second in range(seconds):
+        running = [left - 1 for left in running if left > 1]
+        small += generator.random() < 0.5
+        reserving = [0] if turn_after(second, interval_s).reserves else []
+        granted = allocate([6] + [1] * small, Supply(8 - len(running), 0, 0), reserving).granted
+        if 0 in granted:
+            return second
+        small -= len(granted)
+        running += [generator.randint(10, 50) for _ in granted]
+    return None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_large_job_starts_in_its_first_turn_however_many_small_ones_come(seed: int) -> None:
+    waited = _waits(seed, 60)
+    assert waited is not None
+    assert waited < 120
+    assert _waits(seed, 0) is None, "without turns it would wait for ever, so that this test proves something"
 
 
 def test_a_shortage_tells_a_cluster_that_is_too_small_from_one_that_is_busy() -> None:

@@ -359,6 +359,80 @@ class TestAcquire:
             assert len(await requests[0]) == 20
             assert large.waits[-1] == ""
 
+    async def test_a_request_that_has_waited_for_its_turn_gets_what_becomes_free_before_later_ones(self) -> None:
+        clock = Clock()
+        async with opened(clock=clock, reservation_interval_s=60, request_timeout_s=600) as world:
+            world.capacity = 4
+            running = [(await world.pool.acquire(Owner(), 1, []))[0] for _ in range(4)]
+            large, small = Owner(), [Owner() for _ in range(3)]
+            served = asyncio.create_task(world.pool.acquire(large, 2, []))
+            passing = asyncio.create_task(world.pool.acquire(small[0], 1, []))
+            await settle()
+            world.pool.release(running[0])
+            assert len(await passing) == 1, "the first turn is that of the others"
+            clock.now += 60
+            later = [asyncio.create_task(world.pool.acquire(owner, 1, [])) for owner in small[1:]]
+            await settle()
+            world.pool.release(running[1])
+            await settle()
+            busy = "1 of the cluster's 4 are free; free slots are reserved for"
+            assert large.waits[-1] == f"needs 2 slots, {busy} it"
+            assert [owner.waits[-1] for owner in small[1:]] == [f"needs 1 slot, {busy} a job that needs 2"] * 2
+            world.pool.release(running[2])
+            assert len(await served) == 2
+            assert not any(request.done() for request in later)
+            world.pool.release(running[3])
+            assert len(await later[0]) == 1
+            later[1].cancel()
+
+    async def test_a_turn_begins_and_ends_without_another_event(self) -> None:
+        async with opened(reservation_interval_s=0.2, request_timeout_s=600) as world:
+            world.capacity = 2
+            (first,) = await world.pool.acquire(Owner(), 1, [])
+            large, small = Owner(), Owner()
+            requests = [asyncio.create_task(world.pool.acquire(large, 2, []))]
+            async with asyncio.timeout(TIMEOUT_S):
+                while not large.waits[-1:] or not large.waits[-1].endswith("reserved for it"):
+                    await asyncio.sleep(0.01)
+            requests.append(asyncio.create_task(world.pool.acquire(small, 1, [])))
+            async with asyncio.timeout(TIMEOUT_S):
+                assert len(await requests[1]) == 1, "the turn has ended"
+            assert not requests[0].done()
+            requests[0].cancel()
+            world.pool.release(first)
+
+    async def test_a_request_that_timed_out_keeps_its_place_for_the_next_one(self) -> None:
+        clock = Clock()
+        async with opened(clock=clock, reservation_interval_s=60) as world:
+            world.capacity = 2
+            (first,) = await world.pool.acquire(Owner(), 1, [])
+            large, small = Owner(), Owner()
+            world.requests_wait(0.01)
+            with pytest.raises(SlotsUnavailableError):
+                await world.pool.acquire(large, 2, [])
+            world.requests_wait(600)
+            clock.now += 61
+            again = asyncio.create_task(world.pool.acquire(large, 2, []))
+            await settle()
+            later = asyncio.create_task(world.pool.acquire(small, 1, []))
+            await settle()
+            world.pool.release(first)
+            assert len(await again) == 2
+            assert not later.done()
+            later.cancel()
+
+    async def test_a_job_that_is_larger_than_the_cluster_reserves_nothing(self) -> None:
+        clock = Clock()
+        async with opened(clock=clock, reservation_interval_s=60, request_timeout_s=600) as world:
+            world.capacity = 2
+            huge = Owner()
+            request = asyncio.create_task(world.pool.acquire(huge, 3, []))
+            await settle()
+            clock.now += 61
+            assert len(await world.pool.acquire(Owner(), 1, [])) == 1
+            assert huge.waits == ["needs 3 slots, the cluster has 2"]
+            request.cancel()
+
     async def test_slots_are_launched_when_the_cluster_has_got_room_for_them(self) -> None:
         async with opened() as world:
             world.capacity = 0
@@ -525,7 +599,7 @@ class TestWorkers:
             exited = WorkerExited(spawn.worker, 1)
             world.pool.peer_message(agent, exited)
             assert len(agent.of(SpawnWorker)) == 1
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(TIMEOUT_S):
                 while len(agent.of(SpawnWorker)) < 2:
                     await asyncio.sleep(0.01)
             assert agent.of(SpawnWorker)[1].worker != spawn.worker

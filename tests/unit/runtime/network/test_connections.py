@@ -102,7 +102,7 @@ def test_closing_wakes_a_receiver(pair: tuple[ControlConnection, socket.socket])
 
     thread = in_background(receive)
     connection.close()
-    thread.join(10)
+    thread.join(60)
     assert len(ended) == 1
     connection.close()
 

@@ -179,7 +179,7 @@ def test_agents_talk_to_the_driver(sound: str) -> None:
             connection.send(RegisterAgent(f"slot-{number}", "127.0.0.1", (), ProcessIdentity("", 1, 1)))
             wait_until(lambda: listener.agent is not None, "the registration")
             loops[0].call_soon_threadsafe(listener.send, Ping())
-            reading.join(10)
+            reading.join(60)
             assert received == [Ping()]
             assert connection.local_host == "127.0.0.1"
             connection.close()
@@ -199,7 +199,7 @@ def test_closing_wakes_who_waits_for_the_driver(sound: str) -> None:
 
         threading.Thread(target=receive).start()
         connection.close()
-        assert ended.wait(10)
+        assert ended.wait(60)
 
     with_endpoint(sound, dial)
 
@@ -294,5 +294,5 @@ def test_nothing_older_than_tls_1_3_between_workers(sound: str, receiver: DataTr
     assert context is not None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with socket.create_connection(receiver.address, timeout=10) as plain, pytest.raises(ssl.SSLError):
+    with socket.create_connection(receiver.address, timeout=60) as plain, pytest.raises(ssl.SSLError):
         context.wrap_socket(plain)

@@ -98,7 +98,7 @@ def test_a_peer_that_sends_nonsense_loses_its_connection_and_others_keep_theirs(
             peer.sendall(encode_header(WIRE, 0, FrameKind.OPEN))
             receive_exactly(peer, HEADER_BYTES + 4)
             peer.sendall(body if kind is None else encode_header(WIRE, len(body), kind) + body)
-            assert arrived.wait(10)
+            assert arrived.wait(60)
             element = gate.poll()
             assert element is not None
             assert isinstance(element[1], ConnectionError)
@@ -116,7 +116,7 @@ def assert_still_works(receiver: DataTransport) -> None:
     sender = DataTransport("127.0.0.1", SECRET)
     try:
         sender.connect(receiver.address, wire, 4, lambda: None).send_control(EndOfPartition())
-        assert arrived.wait(10)
+        assert arrived.wait(60)
         element = gate.poll()
         assert element is not None
         assert element[1] == EndOfPartition()

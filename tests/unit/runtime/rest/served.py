@@ -20,12 +20,12 @@ def served(app: FastAPI, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever, name="served")
     thread.start()
     try:
-        running, port = asyncio.run_coroutine_threadsafe(server.start(app, "127.0.0.1", 0, tls=tls), loop).result(10)
+        running, port = asyncio.run_coroutine_threadsafe(server.start(app, "127.0.0.1", 0, tls=tls), loop).result(60)
         try:
             yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
         finally:
-            asyncio.run_coroutine_threadsafe(server.stop(running), loop).result(10)
+            asyncio.run_coroutine_threadsafe(server.stop(running), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from ckpt_runtime.rest import event_stream, http_protocol, server
 from ckpt_runtime.rest.app import create_app
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 STATUS = EventType.JOB_STATUS
 FAR_MORE = 400
 """Events of 100 kB: more than sockets and buffers hold on both sides."""
@@ -79,7 +78,10 @@ def test_silence_is_filled_with_signs_of_life(serve: Callable[..., Served], monk
     served.run(listen())
 
 
-def test_a_client_that_closes_is_forgotten_before_anything_is_written(serve: Callable[..., Served]) -> None:
+def test_a_client_that_closes_is_forgotten_before_anything_is_written(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_S", 10 * TIMEOUT_S)
     served = serve()
 
     async def listen() -> None:
@@ -91,9 +93,7 @@ def test_a_client_that_closes_is_forgotten_before_anything_is_written(serve: Cal
         while served.log.listeners or served.server.server_state.connections:
             await asyncio.sleep(0.01)
 
-    begun = time.monotonic()
     served.run(listen())
-    assert time.monotonic() - begun < event_stream.KEEP_ALIVE_S
 
 
 def test_slow_reader_gets_reset_and_is_disconnected_and_delays_no_other_stream(serve: Callable[..., Served]) -> None:
@@ -104,12 +104,9 @@ def test_slow_reader_gets_reset_and_is_disconnected_and_delays_no_other_stream(s
         reader, writer = await connect(served)
         await reader.readuntil(b"event: start\n")
         writer.transport.pause_reading()
-        number, begun = 0, time.monotonic()
-        while number < FAR_MORE:
-            number += 1
+        for number in range(1, FAR_MORE + 1):
             served.publish(number, text)
             await asyncio.sleep(0)  # the server writes as much as it can
-        assert time.monotonic() - begun < TIMEOUT_S / 2
         writer.transport.resume_reading()
         rest = await reader.readuntil(b"event: reset\n")
         rest += await reader.readuntil(b"\r\n0\r\n\r\n")  # the end of the answer
@@ -142,15 +139,14 @@ def test_a_reader_that_reads_nothing_at_all_is_cut_off(
         served.run(publish())
 
 
-def test_a_stream_ends_with_the_server(serve: Callable[..., Served]) -> None:
+def test_a_stream_ends_with_the_server(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_GRACE_S", 10 * TIMEOUT_S)
     served = serve()
 
     async def listen() -> bytes:
         reader, writer = await connect(served)
         await reader.readuntil(b"event: start\n")
-        begun = time.monotonic()
         await server.stop(served.server)
-        assert time.monotonic() - begun < server._GRACE_S / 2
         rest = await reader.read()
         writer.close()
         return rest

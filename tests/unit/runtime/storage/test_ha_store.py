@@ -144,7 +144,7 @@ def test_of_two_drivers_that_change_a_job_at_once_one_loses(store: HaStore, root
         zombie.jobs.update(JOB, lambda present: replace(present, version=7))
         return replace(job, version=8)
 
-    with pytest.raises(ConflictError, match="changed by somebody else"):
+    with pytest.raises(ConflictError, match="changed by another process"):
         store.jobs.update(JOB, change_under_its_feet)
     assert store.jobs.get(JOB).version == 7
 
@@ -156,7 +156,7 @@ def test_what_is_written_again_as_it_is_stops_what_is_on_its_way(store: HaStore,
         assert HaStore(root).jobs.update(JOB, lambda present: present, always=True) == PLAN
         return replace(job, version=8)
 
-    with pytest.raises(ConflictError, match="changed by somebody else"):
+    with pytest.raises(ConflictError, match="changed by another process"):
         store.jobs.update(JOB, settled_meanwhile)
     assert store.jobs.get(JOB) == PLAN
 

@@ -294,7 +294,7 @@ def test_a_claim_whose_answer_is_lost_is_known_to_be_won(s3: ObjectStore, direct
     with s3.failing(puts("/leader/"), times=1, takes_effect=True):
         second = leader.claim("http://b", "app-b", "2", after=1)
     assert second.epoch == 2
-    with pytest.raises(NotLeaderError, match="does not lead any more, app-b"):
+    with pytest.raises(NotLeaderError, match="no longer leads, app-b"):
         leader.check(first)
 
 

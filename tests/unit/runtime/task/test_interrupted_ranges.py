@@ -38,6 +38,7 @@ from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.output import BufferLimits, ResultPartition
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.waiting_input import waiting_input
+from tests.support.effort import examples
 from tests.unit.runtime.task.conftest import TaskKit
 
 BATCH = 4
@@ -226,7 +227,7 @@ def test_a_barrier_comes_into_the_middle_of_a_range_and_the_rest_is_state(kit: T
     assert [item for entry in restored.lists for item in entry.items] == []
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 4), st.booleans())
 def test_any_cuts_and_parallelisms_give_each_row_once(
     kit: TaskKit, cuts: list[int], before: int, after: int, ordered: bool

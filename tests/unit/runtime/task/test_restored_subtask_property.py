@@ -25,6 +25,7 @@ from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
 from ckpt_runtime.storage.filesystem import delete_tree, make_directory, resolve
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput
 from ckpt_runtime.task.snapshot_writer import write_snapshot
+from tests.support.effort import examples
 from tests.unit.runtime.task.conftest import Bench, TaskKit, Wire
 
 ALL = KeyGroupRange(0, 127)
@@ -208,7 +209,7 @@ def short_slices() -> Iterator[pytest.MonkeyPatch]:
 
 
 @pytest.mark.row("76.2", "76.5", "76.8", "76.11")
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(scenarios(), st.booleans())
 def test_a_restored_subtask_sees_what_an_undisturbed_one_sees(
     kit: TaskKit, short_slices: pytest.MonkeyPatch, scenario: Any, ends: bool

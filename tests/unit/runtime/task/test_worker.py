@@ -26,7 +26,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.network.agent_messages import FROM_STRANGER, ProcessIdentity, RegisterWorker
+from ckpt_runtime.network.agent_messages import FROM_UNREGISTERED, ProcessIdentity, RegisterWorker
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
@@ -98,7 +98,7 @@ class Driver:
         self.connection = connection
         self.worker = worker
         self.parent_watch = parent_watch
-        self.registration = connection.receive(FROM_STRANGER)
+        self.registration = connection.receive(FROM_UNREGISTERED)
 
     def start(self) -> threading.Thread:
         def serve() -> None:
@@ -120,7 +120,7 @@ class Driver:
 
     def hang_up(self, thread: threading.Thread) -> None:
         self.connection.close()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -1,0 +1,137 @@
+"""Nexmark's queries in the engine, and beside a peer: events per second, processor seconds, and a check of each result.
+
+Each query runs twice: over ``--check-events`` events into Parquet, where DuckDB compares the result, and over
+``--events`` without a sink, which is measured from RUNNING to the end, with a checkpoint per second, exactly once.
+``events_per_s_core`` is by processor seconds of all processes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main
+from benchmarks.nexmark.expected import Expected
+from benchmarks.nexmark.pipeline.events import EVENTS_PER_S
+from benchmarks.nexmark.pipeline.queries import QUERIES
+from benchmarks.nexmark.processes import CpuTime, Timed
+from benchmarks.process_tree import PeakMemory
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+
+NAME = "nexmark"
+_PIPELINE = Path(__file__).resolve().parent / "pipeline"
+_TIMEOUT_S = 1_800
+_CHECKED_S = 40
+"""The event time of the compared events: three windows of ten seconds end within it."""
+
+
+def main() -> None:
+    """The command line."""
+    parser = parser_for(NAME, __doc__ or "")
+    parser.add_argument("--query", default="all", help="a query such as q5, several with commas between them, or all")
+    parser.add_argument("--events", type=positive_int, default=4_000_000, help="events that are measured")
+    parser.add_argument("--check-events", type=positive_int, default=400_000, help="events of the compared result")
+    parser.add_argument("--events-per-split", type=positive_int, default=20_000, help="events that one reader reads")
+    parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
+    parser.add_argument("--peer", choices=("none", "spark"), default="none", help="the system to compare with")
+    options = parser.parse_args()
+    names = list(QUERIES) if options.query == "all" else options.query.split(",")
+    if unknown := [name for name in names if name not in QUERIES]:
+        parser.error(f"--query {unknown[0]}: it has to be one of {', '.join(QUERIES)}")
+    directory = Path(tempfile.mkdtemp(prefix="ckpt-nexmark-"))
+    try:
+        with PeakMemory(os.getpid()) as memory:
+            queries = _measured(names, options, directory)
+        emit(NAME, options, {"queries": queries}, round(memory.peak_mb))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _measured(names: list[str], options: Namespace, directory: Path) -> dict[str, dict[str, Any]]:
+    per_second = -(-options.check_events // _CHECKED_S)
+    expected = Expected(options.check_events, per_second)
+    found: dict[str, dict[str, Any]] = {}
+    with MiniCluster() as cluster:
+        for name in names:
+            in_engine(cluster, name, options.check_events, per_second, options, directory / "engine")
+            checked = _check(name, expected, directory / "engine", last_events(options))
+            run = in_engine(cluster, name, options.events, EVENTS_PER_S, options, None)
+            found[name] = _figures(options.events, run) | {"checked": checked}
+            progress(f"{name}: {found[name]}")
+    if options.peer == "spark":
+        from benchmarks.nexmark.spark_peer import SparkPeer
+
+        with SparkPeer(options, directory) as peer:
+            for name in names:
+                _add_peer(found[name], options.events, peer.run(name))
+                progress(f"{name}: {found[name]}")
+    return found
+
+
+def _figures(events: int, run: Timed) -> dict[str, Any]:
+    return {
+        "events_per_s": round(events / run.seconds),
+        "events_per_s_core": round(events / run.cpu_s),
+        "cpu_s": round(run.cpu_s, 2),
+    }
+
+
+def _add_peer(figures: dict[str, Any], events: int, run: Timed) -> None:
+    of_peer = _figures(events, run)
+    figures |= {f"peer_{key}": value for key, value in of_peer.items()}
+    figures["ratio"] = round(figures["events_per_s"] / of_peer["events_per_s"], 2)
+    figures["ratio_core"] = round(figures["events_per_s_core"] / of_peer["events_per_s_core"], 2)
+
+
+def in_engine(
+    cluster: MiniCluster, name: str, events: int, per_second: int, options: Namespace, output: Path | None
+) -> Timed:
+    """Runs a query to its end, with a checkpoint per second. Planning and the start of processes are not measured."""
+    arguments = [name, str(events), str(options.events_per_split), str(per_second), str(output or "")]
+    configuration = {"execution.checkpointing.interval": "1 s", "restart-strategy.type": "none"}
+    job = cluster.submit(
+        _PIPELINE,
+        entry="queries:pipeline",
+        arguments=arguments,
+        configuration=configuration,
+        parallelism=options.parallelism,
+    )
+    cluster.wait_for_status(job, JobStatus.RUNNING, JobStatus.FINISHED)
+    start = time.monotonic()
+    with CpuTime() as cpu:
+        cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=_TIMEOUT_S, clean_up=False)
+        seconds = time.monotonic() - start
+    cluster.wait_for_clean_up(job)
+    return Timed(seconds, cpu.seconds)
+
+
+def last_events(options: Namespace) -> tuple[int, int]:
+    """The last events of the readers that end first and last in event time: splits are dealt out in turn.
+
+    Raises BenchmarkError if a reader gets no split, since event time would never advance.
+    """
+    events, per_split = options.check_events, options.events_per_split
+    splits = -(-events // per_split)
+    if splits < options.parallelism:
+        raise BenchmarkError(f"{events} events are {splits} splits, which are fewer than readers: give more events")
+    return min((splits - options.parallelism + 1) * per_split, events) - 1, events - 1
+
+
+def _check(name: str, expected: Expected, output: Path, last: tuple[int, int]) -> int:
+    """Returns the number of rows that were compared. Raises BenchmarkError for a wrong result."""
+    rows, wrong = expected.difference(name, pq.read_table(output / name), last)
+    if wrong:
+        raise BenchmarkError(f"{name}: {wrong}")
+    return rows
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,55 @@
+"""From the triggers of a program's queries to how often its job takes a checkpoint, which makes rows visible.
+
+Spark's ``trigger`` says how often results become visible. That is the interval of checkpoints here, and all queries of
+a program are one job: the shortest interval counts. What says the interval of checkpoints itself, in the program or
+at its submission, is stronger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ckpt_runtime.api.intervals import INTERVAL_FORM, parse_interval
+from ckpt_runtime.api.session import RuntimeConfig
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.graph.errors import PlanError
+
+_FIELDS = {
+    "processing_time_interval": "processingTime",
+    "continuous_checkpoint_interval": "continuous",
+    "real_time_batch_duration": "realTime",
+}
+"""Fields of Spark's request that hold an interval, with the arguments of ``trigger`` that set them."""
+_AT_ONCE = frozenset({"kafka", "noop"})
+"""Sinks whose rows do not wait for a checkpoint."""
+
+
+def set_interval(starts: Sequence[Any], conf: RuntimeConfig) -> None:
+    """Sets the interval of checkpoints that triggers say, unless program or submission set one.
+
+    ``starts`` are Spark's requests.
+    Raises PlanError for an interval that Spark would not take, or that the engine cannot keep.
+    """
+    intervals = [found for start in starts if (found := _interval_ms(start))]
+    key = CheckpointingOptions.INTERVAL.key
+    if intervals and not conf.sets(key):
+        conf.set(key, f"{min(intervals)} ms")
+
+
+def _interval_ms(start: Any) -> int | None:
+    """The interval of a query in milliseconds; None for a trigger without one, or of zero: as soon as possible."""
+    field = start.WhichOneof("trigger")
+    if field not in _FIELDS:
+        return None
+    text, name = getattr(start, field), _FIELDS[field]
+    if name == "realTime" and (start.format or "parquet").lower() not in _AT_ONCE:
+        raise PlanError(
+            "trigger",
+            "realTime needs a sink whose rows are visible at once, which is kafka; rows of others become visible with "
+            "checkpoints: use processingTime",
+        )
+    try:
+        return parse_interval(text)
+    except ValueError:
+        raise PlanError("trigger", f"{name}={text!r} is not an interval: expected {INTERVAL_FORM}") from None

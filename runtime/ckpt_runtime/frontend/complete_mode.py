@@ -1,0 +1,98 @@
+"""Output mode ``complete``: which plans it takes, and what comes behind the aggregation up to the sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ckpt_runtime.expressions.nodes import Column, Expression
+from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.frontend.batch_writers import SparkWrite
+from ckpt_runtime.frontend.struct_keys import is_window, leaves_of
+from ckpt_runtime.frontend.typed_plan import (
+    Aggregate,
+    Filter,
+    Generate,
+    Limit,
+    MapPartitions,
+    PlanNode,
+    Project,
+    Sort,
+    Watermark,
+)
+from ckpt_runtime.graph import specs
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.logical import LogicalInput
+
+if TYPE_CHECKING:
+    from ckpt_runtime.frontend.mapping import QueryMapper
+
+_BEHIND = (Project, Filter, Generate, MapPartitions, Sort, Limit, Watermark)
+"""What may follow the aggregation: it makes rows of one table only, and all of them before the table has ended."""
+_WHOLE = frozenset({"delta", "foreach", "foreachBatch", "kafka", "noop"})
+"""Formats that take each whole result, beside PySpark data sources, which are told to overwrite."""
+
+
+def check_complete(nodes: Sequence[PlanNode]) -> None:
+    """Raises PlanError for a plan that has no result table: there is nothing that complete could write each time."""
+    places = [at for at, node in enumerate(nodes) if isinstance(node, Aggregate)]
+    if not places:
+        raise PlanError("outputMode", "complete needs an aggregation, as in Spark; use append")
+    if any(node.session is not None for node in nodes if isinstance(node, Aggregate)):
+        raise PlanError("outputMode", "complete is not supported for session windows, which merge; use append")
+    for at, node in enumerate(nodes):
+        if isinstance(node, Sort | Limit) and at < places[0]:
+            what = "orderBy" if isinstance(node, Sort) else "limit"
+            raise PlanError(what, "only the result of the aggregation can have it, not the rows in front of it")
+        if at > places[-1] and not isinstance(node, _BEHIND):
+            raise PlanError(
+                "outputMode",
+                f"complete writes the result of one aggregation, and {type(node).__name__} mixes it with other rows",
+            )
+
+
+def check_complete_sink(spec: specs.SinkSpec) -> None:
+    """Raises PlanError for a sink that cannot replace what it has written, as Spark does."""
+    sink, name = spec.format, spec.format if isinstance(spec.format, str) else spec.format.__name__
+    whole = sink in _WHOLE if isinstance(sink, str) else hasattr(sink, "streamWriter")
+    if spec.function is not None and isinstance(spec.function.call, SparkWrite):
+        whole, name = False, spec.function.call.format
+    if not whole:
+        raise PlanError(
+            "outputMode",
+            f"format {name!r} does not support complete, because its rows stay; use foreachBatch, console, kafka or "
+            "delta, or update",
+        )
+    if sink == "delta" and spec.options.get("partitionBy"):
+        raise PlanError("partitionBy", "a table of format 'delta' that complete overwrites cannot be partitioned")
+
+
+def add_ordered(
+    mapper: QueryMapper, node: Sort | Limit, inputs: tuple[LogicalInput, ...], schema: pa.Schema
+) -> tuple[LogicalInput, ...]:
+    """Adds the operators that order or limit rows. Keys of an order are first computed, behind the columns."""
+    if isinstance(node, Limit):
+        return mapper.apply(specs.LimitSpec(node.rows), inputs, schema, node.plan_id)
+    columns: list[tuple[str, Expression]] = [
+        (f"column{at}", Column(at, column.type)) for at, column in enumerate(node.columns)
+    ]
+    orders = []
+    for key in node.orders:
+        for leaf in _sorted_by(key.expression):
+            orders.append(specs.SortOrder(len(columns), key.descending, key.nulls_first))
+            columns.append((f"order{len(orders)}", leaf))
+    prepared = pa.schema([(name, arrow_type(tree.type)) for name, tree in columns])
+    computed = mapper.apply(specs.EvaluateSpec(tuple(columns), prepared), inputs, prepared, None)
+    return mapper.apply(specs.SortSpec(tuple(orders), schema), computed, schema, node.plan_id)
+
+
+def _sorted_by(key: Expression) -> list[Expression]:
+    """The values that a key is compared by: itself, or the start and the end of a window. Raises PlanError."""
+    if is_window(key.type):
+        return [leaf for _, leaf in leaves_of(key)]
+    kind = arrow_type(key.type)
+    if pa.types.is_nested(kind):
+        raise PlanError("orderBy", f"a column of type {kind} cannot be ordered by; order by its fields")
+    return [key]

@@ -1,0 +1,168 @@
+"""Output mode ``complete``: the whole result of an aggregation, sorted and limited if the query says so.
+
+The aggregation gives the rows of groups that have changed. :class:`ResultTableOperator`, in one subtask, keeps the
+latest row of each group as keyed state. Before a barrier, if a row has changed since it last did so, it emits all rows
+and then the end of a range. What follows up to the sink runs in the same thread and passes this on in one step, so that
+the table lies between two barriers as a whole:
+
+* An aborted checkpoint leaves a whole table that its sink has prepared, which the next checkpoint commits as a batch of
+  its own, or none at all. No commit gets parts of two tables, or the same table twice.
+* A barrier may overtake changed rows on their way to this operator. They are in-flight data of that checkpoint, and
+  part of the table of the next one.
+* After a restore nothing has changed: the sink's state holds the table that belongs to the checkpoint.
+* At the end of the data the final checkpoint gives the last table.
+
+The aggregation itself may run in many subtasks and be rescaled. Never blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ckpt_runtime.graph.specs import GroupSpec, LimitSpec, SortOrder, SortSpec, TableSpec
+from ckpt_runtime.operators.aggregates.accumulator import Rows
+from ckpt_runtime.operators.aggregates.registry import accumulator_for
+from ckpt_runtime.operators.group_state import OUTPUT_ROWS, GroupStateOperator
+from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.state.columns import AnyArray, plain
+from ckpt_runtime.state.kernels.compiler import read_only
+
+_NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
+
+
+class ResultTableOperator(GroupStateOperator):
+    """Built from a :class:`TableSpec`."""
+
+    requires_final_checkpoint = True
+
+    def __init__(self, spec: TableSpec) -> None:
+        super().__init__(spec.schema, spec.keys, None)
+        self._group = spec.group
+        self._total = spec.total
+        self._changed = False
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        return self._schema
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._changed = self._total and context.restored_checkpoint_id is None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        groups, slots, _ = self.numbered([batch.column(name) for name in self._keys])
+        for _ in self._buffer.matches(slots, _NO_TIMES, 0, 0, np.zeros(len(slots), dtype=np.uint8)):
+            pass  # each match removes the row that the group had
+        latest = np.empty(len(slots), dtype=np.int64)
+        latest[groups] = np.arange(batch.num_rows)  # of several rows of a group, the last one stays
+        self.store([column.take(pa.array(latest)) for column in batch.columns], None, slots)
+        self._changed = True
+
+    def process_end_of_range(self) -> None:
+        """Ignores it: the only ends of ranges behind a result table are its own."""
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        super().prepare_snapshot(checkpoint_id)
+        if self._changed:
+            self._changed = False
+            for batch in self._rows():
+                self.output.emit(batch)
+            self.output.emit_end_of_range()
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        if self._total and not len(self._buffer):
+            yield _of_no_rows(self._group, self._schema)
+            return
+        held: list[pa.RecordBatch] = []
+        for batch in self._buffer.stored():
+            held.append(batch.select(self._schema.names))
+            if sum(part.num_rows for part in held) >= OUTPUT_ROWS:
+                yield pa.concat_batches(held)
+                held = []
+        if held:
+            yield pa.concat_batches(held)
+
+
+def _of_no_rows(spec: GroupSpec, schema: pa.Schema) -> pa.RecordBatch:
+    """The result of aggregates over no rows: a count of 0, a sum of null.
+
+    A row of nulls has the same result, but for a count of rows.
+    """
+    one, none = (read_only(np.zeros(rows, dtype=np.uint32)) for rows in (1, 0))
+    arrays = [pa.array([0], schema.field(name).type) for name in spec.keys]
+    for aggregate in spec.aggregates:
+        if not aggregate.columns:
+            arrays.append(pa.array([0], aggregate.result))
+            continue
+        accumulator = accumulator_for(aggregate, spec.schema)
+        given = aggregate.columns[:-1] if aggregate.filtered else aggregate.columns
+        old = Rows(none, [pa.nulls(0, field.type) for field in accumulator.stored])
+        new = Rows(one, [pa.nulls(1, spec.schema.field(name).type) for name in given])
+        arrays.append(accumulator.result(accumulator.combined(1, old, new)))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class SortOperator(Operator):
+    """Built from a :class:`SortSpec`: gathers a table, and passes its rows on in order when it has ended."""
+
+    requires_final_checkpoint = False
+
+    def __init__(self, spec: SortSpec) -> None:
+        self._spec = spec
+        self._gathered: list[pa.RecordBatch] = []
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        self._gathered.append(batch)
+
+    def process_end_of_range(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if gathered:
+            whole = pa.concat_batches(gathered)
+            # The first order is the most significant one, and the last one to numpy.
+            keys = [_ranks(whole.column(order.position), order) for order in reversed(self._spec.orders)]
+            rows = pa.array(np.lexsort(keys))
+            for start in range(0, len(rows), OUTPUT_ROWS):
+                part = rows.slice(start, OUTPUT_ROWS)
+                columns = [column.take(part) for column in whole.columns[: len(self._spec.schema)]]
+                self.output.emit(pa.RecordBatch.from_arrays(columns, schema=self._spec.schema))
+        self.output.emit_end_of_range()
+
+
+def _ranks(column: pa.Array, order: SortOrder) -> AnyArray:
+    """Numbers that order rows as Spark does: NaN is greater than all numbers, and 0.0 equals -0.0."""
+    column = plain(column)
+    if pa.types.is_floating(column.type):
+        column = pc.add(column, pa.scalar(0.0, column.type))
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), dtype=np.int64)
+    encoded = column.dictionary_encode()
+    places = pc.sort_indices(encoded.dictionary).to_numpy()
+    ranks = np.empty(len(places), dtype=np.int64)
+    ranks[places] = np.arange(len(places))
+    found = ranks[pc.fill_null(encoded.indices, 0).to_numpy()] if len(ranks) else np.zeros(len(column), dtype=np.int64)
+    found = -found if order.descending else found
+    missing = np.asarray(column.is_null())
+    return np.where(missing, -len(ranks) - 1 if order.nulls_first else len(ranks) + 1, found)
+
+
+class LimitOperator(Operator):
+    """Built from a :class:`LimitSpec`: passes the first rows of each table."""
+
+    requires_final_checkpoint = False
+
+    def __init__(self, spec: LimitSpec) -> None:
+        self._most = self._left = spec.rows
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        part = batch.slice(0, self._left)
+        self._left -= part.num_rows
+        if part.num_rows:
+            self.output.emit(part)
+
+    def process_end_of_range(self) -> None:
+        self._left = self._most
+        self.output.emit_end_of_range()

@@ -1,0 +1,121 @@
+"""Output mode complete: the last result is Spark's, in its order, and each result before it is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, ROCKSDB, fast
+from tests.support.parity import shown
+from tests.support.pipelines import complete_programs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROGRAM = PIPELINES / "complete_programs.py"
+ORDERED = ("words", "hours", "floats")
+WAYS = {
+    "hashmap": {},
+    "unaligned rocksdb without chains": {
+        **ROCKSDB,
+        "state.backend.rocksdb.cache.max-rows": "1000",
+        "execution.checkpointing.unaligned.enabled": "true",
+        "pipeline.operator-chaining.enabled": "false",
+    },
+}
+
+
+def listed(rows: list[dict[str, Any]], name: str) -> list[str]:
+    texts = [str(shown(row)) for row in rows]
+    return texts if name in ORDERED else sorted(texts)
+
+
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, orders: str) -> dict[str, list[str]]:
+    """The result of each query over all rows, which is what Spark's last batch has."""
+    rows = spark.read.schema(complete_programs.SCHEMA).parquet(orders)
+    frames = complete_programs.queries(rows)
+    return {name: listed(frame.toArrow().to_pylist(), name) for name, frame in frames.items()}
+
+
+@pytest.mark.row("ps.3")
+@pytest.mark.parametrize("way", WAYS)
+def test_each_batch_of_complete_mode_is_a_whole_result_and_the_last_one_is_sparks_through_kills(
+    cluster: MiniCluster, orders: str, expected: dict[str, list[str]], tmp_path: Path, way: str
+) -> None:
+    configuration = {
+        **fast(execution__checkpointing__interval="100ms", execution__checkpointing__dir=str(tmp_path / "checkpoints")),
+        **WAYS[way],
+    }
+    output = tmp_path / "output"
+
+    def start(rate: str, savepoint: str | None = None) -> str:
+        arguments = [orders, str(output), rate]
+        return cluster.submit(
+            PROGRAM, arguments=arguments, configuration=configuration, parallelism=2, savepoint=savepoint
+        )
+
+    job = start("10")  # its end is minutes away
+    for _ in range(2):
+        cluster.wait_for_checkpoints(job, 2)
+        restarts = cluster.restarts(job)
+        os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
+        cluster.wait_until(lambda before=restarts: cluster.restarts(job) > before, "a restart")  # type: ignore[misc]
+    cluster.wait_for_checkpoints(job, 2)
+    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(start("0", savepoint), JobStatus.FINISHED)
+    for name, rows in expected.items():
+        files = sorted((output / name).glob("*.parquet"))
+        assert listed(pq.read_table(files[-1]).to_pylist(), name) == rows, name
+    counts: dict[Any, int] = {}
+    for file in sorted((output / "counted").glob("*.parquet")):
+        result = pq.read_table(file).to_pylist()
+        found = {row["country"]: row["n"] for row in result}
+        assert len(found) == len(result), f"{file} has a group twice"
+        assert all(found.get(country, 0) >= n for country, n in counts.items()), f"{file} lacks rows of the one before"
+        counts = found
+    assert len(list((output / "counted").iterdir())) > 1
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("rows.writeStream.outputMode('complete').format('noop')", "complete needs an aggregation"),
+        ("counts.writeStream.outputMode('complete').format('parquet')", "'parquet' does not support complete"),
+        ("counts.writeStream.outputMode('complete').format('csv')", "'csv' does not support complete"),
+        ("counts.orderBy('n').writeStream.outputMode('update').format('noop')", "orderBy: a stream has no last row"),
+        ("rows.limit(3).writeStream.format('noop')", "limit: a stream has no last row"),
+        (
+            "counts.where('n > 1').hint('parallelism', 2).writeStream.outputMode('complete').format('noop')",
+            "behind an aggregation in output mode complete it is 1",
+        ),
+        (
+            "sessions.count().writeStream.outputMode('complete').format('noop')",
+            "not supported for session windows",
+        ),
+    ],
+)
+def test_query_that_has_no_whole_result_is_refused_when_it_is_planned(
+    spark: SparkSession, cluster: MiniCluster, orders: str, tmp_path: Path, query: str, message: str
+) -> None:
+    program = tmp_path / "refused.py"
+    program.write_text(
+        "from pyspark.sql import functions as F\n"
+        "def pipeline(spark):\n"
+        f"    rows = spark.readStream.schema({complete_programs.SCHEMA!r}).parquet({orders!r})\n"
+        "    counts = rows.groupBy('country').agg(F.count('*').alias('n'))\n"
+        "    sessions = rows.groupBy(F.session_window('placed_at', '1 minute'), 'country')\n"
+        f"    {query}.start({str(tmp_path / 'out')!r})\n"
+    )
+    with pytest.raises(SubmissionFailed, match=message):
+        cluster.submit(program, configuration=fast())

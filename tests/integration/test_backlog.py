@@ -1,0 +1,59 @@
+"""Rows that wait in front of a source: what clients of Flink read of them, and when checkpoints come meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES
+
+ROWS = 500_000
+
+
+def _pending(cluster: MiniCluster, job_id: str) -> list[float]:
+    """What Prometheus reads, by subtask."""
+    text = httpx.get(f"{cluster.rest_url}/metrics", timeout=60).text
+    return [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "flink_taskmanager_job_task_operator_pendingRecords" and sample.labels["job_id"] == job_id
+    ]
+
+
+@pytest.mark.row("571.4")
+def test_rows_that_wait_are_shown_and_give_checkpoints_the_interval_during_backlog(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    """Without the backlog the first checkpoint would be due in an hour."""
+    pq.write_table(pa.table({"n": range(ROWS)}), tmp_path / "rows.parquet")
+    job_id = cluster.submit(
+        PIPELINES,
+        entry="replayed:pipeline",
+        arguments=[str(tmp_path / "rows.parquet"), str(tmp_path / "out"), "100"],
+        configuration={
+            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+            "execution.checkpointing.interval": "1 h",
+            "execution.checkpointing.interval-during-backlog": "100 ms",
+            "execution.checkpointing.backlog.pending-records": "1000",
+        },
+        parallelism=2,
+    )
+    try:
+        cluster.wait_for_checkpoints(job_id, 2)
+        cluster.wait_until(lambda: len(_pending(cluster, job_id)) == 2, "the rows that wait in front of both subtasks")
+        assert 0 < sum(_pending(cluster, job_id)) < ROWS
+        vertex = httpx.get(f"{cluster.rest_url}/jobs/{job_id}", timeout=60).json()["vertices"][0]["id"]
+        path = f"/jobs/{job_id}/vertices/{vertex}/subtasks/metrics?get=Source__rows.pendingRecords&agg=sum"
+        [metric] = httpx.get(cluster.rest_url + path, timeout=60).json()
+        assert 0 < metric["sum"] < ROWS
+    finally:
+        cluster.call(cluster.dispatcher.cancel_job(job_id))
+        cluster.wait_for_status(job_id, JobStatus.CANCELED)

@@ -1,0 +1,172 @@
+"""Format ``kafka`` as a sink, exactly once: what a broker's log holds after crashes at each step of a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
+from ckpt_runtime.checkpoint.state_handles import OperatorListState
+from ckpt_runtime.connectors.kafka_sink import KafkaSink
+from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
+from tests.support.kafka_broker import KafkaBroker, Log, committed, kafka_broker
+from tests.support.patience import patient
+from tests.unit.runtime.connectors.harness import context, opened, redistributed, snapshot_of
+
+pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'")
+
+_ATTEMPTS: list[Attempt] = []
+
+State = Sequence[OperatorListState]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
+        yield started
+
+
+class Attempt:
+    """The sink's subtask in one attempt of a job. A test makes it crash by calling it no more."""
+
+    def __init__(self, broker: KafkaBroker, topic: str, **place: object) -> None:
+        options = {"kafka.bootstrap.servers": broker.servers, "topic": topic, "kafka.log_level": "2"}
+        self.sink = KafkaSink(options)
+        self.operator = CommittingSinkOperator(self.sink)
+        _ATTEMPTS.append(self)
+        lineage = SinkLineage(sha256(topic.encode()).hexdigest()[:16])
+        opened(self.operator, context(uid="out", sink=lineage, **place))  # type: ignore[arg-type]
+
+    def write(self, *values: str) -> None:
+        self.operator.process_batch(pa.record_batch({"value": list(values)}), 0)
+
+    def checkpoint(self, checkpoint_id: int, *, completes: bool = True) -> State:
+        state = snapshot_of(self.operator, checkpoint_id)
+        if completes:
+            self.operator.notify_complete(checkpoint_id)
+        return state
+
+
+@pytest.fixture
+def topic(broker: KafkaBroker) -> Iterator[str]:
+    name = f"out-{uuid4().hex[:8]}"
+    broker.create_topic(name, 1)
+    yield name
+    while _ATTEMPTS:
+        pool = _ATTEMPTS.pop().sink.pool
+        assert pool is not None
+        pool.close()
+
+
+def values(log: Log) -> list[str]:
+    return [value.decode() for _, value in log.committed if value is not None]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + patient(30)
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+@pytest.mark.row("ends.5")
+def test_messages_are_committed_when_their_checkpoint_has_completed(broker: KafkaBroker, topic: str) -> None:
+    attempt = Attempt(broker, topic)
+    attempt.write("a", "b")
+    attempt.checkpoint(1, completes=False)
+    assert values(committed(broker, topic)) == []
+    attempt.write("c")
+    attempt.operator.notify_complete(1)
+    assert values(committed(broker, topic)) == ["a", "b"]
+    assert len(committed(broker, topic).open) == 1
+    attempt.checkpoint(2)
+    attempt.checkpoint(3)
+    attempt.write("d")
+    attempt.operator.close()
+    log = committed(broker, topic)
+    assert (values(log), log.open) == (["a", "b", "c"], {})
+
+
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize("step", ["write", "prepare", "publish", "commit"])
+def test_crash_at_any_step_leaves_each_row_once_and_no_open_transaction(
+    broker: KafkaBroker, topic: str, step: str
+) -> None:
+    """``publish``: the checkpoint has completed, and the sink did not hear of it."""
+    first = Attempt(broker, topic)
+    first.write("1")
+    before = first.checkpoint(1)
+    first.write("2")
+    state, restored = before, 1
+    if step != "write":
+        taken = first.checkpoint(2, completes=step == "commit")
+        if step != "prepare":
+            state, restored = taken, 2
+        first.write("3")
+    second = Attempt(broker, topic, attempt=1, restored=restored, state=redistributed([state], 1)[0])
+    second.write(*("2", "3")[restored - 1 :])
+    second.checkpoint(3)
+    until(lambda: committed(broker, topic).open == {}, "the end of transactions that the crash has left")
+    assert values(committed(broker, topic)) == ["1", "2", "3"]
+
+
+@pytest.mark.row("ends.5")
+def test_savepoint_that_is_restored_twice_is_committed_once_also_after_its_id_was_used_again(
+    broker: KafkaBroker, topic: str
+) -> None:
+    job = Attempt(broker, topic)
+    job.write("1")
+    savepoint = job.checkpoint(1, completes=False)
+    one = Attempt(broker, topic, job_id="1" * 32, restored=1, state=redistributed([savepoint], 1)[0])
+    one.write("one")
+    one.checkpoint(2)
+    job.operator.notify_complete(1)
+    for number in range(2, 5):
+        job.write(str(number))
+        job.checkpoint(number)
+    other = Attempt(broker, topic, job_id="2" * 32, restored=1, state=redistributed([savepoint], 1)[0])
+    other.write("other")
+    other.checkpoint(2)
+    log = committed(broker, topic)
+    assert (sorted(values(log)), log.open) == (["1", "2", "3", "4", "one", "other"], {})
+
+
+@pytest.mark.row("ends.5")
+def test_subtasks_of_another_parallelism_commit_all_that_was_prepared(broker: KafkaBroker, topic: str) -> None:
+    states = []
+    for subtask in range(3):
+        attempt = Attempt(broker, topic, subtask=subtask, parallelism=3)
+        attempt.write(f"covered {subtask}")
+        states.append(attempt.checkpoint(1, completes=False))
+        attempt.write(f"uncovered {subtask}")
+    dealt = redistributed(states, 2)
+    after = [
+        Attempt(broker, topic, subtask=subtask, parallelism=2, attempt=1, restored=1, state=dealt[subtask])
+        for subtask in range(2)
+    ]
+    for attempt in after:
+        attempt.checkpoint(2)
+    until(lambda: committed(broker, topic).open == {}, "the end of transactions that the crash has left")
+    assert sorted(values(committed(broker, topic))) == ["covered 0", "covered 1", "covered 2"]
+
+
+@pytest.mark.row("ends.5")
+def test_aborted_checkpoint_leaves_its_rows_to_the_next_one(broker: KafkaBroker, topic: str) -> None:
+    attempt = Attempt(broker, topic)
+    attempt.write("1")
+    attempt.checkpoint(1, completes=False)
+    attempt.operator.notify_aborted(1)
+    attempt.write("2")
+    attempt.checkpoint(2)
+    assert values(committed(broker, topic)) == ["1", "2"]
+    attempt.write("3")
+    attempt.checkpoint(3, completes=False)
+    attempt.operator.notify_aborted(3)
+    attempt.operator.close()
+    log = committed(broker, topic)
+    assert (values(log), log.open) == (["1", "2"], {})

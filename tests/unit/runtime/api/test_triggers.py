@@ -1,0 +1,55 @@
+"""Triggers of queries as the interval of a job's checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql.connect.proto import WriteStreamOperationStart
+
+from ckpt_runtime.api.session import RuntimeConfig
+from ckpt_runtime.api.triggers import set_interval
+from ckpt_runtime.graph.errors import PlanError
+
+INTERVAL = "execution.checkpointing.interval"
+
+
+def start(**fields: Any) -> Any:
+    return WriteStreamOperationStart(**fields)
+
+
+@pytest.mark.parametrize(
+    ("starts", "interval"),
+    [
+        ([start(processing_time_interval="10 seconds")], "10000 ms"),
+        ([start(continuous_checkpoint_interval="1 second"), start(processing_time_interval="1 minute")], "1000 ms"),
+        ([start(processing_time_interval="0 seconds")], None),
+        ([start(available_now=True), start(once=True), start()], None),
+        ([start(real_time_batch_duration="5 minutes", format="kafka")], "300000 ms"),
+    ],
+)
+def test_shortest_interval_of_the_triggers_is_that_of_checkpoints(starts: list[Any], interval: str | None) -> None:
+    conf = RuntimeConfig({})
+    set_interval(starts, conf)
+    assert conf.own.get_text(INTERVAL) == interval
+
+
+def test_interval_of_program_or_submission_is_stronger_than_a_trigger_and_that_of_the_cluster_weaker() -> None:
+    query = start(processing_time_interval="10 seconds")
+    submitted, own, cluster = RuntimeConfig({INTERVAL: "3 s"}), RuntimeConfig({}), RuntimeConfig({}, {INTERVAL: "5 s"})
+    own.set(INTERVAL, "4 s")
+    for conf, interval in ((submitted, "3 s"), (own, "4 s"), (cluster, "10000 ms")):
+        set_interval([query], conf)
+        assert conf.get(INTERVAL) == interval
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        (start(processing_time_interval="soon"), r"processingTime='soon' is not an interval: expected one or more"),
+        (start(real_time_batch_duration="5 minutes", format="console"), "realTime needs a sink whose rows are visible"),
+    ],
+)
+def test_trigger_that_cannot_be_kept_is_refused(query: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        set_interval([query], RuntimeConfig({}))

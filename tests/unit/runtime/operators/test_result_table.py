@@ -1,0 +1,179 @@
+"""Output mode complete: when a whole result comes out, in which order, and what a restore and spilled rows change."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.graph.specs import GroupSpec, LimitSpec, SortOrder, SortSpec, TableSpec
+from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.operators.result_table import LimitOperator, SortOperator
+from tests.support.groups import GroupJob, GroupSubtask, aggregate
+from tests.support.inline_snapshots import CANONICAL
+
+INT = pa.int64()
+GROUP = GroupSpec(
+    pa.schema([("k", pa.string()), ("v", INT)]),
+    ("k",),
+    (aggregate("Count", result=INT), aggregate("Sum", "v", result=INT)),
+    "complete",
+)
+TABLE = TableSpec(GROUP.output_schema, GROUP)
+BACKENDS = pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+
+
+def row(key: str | None, count: int, total: int | None) -> dict[str, Any]:
+    return {"k": key, "Count()": count, "Sum(v)": total}
+
+
+def by_key(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda found: str(found["k"]))
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets an entry for each end of a range."""
+    found: list[int] = []
+    monkeypatch.setattr(GroupSubtask, "emit_end_of_range", lambda self: found.append(len(self.rows)))
+    return found
+
+
+def test_complete_aggregation_gives_changed_groups_before_the_barrier_and_drops_no_late_row() -> None:
+    job = GroupJob(GROUP)
+    assert job.process({"k": "a", "v": 1}, {"k": None, "v": 2}) == []
+    job.watermark(10_000)
+    job.process({"k": "a", "v": 4})
+    assert by_key(job.checkpoint()) == [row(None, 1, 2), row("a", 2, 5)]
+    assert job.checkpoint() == []
+    job.process({"k": "a", "v": None})
+    assert job.checkpoint() == [row("a", 3, 5)]
+
+
+@BACKENDS
+def test_whole_table_comes_out_with_each_checkpoint_in_which_a_row_has_changed(backend: str, ends: list[int]) -> None:
+    job = GroupJob(TABLE, backend=backend)
+    assert job.checkpoint() == []
+    assert not ends
+    assert job.process(row("a", 1, 1), row(None, 1, None), row("a", 2, 3)) == []
+    assert by_key(job.checkpoint()) == [row(None, 1, None), row("a", 2, 3)]
+    assert ends == [2]
+    assert job.checkpoint() == []
+    job.process(row("b", 1, 1))
+    assert by_key(job.checkpoint()) == [row(None, 1, None), row("a", 2, 3), row("b", 1, 1)]
+    job.restart()
+    assert job.checkpoint() == []
+    job.process(row(None, 2, 7))
+    assert by_key(job.checkpoint()) == [row(None, 2, 7), row("a", 2, 3), row("b", 1, 1)]
+    assert ends == [2, 3, 3]
+    job.close()
+
+
+@pytest.mark.usefixtures("ends")
+def test_table_larger_than_the_memory_limit_comes_out_whole_each_time() -> None:
+    job = GroupJob(TABLE, backend="rocksdb")  # a limit of 1,000 rows
+    expected = {}
+    for start in range(0, 6_000, 600):
+        changed = {f"k{key % 5_000}": row(f"k{key % 5_000}", key, start) for key in range(start, start + 900)}
+        expected |= changed
+        job.process(*changed.values())
+        found = job.checkpoint()
+        assert by_key(found) == by_key(list(expected.values()))
+    job.restart(backend="hashmap", properties=CANONICAL)
+    job.process(row("k1", 0, 0))
+    assert len(job.checkpoint()) == len(expected)
+    job.close()
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize(
+    ("function", "given", "result", "expected"),
+    [
+        ("Count", (), INT, 0),
+        ("Count", (pa.string(),), INT, 0),
+        ("CountIf", (pa.bool_(),), INT, 0),
+        ("CountDistinct", (INT,), INT, 0),
+        ("Sum", (INT,), INT, None),
+        ("Sum", (pa.decimal128(10, 2),), pa.decimal128(20, 2), None),
+        ("Average", (INT,), pa.float64(), None),
+        ("Max", (pa.string(),), pa.string(), None),
+        ("First", (INT,), INT, None),
+        ("MaxBy", (pa.string(), INT), pa.string(), None),
+        ("StddevSamp", (pa.float64(),), pa.float64(), None),
+        ("Corr", (pa.float64(), pa.float64()), pa.float64(), None),
+        ("CollectList", (INT,), pa.list_(INT), []),
+        ("BitOrAgg", (INT,), INT, None),
+    ],
+)
+def test_aggregate_of_no_rows_has_the_result_of_sql_until_the_first_row_comes(
+    function: str, given: tuple[pa.DataType, ...], result: pa.DataType, expected: Any
+) -> None:
+    columns = [f"v{at}" for at in range(len(given))]
+    schema = pa.schema([("all", pa.int32()), *zip(columns, given, strict=True)])
+    one = aggregate(function, *columns, result=result, settings={"ignoreNulls": False})
+    group = GroupSpec(schema, ("all",), (one,), "complete")
+    job = GroupJob(TableSpec(group.output_schema, group, total=True))
+    assert job.checkpoint() == [{"all": 0, one.name: expected}]
+    assert job.checkpoint() == []
+    job.process({"all": 0, one.name: None})
+    assert job.checkpoint() == [{"all": 0, one.name: None}]
+    job.close()
+
+
+class Rows:
+    """Runs an operator on whole tables, and notes what comes out and where a table ends."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        self.out: list[Any] = []
+        operator.open(None, self)  # type: ignore[arg-type]
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        self.out += [tuple(found.values()) for found in batch.to_pylist()]
+
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        raise AssertionError("there is no event time")
+
+    def emit_end_of_range(self) -> None:
+        self.out.append("end")
+
+    def table(self, *batches: pa.RecordBatch) -> list[Any]:
+        self.out = []
+        for batch in batches:
+            self.operator.process_batch(batch, 0)
+        self.operator.process_end_of_range()
+        return self.out
+
+
+def test_rows_are_ordered_as_in_spark_across_batches_and_columns_of_orders_are_left_out() -> None:
+    schema = pa.schema([("n", INT), ("f", pa.float64()), ("t", pa.string())])
+    values = [
+        (0, -0.0, "b"),
+        (1, 0.0, "a"),
+        (2, math.nan, None),
+        (3, None, "x"),
+        (4, math.inf, "é"),
+        (5, math.nan, "z"),
+    ]
+    parts = [
+        pa.RecordBatch.from_arrays(
+            [pa.array([one[at] for one in some], kind) for at, kind in enumerate(schema.types)], schema=schema
+        )
+        for some in (values[:2], values[2:5], values[5:])
+    ]
+    kept = pa.schema([("n", INT)])
+    up = Rows(SortOperator(SortSpec((SortOrder(1, False, True), SortOrder(2, True, False)), kept)))
+    assert up.table(*parts) == [(3,), (0,), (1,), (4,), (5,), (2,), "end"]
+    down = Rows(SortOperator(SortSpec((SortOrder(1, True, False), SortOrder(2, False, True)), kept)))
+    assert down.table(*parts) == [(2,), (5,), (4,), (1,), (0,), (3,), "end"]
+    assert down.table() == ["end"]
+
+
+def test_limit_counts_the_rows_of_each_table_anew() -> None:
+    limit = Rows(LimitOperator(LimitSpec(3)))
+    batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
+    for _ in range(2):
+        assert limit.table(batch, batch, batch) == [(1,), (2,), (1,), "end"]
+    assert Rows(LimitOperator(LimitSpec(0))).table(batch) == ["end"]

@@ -1,0 +1,84 @@
+"""The events of the Nexmark benchmark: published proportions, and no dependence on how they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from benchmarks.nexmark.pipeline.events import EVENT, GROUP, Generator, NexmarkSource
+from ckpt_runtime.sources import Split, SplitRows
+
+OPTIONS = {"events": "5000", "eventsPerSplit": "2000", "splitsPerRange": "2"}
+
+
+def read(split: Split, position: Any, most_rows: int) -> list[SplitRows]:
+    reader = NexmarkSource(OPTIONS).open_reader(EVENT, subtask=0, parallelism=1)
+    reader.add(split, position)
+    found = []
+    while (rows := reader.read(most_rows)) is not None:
+        found.append(rows)
+    return found
+
+
+def table(parts: list[SplitRows]) -> pa.Table:
+    return pa.Table.from_batches([part.batch for part in parts if part.batch is not None])
+
+
+def test_events_have_the_published_proportions_and_references_to_rows_that_exist_or_will_soon() -> None:
+    events = pa.Table.from_batches([Generator().events(0, 100_000)])
+    events.validate(full=True)
+    assert pc.value_counts(events["event_type"]).to_pylist() == [
+        {"values": 0, "counts": 2_000},
+        {"values": 1, "counts": 6_000},
+        {"values": 2, "counts": 92_000},
+    ]
+    for number, name in enumerate(("person", "auction", "bid")):
+        assert pc.all(pc.equal(pc.is_valid(events[name]), pc.equal(events["event_type"], number))).as_py()
+    bids = events["bid"].combine_chunks().drop_null().flatten()
+    auctions, bidders = (np.asarray(bids[at]) for at in range(2))
+    assert (auctions.min(), bidders.min()) == (1_000, 1_000)
+    assert auctions.max() < 1_000 + 6_000 + 10
+    assert bidders.max() < 1_000 + 2_000 + 10
+    assert 0.45 < np.mean(auctions % 100 == 0) < 0.6
+    assert 0.7 < np.mean(bidders % 100 == 1) < 0.8
+    ids = events["person"].combine_chunks().drop_null().field("id")
+    assert sorted(ids.to_pylist()) == list(range(1_000, 3_000))
+
+
+def test_arrival_differs_from_event_time_within_a_group_only() -> None:
+    numbers = Generator().arrived(0, 3 * GROUP)
+    assert not np.array_equal(numbers, np.sort(numbers))
+    for group in range(3):
+        own = numbers[group * GROUP : (group + 1) * GROUP]
+        assert np.array_equal(np.sort(own), np.arange(group * GROUP, (group + 1) * GROUP))
+
+
+def test_events_are_the_same_for_batches_of_any_size_and_from_any_position() -> None:
+    split = Split("2000", {"end": 4000})
+    whole = read(split, None, 100_000)
+    assert [(rows.position, rows.ended) for rows in whole] == [(4000, True)]
+    small = read(split, None, 300)
+    assert table(small).to_pylist() == table(whole).to_pylist()
+    assert [rows.ended for rows in small] == [False] * (len(small) - 1) + [True]
+    again = read(split, small[2].position, 700)
+    assert table(again).to_pylist() == table(small[3:]).to_pylist()
+
+
+def test_enumerator_finds_each_event_once_across_a_restore() -> None:
+    source = NexmarkSource(OPTIONS)
+    first = source.open_enumerator(EVENT, None, bounded=True)
+    splits = list(first.discover())
+    second = source.open_enumerator(EVENT, first.snapshot(), bounded=True)
+    splits += second.discover()
+    assert not second.discover()
+    assert [(split.id, split.description["end"]) for split in splits] == [("0", 2000), ("2000", 4000), ("4000", 5000)]
+
+
+@pytest.mark.parametrize(("name", "value"), [("events", "1500"), ("eventsPerSplit", "10"), ("eventsPerSecond", "0")])
+def test_option_that_is_no_number_of_whole_groups_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is .*{value}"):
+        NexmarkSource({name: value})
