@@ -124,7 +124,7 @@ class Expected:
     def rows(self, query: str, last_event: int) -> pa.Table:
         """Returns the rows of a query, its windows as of the watermark behind an event."""
         parameters = {"watermark": self._watermark_us(last_event)} if "$watermark" in QUERIES[query] else {}
-        return self._connection.execute(QUERIES[query], parameters).to_arrow_table()
+        return self._connection.sql(QUERIES[query], params=parameters).to_arrow_table()
 
     def _watermark_us(self, last_event: int) -> int:
         """The watermark behind an event, in whole milliseconds, given in microseconds since the epoch."""

@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import deltalake
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -119,3 +121,37 @@ def test_query_that_has_no_whole_result_is_refused_when_it_is_planned(
     )
     with pytest.raises(SubmissionFailed, match=message):
         cluster.submit(program, configuration=fast())
+
+
+def test_result_replaces_the_rows_of_a_delta_table_as_often_as_the_trigger_says(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    program, source, target = tmp_path / "counts.py", tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    program.write_text(
+        "def pipeline(spark, source, target):\n"
+        "    counts = spark.readStream.schema('country STRING').parquet(source).groupBy('country').count()\n"
+        "    writer = counts.writeStream.outputMode('complete').format('delta').queryName('counts')\n"
+        "    writer.trigger(processingTime='250 milliseconds').start(target)\n"
+    )
+
+    def add(name: str, countries: list[str]) -> None:
+        pq.write_table(pa.table({"country": countries}), source / f".{name}")
+        os.replace(source / f".{name}", source / f"{name}.parquet")
+
+    def rows() -> list[tuple[str, int]]:
+        if not deltalake.DeltaTable.is_deltatable(str(target)):
+            return []
+        found = deltalake.DeltaTable(str(target)).to_pyarrow_table().to_pylist()
+        return sorted((row["country"], row["count"]) for row in found)
+
+    add("first", ["a", "b"])
+    # No option sets the interval of checkpoints.
+    job = cluster.submit(program, arguments=[str(source), str(target)])
+    cluster.wait_until(lambda: rows() == [("a", 1), ("b", 1)], "the first result")
+    add("second", ["b", "c"])
+    batch = spark.read.schema("country STRING").parquet
+    cluster.wait_until(lambda: rows() == [("a", 1), ("b", 2), ("c", 1)], "the second result")
+    assert rows() == sorted(map(tuple, batch(str(source)).groupBy("country").count().collect()))
+    cluster.call(cluster.dispatcher.cancel_job(job))
+    cluster.wait_for_status(job, JobStatus.CANCELED)

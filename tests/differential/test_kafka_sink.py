@@ -43,17 +43,24 @@ def test_program_sends_each_row_exactly_once_when_workers_are_killed(
     source = tmp_path / "numbers.parquet"
     pq.write_table(pa.table({"n": pa.array(range(ROWS), pa.int64())}), source)
     broker.create_topic("numbers")
-    job = cluster.submit(
-        PIPELINES / "kafka_messages.py",
-        arguments=[str(source), "400", broker.servers, "numbers"],
-        configuration=fast(execution__checkpointing__interval="300ms"),
-    )
+
+    def start(rate: int, savepoint: str | None = None) -> str:
+        return cluster.submit(
+            PIPELINES / "kafka_messages.py",
+            arguments=[str(source), str(rate), broker.servers, "numbers"],
+            configuration=fast(execution__checkpointing__interval="300ms"),
+            savepoint=savepoint,
+        )
+
+    job = start(10)
     for _ in range(3):
         cluster.wait_for_checkpoints(job, 1)
         before = cluster.restarts(job)
         os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
         cluster.wait_until(lambda before=before: cluster.restarts(job) > before, "a restart")  # type: ignore[misc]
-    cluster.wait_for_status(job, JobStatus.FINISHED)
+    cluster.wait_for_checkpoints(job, 1)
+    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)
     log = committed(broker, "numbers")
     expected = [(str(n).encode(), str(n).encode() if n % 2 == 0 else None) for n in range(ROWS)]
     assert log.committed == expected

@@ -145,6 +145,8 @@ SCALA = {"function_name": "f", "scalar_scala_udf": {"payload": b"\xac\xed\x00\x0
 JAVA = {"function_name": "f", "java_udf": {"class_name": "java.lang.Runtime"}}
 TYPE_WITH_CLASS = {"literal": {"null": {}}}, {"udt": {"type": "udt", "jvm_class": "java.lang.Runtime"}}
 
+TYPE_AS_TEXT = r'{"type":"struct","fields":[{"name":"a","type":{"type":"\u0075dt","class":"java.lang.Runtime"}}]}'
+
 
 def selecting(expression: dict[str, Any]) -> Relation:
     return Relation(project={"input": {"range": {"end": 1, "step": 1}}, "expressions": [expression]})
@@ -153,14 +155,21 @@ def selecting(expression: dict[str, Any]) -> Relation:
 @pytest.mark.parametrize(
     ("relation", "named"),
     [
-        (Relation(read={"data_source": {"format": "parquet", "paths": ["/etc"]}}), "relation read"),
-        (Relation(local_relation={"schema": '{"type":"udt","class":"java.lang.Runtime"}'}), "local_relation"),
+        (
+            Relation(read={"is_streaming": True, "data_source": {"format": "parquet", "paths": ["/etc"]}}),
+            "relation read",
+        ),
+        (Relation(read={"data_source": {"format": "java.lang.Runtime"}}), "the format java.lang.Runtime"),
+        (Relation(local_relation={"schema": TYPE_AS_TEXT}), "user-defined type"),
+        (Relation(read={"data_source": {"format": "json", "schema": TYPE_AS_TEXT}}), "user-defined type"),
         (selecting({"common_inline_user_defined_function": SCALA}), "common_inline_user_defined_function"),
         (selecting({"common_inline_user_defined_function": JAVA}), "common_inline_user_defined_function"),
         (selecting({"cast": {"expr": TYPE_WITH_CLASS[0], "type": TYPE_WITH_CLASS[1]}}), "user-defined type"),
     ],
 )
-def test_plan_that_makes_spark_read_files_or_load_classes_never_reaches_the_jvm(relation: Relation, named: str) -> None:
+def test_plan_that_makes_spark_start_a_stream_or_load_classes_never_reaches_the_jvm(
+    relation: Relation, named: str
+) -> None:
     assert named in ANALYZER.analyze(AnalysisRequest(relation.SerializeToString())).unsupported
 
 

@@ -88,7 +88,7 @@ def test_sink_whose_process_is_killed_at_each_step_has_every_row_once(cluster: M
             savepoint=savepoint,
         )
 
-    job = start(500, database)
+    job = start(50, database)  # which lasts for minutes, however long the kills take
     cluster.wait_for_checkpoints(job, 2)
     for step in ("write", "prepare", "notified", "committed", "notified"):
         (faults / step).touch()
@@ -198,7 +198,7 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
         program = PIPELINES / "batch_functions.py"
         return cluster.submit(program, arguments=arguments, configuration=options, parallelism=2, savepoint=savepoint)
 
-    job = start(100)
+    job = start(10)
     for step in ("called", "returned", "process", "close", "closed", "called"):
         (faults / step).touch()
         cluster.wait_until(lambda step=step: not (faults / step).exists(), f"a kill at {step}")  # type: ignore[misc]
@@ -261,7 +261,7 @@ def test_directories_have_every_row_once_when_workers_are_killed_at_random_momen
             savepoint=savepoint,
         )
 
-    job = start(50)
+    job = start(10)
     moments = random.Random(7)
     for _ in range(8):
         cluster.wait_for_checkpoints(job, 1)

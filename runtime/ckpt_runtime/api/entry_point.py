@@ -70,6 +70,7 @@ def load_plan(
             lambda source: spark_columns(source, session.dataSource.resolve),
             session.conf.set,
             option=session.conf.get,
+            directory=str(directory),
         )
         with captured_session(capture, session.dataSource.register) as spark:
             if kind is _Kind.SCRIPT:
@@ -81,7 +82,8 @@ def load_plan(
         add_queries(capture, session.plan, session.dataSource.resolve)
         set_interval([query.start for query in capture.queries], session.conf)
         plan = session.compile()
-        return replace(plan, job_graph=replace(plan.job_graph, analyses=capture.used))
+        graph = replace(plan.job_graph, analyses=capture.used, tables=tuple(sorted(capture.tables)))
+        return replace(plan, job_graph=graph)
     try:
         module = _import_module(directory, module_name)
         function = _function(module, module_name, function_name)

@@ -14,6 +14,7 @@ from ckpt_runtime.api.intervals import INTERVAL_FORM, parse_interval
 from ckpt_runtime.api.session import RuntimeConfig
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.kafka_columns import is_exactly_once
 
 _FIELDS = {
     "processing_time_interval": "processingTime",
@@ -21,8 +22,6 @@ _FIELDS = {
     "real_time_batch_duration": "realTime",
 }
 """Fields of Spark's request that hold an interval, with the arguments of ``trigger`` that set them."""
-_AT_ONCE = frozenset({"kafka", "noop"})
-"""Sinks whose rows do not wait for a checkpoint."""
 
 
 def set_interval(starts: Sequence[Any], conf: RuntimeConfig) -> None:
@@ -43,13 +42,19 @@ def _interval_ms(start: Any) -> int | None:
     if field not in _FIELDS:
         return None
     text, name = getattr(start, field), _FIELDS[field]
-    if name == "realTime" and (start.format or "parquet").lower() not in _AT_ONCE:
+    if name == "realTime" and not _is_visible_at_once(start):
         raise PlanError(
             "trigger",
-            "realTime needs a sink whose rows are visible at once, which is kafka; rows of others become visible with "
-            "checkpoints: use processingTime",
+            "realTime needs a sink whose rows are visible at once, which is kafka with option "
+            "deliveryGuarantee=at-least-once; rows of others become visible with checkpoints: use processingTime",
         )
     try:
         return parse_interval(text)
     except ValueError:
         raise PlanError("trigger", f"{name}={text!r} is not an interval: expected {INTERVAL_FORM}") from None
+
+
+def _is_visible_at_once(start: Any) -> bool:
+    """Whether the rows of a query's sink do not wait for a checkpoint."""
+    sink = (start.format or "parquet").lower()
+    return sink == "noop" or (sink == "kafka" and not is_exactly_once(dict(start.options)))

@@ -192,3 +192,17 @@ class JobManagerOptions:
         2 << 30,
         "Memory (address space) that the process which runs a pipeline function may use beside the engine's modules.",
     )
+    STATIC_TABLES_SIZE = cluster_option(
+        "jobmanager.planning.static-tables.max-size",
+        MemorySizeType(minimum=1, maximum=128 << 20),
+        64 << 20,
+        "Maximum size in memory of all static tables that a PySpark program joins with streams. The driver keeps them, "
+        "compressed, as long as the job runs, and each worker holds them in memory.",
+    )
+    STATIC_TABLES_TIMEOUT = cluster_option(
+        "jobmanager.planning.static-tables.timeout",
+        DurationType(1),
+        120_000,
+        "How long Spark may take to read a static table while a PySpark program is planned. Its tasks need cores that "
+        "no job of the session holds.",
+    )

@@ -50,7 +50,7 @@ class KafkaProtocolError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdentity:
-    """By what brokers know a producer: whoever has the greatest epoch of a transactional id may write."""
+    """By what brokers know a producer. Of those with one transactional id, the one of the greatest epoch may write."""
 
     producer_id: int
     epoch: int
@@ -93,7 +93,7 @@ class TransactionClient:
     def take_over(self, transactional_id: str) -> ProducerIdentity | int:
         """Aborts the open transaction of an id and fences its producer; returns the new identity, or an error code.
 
-        An epoch of 0 means that nobody had used the id. Raises as :meth:`end`.
+        An epoch of 0 means that the id was unused. Raises as :meth:`end`.
         """
         body = _compact(transactional_id) + struct.pack(">iqhB", 60_000, -1, -1, 0)
         answer = self._coordinator(transactional_id).call(_INIT_PRODUCER_ID, 4, body, flexible=True)

@@ -312,7 +312,7 @@ class _ProducerPool:
         self._used.discard(producer.slot)
 
     def poll(self) -> None:
-        """Takes what librdkafka has for producers that nobody writes to, so that it does not pile up."""
+        """Takes statistics and logs from the producers that no row goes to, so that these do not pile up."""
         for producer in self.prepared.values():
             producer.client.poll(0)
         if self._next is not None and self._next.done() and self._next.exception() is None:

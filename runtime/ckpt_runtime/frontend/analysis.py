@@ -1,14 +1,15 @@
 """Asks Spark's analyzer for the types of a captured plan, in the JVM of the session's driver.
 
-``SparkConnectPlanner`` turns the relation into a plan of Catalyst's, the analyzer resolves it; nothing is optimized
-or run. A streaming source stands in the plan as typed nulls over Spark's ``rate``, so that no connector has to be
-there.
+``SparkConnectPlanner`` turns the relation into a plan of Catalyst's, the analyzer resolves it. A streaming source
+stands in the plan as typed nulls over Spark's ``rate``, so that no connector has to be there. Parts of the plan without
+a stream are static tables: Spark runs these, and nothing else.
 """
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -19,6 +20,7 @@ from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.frontend.catalyst import ExpressionReader, items, jvm_name, output, spark_type
 from ckpt_runtime.frontend.function_analysis import FUNCTIONAL, PROCESSORS, read_functional
 from ckpt_runtime.frontend.stateful_analysis import STATEFUL, read_stateful
+from ckpt_runtime.frontend.table_reader import StaticTables, check_static
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     MOST_QUESTIONS,
@@ -28,6 +30,7 @@ from ckpt_runtime.frontend.typed_plan import (
     PlanNode,
     Project,
     Source,
+    StaticTable,
     Union,
     Watermark,
 )
@@ -44,10 +47,13 @@ class Analyzer:
         self._lock = threading.Lock()
         self._serial = 0
 
-    def answer(self, questions: str) -> dict[str, str]:
+    def answer(
+        self, questions: str, tables: StaticTables | None = None, known: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
         """Returns the JSON texts of the answers to a JSON list of requests, by the requests' digests. Blocks.
 
-        Raises DocumentError for a text that is no list of requests: a program could have written it.
+        ``tables`` gets the static tables whose rows are asked for; those of which ``known`` has an answer are not read
+        again. Raises DocumentError for a text that is no list of requests: a program could have written it.
         """
         try:
             texts = msgspec.json.decode(questions, type=list[msgspec.Raw])
@@ -56,16 +62,38 @@ class Analyzer:
             raise DocumentError(f"the question to Spark is malformed: {error}") from error
         if len(requests) > MOST_QUESTIONS:
             raise DocumentError(f"Spark is asked more than {MOST_QUESTIONS} questions at once")
-        return {
-            sha256(bytes(text)).hexdigest(): msgspec.json.encode(self.analyze(request)).decode()
-            for text, request in zip(texts, requests, strict=True)
-        }
+        answers = {}
+        for text, request in zip(texts, requests, strict=True):
+            digest = sha256(bytes(text)).hexdigest()
+            if known is not None and request.with_rows is True and digest in known:
+                answers[digest] = known[digest]
+            else:
+                answers[digest] = msgspec.json.encode(self.analyze(request, tables)).decode()
+        return answers
 
-    def analyze(self, request: AnalysisRequest) -> Analysis:
-        """Returns Spark's answer, errors of the author included. Blocks; calls from several threads take turns."""
+    def analyze(self, request: AnalysisRequest, tables: StaticTables | None = None) -> Analysis:
+        """Returns Spark's answer, errors of the author included. Blocks; calls from several threads take turns.
+
+        Rows of static tables are read outside of turns, because Spark may have no core for that.
+        """
+        known = tables or StaticTables()
+        static: dict[int, Any] = {}
         with self._lock:
             self._serial += 1
-            return _analyze(spark_session(), request, self._serial)
+            spark = spark_session()
+            session = spark._jsparkSession.newSession()
+            analysis = _refusing(lambda: _analyze(spark, session, request, self._serial, known, static))
+        if request.with_rows is not True or not analysis.nodes:
+            return analysis
+
+        def read() -> Analysis:
+            nodes = list(analysis.nodes)
+            for at, plan in static.items():
+                digest = known.read(spark, session, plan, nodes[at].columns)
+                nodes[at] = msgspec.structs.replace(nodes[at], digest=digest)
+            return msgspec.structs.replace(analysis, nodes=tuple(nodes))
+
+        return _refusing(read)
 
 
 ANALYZER = Analyzer()
@@ -83,15 +111,31 @@ def spark_session() -> Any:
     return builder.getOrCreate()
 
 
-def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
+def _refusing(answer: Callable[[], Analysis]) -> Analysis:
+    """Returns an answer, or one that says why there is none."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors.exceptions.base import PySparkException
 
+    try:
+        return answer()
+    except UnsupportedExpressionError as error:
+        return Analysis(unsupported=str(error))
+    except Py4JJavaError as error:
+        return Analysis(error=str(error.java_exception.getMessage()))
+    except Py4JError as error:
+        return Analysis(error=f"Spark's analyzer cannot be asked: {error}")
+    except PySparkException as error:
+        return Analysis(error=str(error.getMessage() or error))
+
+
+def _analyze(
+    spark: Any, session: Any, request: AnalysisRequest, serial: int, tables: StaticTables, static: dict[int, Any]
+) -> Analysis:
+    """Returns the typed plan. ``static`` gets the plans of its static tables by their positions."""
     sessions = type(spark)._get_j_spark_session_class(spark._jvm)
     try:
         if request.ddl:
             return Analysis(parsed=spark_type(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl)))
-        session = spark._jsparkSession.newSession()
         if refused := set(request.configuration) - CONFIGURED:
             raise UnsupportedExpressionError(f"the option {min(refused)}", "a program cannot set it for the analyzer")
         for key, value in request.configuration.items():
@@ -102,18 +146,11 @@ def _analyze(spark: Any, request: AnalysisRequest, serial: int) -> Analysis:
         ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
         for function in request.functions.values():
             planner.register_function(function)
-        for name, relation in request.views.items():
-            planner.register(name, relation, PlanReader(spark._jvm, ansi))
-        plan = planner.analyzed(request.relation)
-        return PlanReader(spark._jvm, ansi).read(plan)
-    except UnsupportedExpressionError as error:
-        return Analysis(unsupported=str(error))
-    except Py4JJavaError as error:
-        return Analysis(error=str(error.java_exception.getMessage()))
-    except Py4JError as error:
-        return Analysis(error=f"Spark's analyzer cannot be asked: {error}")
-    except PySparkException as error:
-        return Analysis(error=str(error.getMessage() or error))
+        with tables.limited(spark):  # Spark may have to look into files for their columns
+            for name, relation in request.views.items():
+                planner.register(name, relation, PlanReader(spark._jvm, ansi))
+            plan = planner.analyzed(request.relation)
+        return PlanReader(spark._jvm, ansi, static).read(plan)
     finally:
         sessions.setActiveSession(spark._jsparkSession)
 
@@ -122,6 +159,7 @@ _RELATIONS = frozenset(
     {
         *("project", "filter", "join", "set_op", "sort", "limit", "offset", "aggregate", "sql", "range", "unpivot"),
         *("subquery_alias", "repartition", "repartition_by_expression", "to_df", "to_schema", "hint", "deduplicate"),
+        *("local_relation", "sample", "with_relations"),
         *(
             "map_partitions",
             "group_map",
@@ -136,7 +174,7 @@ _RELATIONS = frozenset(
         ),
     }
 )
-"""Kinds of relations whose analysis reads no file, asks no other system and runs no code."""
+"""Kinds of relations whose analysis runs no code. Besides these, ``read`` looks for the columns of what it reads."""
 _EXPRESSIONS = frozenset(
     {
         *("literal", "unresolved_attribute", "unresolved_function", "expression_string", "unresolved_star", "alias"),
@@ -175,14 +213,43 @@ def _checked(kind: str, given: bytes) -> bytes:
         if name in _KINDS:
             field, allowed = _KINDS[name]
             kind = message.WhichOneof(field)
-            placeholder = kind == "read" and message.read.is_streaming and message.read.data_source.format == "rate"
-            if kind not in allowed and not placeholder:
+            source = message.read if kind == "read" else None
+            readable = source is not None and (not source.is_streaming or source.data_source.format == "rate")
+            if readable:
+                _check_read(source)
+            if kind == "local_relation":
+                _check_schema(message.local_relation.schema)
+            if kind not in allowed and not readable:
                 raise UnsupportedExpressionError(f"{name.lower()} {kind}", "the engine does not have it yet")
         for descriptor, value in message.ListFields():
             if descriptor.message_type is not None:
                 several = value.values() if hasattr(value, "values") else value if descriptor.is_repeated else (value,)
                 todo += [element for element in several if hasattr(element, "ListFields")]
     return given
+
+
+def _check_read(read: Any) -> None:
+    """Raises UnsupportedExpressionError for a source that is named by a class, which Spark would load."""
+    kind = read.data_source.format
+    if "." in kind or "$" in kind:
+        raise UnsupportedExpressionError(f"the format {kind}", "name it by its short name, not by its class")
+    _check_schema(read.data_source.schema)
+
+
+def _check_schema(text: str) -> None:
+    """Raises UnsupportedExpressionError for a schema in JSON with a user-defined type, whose class Spark would load."""
+    try:
+        todo: list[Any] = [json.loads(text)]
+    except ValueError:
+        return  # DDL, which has no such types
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            if part.get("type") == "udt":
+                raise UnsupportedExpressionError("a user-defined type", "the engine has no values of it")
+            todo += part.values()
+        elif isinstance(part, list):
+            todo += part
 
 
 class _Planner:
@@ -208,6 +275,17 @@ class _Planner:
         analyzer = self._session.sessionState().analyzer()
         plan = analyzer.execute(self._planner.transformRelation(parsed))
         analyzer.checkAnalysis(plan)
+        return self._without_subqueries(plan)
+
+    def _without_subqueries(self, plan: Any) -> Any:
+        """Returns a plan with ``WITH`` put in place, ``IN (SELECT ...)`` and ``EXISTS`` as joins, by Spark's rules."""
+        catalyst = self._jvm.org.apache.spark.sql.catalyst
+        patterns = _companion(catalyst.trees, "TreePattern")
+        if plan.containsPattern(patterns.CTE()):
+            plan = catalyst.optimizer.InlineCTE(True, False, False).apply(plan)
+        if plan.containsPattern(patterns.IN_SUBQUERY()) or plan.containsPattern(patterns.EXISTS_SUBQUERY()):
+            plan = _companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
+            plan = _companion(catalyst.optimizer, "RewritePredicateSubquery").apply(plan)
         return plan
 
     def register_function(self, function: bytes) -> None:
@@ -241,9 +319,11 @@ def _companion(package: Any, name: str) -> Any:
 class PlanReader:
     """Reads an analyzed plan from its leaves up."""
 
-    def __init__(self, jvm: Any, ansi: bool) -> None:
+    def __init__(self, jvm: Any, ansi: bool, static: dict[int, Any] | None = None) -> None:
+        """``static`` gets the plans of static tables by the positions of their nodes."""
         self._jvm = jvm
         self._ansi = ansi
+        self._static = {} if static is None else static
         self._tag = _companion(jvm.org.apache.spark.sql.catalyst.plans.logical, "LogicalPlan").PLAN_ID_TAG()
         self.nodes: list[PlanNode] = []
         self.ids: list[tuple[int, ...]] = []
@@ -256,14 +336,23 @@ class PlanReader:
     def _node(self, plan: Any) -> int:
         """Adds the nodes of a plan and returns the position of its last one."""
         name = jvm_name(plan)
+        if not plan.isStreaming():
+            while jvm_name(plan) == "ResolvedHint":  # Spark would warn that the hint is not below a join
+                plan = plan.child()
+            check_static(self._jvm, plan)
+            columns, ids = output(plan.output())
+            self._static[len(self.nodes)] = plan
+            return self.add(StaticTable(columns=columns), ids)
         if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
             columns, ids = output(plan.output())
             return self.add(Source(columns=columns, plan_id=self.plan_id(plan)), ids)
         children = items(plan.children())
         # A processor without an initial state has an empty one.
         inputs = tuple(self._node(child) for child in (children[:1] if name in PROCESSORS else children))
-        if name in _SKIPPED:
-            return inputs[0]
+        return inputs[0] if name in _SKIPPED else self._relation(name, plan, inputs)
+
+    def _relation(self, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
+        """Adds the nodes of a relation whose inputs are read, and returns the position of the last one."""
         plan_id = self.plan_id(plan)
         columns, ids = output(plan.output())
         match name:

@@ -24,7 +24,14 @@ import msgspec
 
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.python_functions import CapturedFunctions
-from ckpt_runtime.frontend.typed_plan import CONFIGURED, MOST_QUESTIONS, Analysis, AnalysisNeeded, AnalysisRequest
+from ckpt_runtime.frontend.typed_plan import (
+    CONFIGURED,
+    MOST_QUESTIONS,
+    Analysis,
+    AnalysisNeeded,
+    AnalysisRequest,
+    Source,
+)
 from ckpt_runtime.graph.errors import PlanError
 
 REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
@@ -36,6 +43,9 @@ _CHANGE_RESULTS = (
     "spark.sql.decimalOperations.",
 )
 """Options of Spark with which expressions have other results. Others say how Spark runs, and have no effect here."""
+MOST_LOCAL_BYTES = 4 << 20
+"""Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the question to Spark."""
+_MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
 _CONVERSIONS = ("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark.")
 
 
@@ -64,7 +74,9 @@ class Capture:
 
     ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position;
     ``called`` are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts
-    values for them. ``waited``: the program has waited for its queries, which are over then as far as it can see.
+    values for them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are
+    the digests of the tables that queries read. ``waited``: the program has waited for its queries, which are over then
+    as far as it can see.
     """
 
     analyses: Mapping[str, str]
@@ -81,9 +93,12 @@ class Capture:
     conversions: dict[str, str] = field(default_factory=dict)
     option: Callable[[str], str | None] = lambda key: None  # noqa: ARG005
     functions: list[Any] = field(default_factory=list)
+    directory: str = ""
+    tables: set[str] = field(default_factory=set)
     session: Any = None
     waited: bool = False
     _unanswered: list[str] = field(default_factory=list)
+    _may_be_static: bool = False
 
     def analysis_of(self, request: AnalysisRequest, *, later: bool = False) -> Analysis:
         """Returns Spark's answer. Raises AnalysisNeeded without one, and PlanError for one that is an error.
@@ -117,10 +132,15 @@ class Capture:
         if self._unanswered:
             raise AnalysisNeeded(f"[{','.join(self._unanswered)}]")
 
-    def request_of(self, relation: Any) -> AnalysisRequest:
-        """Returns the request for the types of a relation: without sources, texts of hints and places in files."""
+    def request_of(self, relation: Any, *, with_rows: bool = False) -> AnalysisRequest:
+        """Returns the request for the types of a relation: without sources, texts of hints and places in files.
+
+        ``with_rows`` also asks for the rows of its static tables.
+        """
         prepared = self.prepared(relation)
-        return AnalysisRequest(prepared, dict(self.views), dict(self.registered), dict(self.configuration))
+        rows = True if with_rows and self._may_be_static else msgspec.UNSET
+        parts = dict(self.views), dict(self.registered), dict(self.configuration)
+        return AnalysisRequest(prepared, *parts, with_rows=rows)
 
     def prepared(self, message: Any) -> bytes:
         """Returns the bytes of a relation or function, without what differs between processes or needs a connector."""
@@ -134,16 +154,21 @@ class Capture:
         name = message.DESCRIPTOR.name
         if name == "Relation":
             kind = message.WhichOneof("rel_type")
-            if kind == "read":
+            if kind == "read" and message.read.is_streaming:
                 self._replace_source(message)
                 return
-            elif kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):
+            if kind in _MAY_BE_STATIC:
+                self._note_static(message)
+            if kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):
                 self._take_hint(message)
                 return
         elif name == "Origin":
             place = message.python_origin.call_site.splitlines()[:1]
             message.python_origin.call_site = os.path.basename(place[0]) if place else ""
             return
+        self._prepare_parts(message)
+
+    def _prepare_parts(self, message: Any) -> None:
         for descriptor, value in message.ListFields():
             if descriptor.message_type is None:
                 continue
@@ -157,10 +182,18 @@ class Capture:
             else:
                 self._prepare(value)
 
+    def _note_static(self, relation: Any) -> None:
+        self._may_be_static = True
+        size = len(relation.local_relation.data)
+        if size > MOST_LOCAL_BYTES:
+            raise PlanError(
+                "createDataFrame",
+                f"its rows have {size} bytes; at most {MOST_LOCAL_BYTES} can stand in a program. Write them to a file, "
+                "and read it with spark.read",
+            )
+
     def _replace_source(self, relation: Any) -> None:
         read = relation.read
-        if not read.is_streaming:
-            raise PlanError("spark.read", "a batch frame is not supported yet; read it with readStream")
         if read.WhichOneof("read_type") != "data_source":
             raise PlanError("readStream.table", "tables are not supported yet; use format(...).load()")
         given = read.data_source
@@ -313,7 +346,10 @@ class Service:
             analysis = self._capture.analysis_of(AnalysisRequest(ddl=request.ddl_parse.ddl_string))
             response.ddl_parse.parsed.CopyFrom(_proto_type(analysis.parsed))
         elif kind == "is_streaming":
-            response.is_streaming.is_streaming = True
+            analysis = self._capture.analysis_of(self._capture.request_of(request.is_streaming.plan.root))
+            response.is_streaming.is_streaming = any(isinstance(node, Source) for node in analysis.nodes)
+        elif kind in ("persist", "unpersist") and not _reads_stream(getattr(request, kind).relation):
+            getattr(response, kind).SetInParent()  # a static table is read once
         elif kind == "spark_version":
             import pyspark
 
@@ -384,12 +420,24 @@ class Service:
             raise PlanError("spark.streams", f"{kind} is not supported; the REST API and metrics tell of a job")
 
     def _start(self, start: Any, response: Any) -> None:
-        analysis = self._capture.analysis_of(self._capture.request_of(start.input), later=True)
+        analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
         result = response.write_stream_operation_start_result
         result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
         result.name = start.query_name
+
+
+def _reads_stream(message: Any) -> bool:
+    """Returns whether a part of a request reads a stream by its source, not by a view's name."""
+    if message.DESCRIPTOR.name == "Read" and message.is_streaming:
+        return True
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
+            continue
+        if any(map(_reads_stream, value if descriptor.is_repeated else (value,))):
+            return True
+    return False
 
 
 def _id_of(position: int) -> str:
@@ -402,6 +450,17 @@ _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+    # Local rows stand in the request: there is no server that could keep them.
+    **dict.fromkeys(
+        (
+            "spark.sql.session.localRelationCacheThreshold",
+            "spark.sql.session.localRelationSizeLimit",
+            "spark.sql.session.localRelationChunkSizeRows",
+            "spark.sql.session.localRelationChunkSizeBytes",
+            "spark.sql.session.localRelationBatchOfChunksSizeBytes",
+        ),
+        str(1 << 40),
+    ),
 }
 
 

@@ -10,7 +10,8 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.catalyst import function_number, jvm_name, output, spark_type
 from ckpt_runtime.frontend.joins import HOW
-from ckpt_runtime.frontend.typed_plan import Generate, Join, MapPartitions, Project, StatefulFunction
+from ckpt_runtime.frontend.static_joins import STATIC_HOW
+from ckpt_runtime.frontend.typed_plan import Generate, Join, MapPartitions, Project, StatefulFunction, StaticTable
 
 if TYPE_CHECKING:
     from ckpt_runtime.frontend.analysis import PlanReader
@@ -38,8 +39,9 @@ def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int,
         return reader.add(Generate(columns=columns, inputs=inputs, function=function, outer=outer), ids)
     if name == "Join":
         how = jvm_name(plan.joinType())
-        if how not in HOW:
-            raise UnsupportedExpressionError(f"a join of type {how}", f"streams have {', '.join(HOW)}")
+        allowed = STATIC_HOW if any(isinstance(reader.nodes[at], StaticTable) for at in inputs) else HOW
+        if how not in allowed:
+            raise UnsupportedExpressionError(f"a join of type {how}", f"streams have {', '.join(allowed)}")
         conditions = [plan.condition().get()] if plan.condition().isDefined() else []
         condition = next(iter(reader.expressions(conditions, *inputs)), None)
         return reader.add(Join(columns=columns, inputs=inputs, plan_id=plan_id, how=how, condition=condition), ids)

@@ -15,6 +15,7 @@ from ckpt_runtime.frontend.joins import Side, conditions_of
 from ckpt_runtime.frontend.python_functions import functions_spec, separated
 from ckpt_runtime.frontend.stateful import arrow_schema
 from ckpt_runtime.frontend.stateful_functions import stateful_spec
+from ckpt_runtime.frontend.static_joins import static_join_spec
 from ckpt_runtime.frontend.typed_plan import (
     Filter,
     Generate,
@@ -22,6 +23,7 @@ from ckpt_runtime.frontend.typed_plan import (
     MapPartitions,
     PlanNode,
     StatefulFunction,
+    StaticTable,
     TypedColumn,
 )
 from ckpt_runtime.graph import specs
@@ -47,6 +49,9 @@ def add_functional(
     below = nodes[node.inputs[0]].columns
     match node:
         case Join():
+            tables = [side for side, at in enumerate(node.inputs) if isinstance(nodes[at], StaticTable)]
+            if tables:
+                return _static_join(mapper, node, nodes, tables[0], inputs[1 - tables[0]])
             return _join(mapper, node, [nodes[at].columns for at in node.inputs], inputs)
         case Generate():
             return _generate(mapper, node, nodes, inputs[0])
@@ -135,6 +140,20 @@ def _join(
         joined = mapper.apply(specs.ConditionSpec(tree), joined, output, None)
     picked = tuple(zip(schema.names, conditions.joined(node.columns), strict=True))
     return mapper.apply(specs.EvaluateSpec(picked, schema), joined, schema, None)
+
+
+def _static_join(mapper: QueryMapper, node: Join, nodes: Sequence[PlanNode], table_side: int, inputs: Inputs) -> Inputs:
+    table = nodes[node.inputs[table_side]]
+    assert isinstance(table, StaticTable)
+    mapper.capture.tables.add(table.digest)
+    schema = arrow_schema(node.columns)
+    # Both sides may have a column of one name, and event time is followed by names.
+    internal = pa.schema([(f"_{at}", kind) for at, kind in enumerate(schema.types)])
+    sides = [nodes[at].columns for at in node.inputs]
+    spec = static_join_spec(node, sides, table, table_side, mapper.capture.directory, internal)
+    joined = mapper.apply(spec, inputs, internal, node.plan_id)
+    named = specs.EvaluateSpec(_picked(node.columns, range(len(schema))), schema)
+    return mapper.apply(named, joined, schema, None)
 
 
 def _picked(columns: Sequence[TypedColumn], places: Sequence[int]) -> tuple[tuple[str, Expression], ...]:

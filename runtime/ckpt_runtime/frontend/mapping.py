@@ -30,6 +30,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Sort,
     Source,
     StatefulFunction,
+    StaticTable,
     Union,
     Watermark,
 )
@@ -107,6 +108,8 @@ class QueryMapper:
         self._ends = bool(query.start.available_now or query.start.once)
         for node in nodes:
             self._inputs.append(self._operators(node, nodes))
+        if isinstance(nodes[-1], StaticTable):
+            raise PlanError("writeStream", "the frame reads no stream; write it with df.write, or read with readStream")
         self._sink(query, self._inputs[-1], arrow_schema(query.analysis.columns))
 
     def _operators(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
@@ -116,6 +119,8 @@ class QueryMapper:
         match node:
             case Source():
                 return self._source(node, schema)
+            case StaticTable():
+                return ()  # what reads it is a join, which gets it as a file
             case Project():
                 inputs, trees = with_functions(self, node.expressions, nodes[node.inputs[0]].columns, inputs)
                 columns = tuple(zip(schema.names, trees, strict=True))
@@ -128,6 +133,8 @@ class QueryMapper:
                     raise PlanError("withWatermark", f"column {column!r} is not a timestamp; cut its window open first")
                 return self.apply(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
             case Union():
+                if any(isinstance(nodes[at], StaticTable) for at in node.inputs):
+                    raise PlanError("union", "streams and static tables cannot be united, as in Spark; join them")
                 return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
             case Aggregate() | Expand() | Deduplicate() | Sort() | Limit():
                 return add_stateful(self, node, nodes, inputs)
@@ -218,6 +225,9 @@ def check_expressions(spec: specs.OperatorSpec, places: Mapping[str, str]) -> No
         trees = [tree for _, tree in spec.columns]
     if isinstance(spec, specs.ExpandSpec):
         trees = [tree for row in spec.rows for tree in row]
+    if isinstance(spec, specs.StaticJoinSpec):
+        trees = [tree for key in spec.keys for tree in (key.stream, key.table)]
+        trees += [*spec.filters, *([] if spec.condition is None else [spec.condition])]
     for tree in trees:
         try:
             compile_expression(tree)

@@ -33,6 +33,15 @@ class Source(_Node, frozen=True, tag="source", kw_only=True):
     """Reads the stream that the captured relation describes."""
 
 
+class StaticTable(_Node, frozen=True, tag="static_table", kw_only=True):
+    """Rows that Spark has computed while the program was planned: any part of a plan without a stream.
+
+    ``digest`` names the stored rows; it is empty in the answer to a request that asks for types only.
+    """
+
+    digest: str = ""
+
+
 class Project(_Node, frozen=True, tag="project", kw_only=True):
     """Computes each output column from its input's columns."""
 
@@ -161,6 +170,7 @@ class Deduplicate(_Node, frozen=True, tag="deduplicate", kw_only=True):
 
 PlanNode: TypeAlias = (
     Source
+    | StaticTable
     | Project
     | Filter
     | Watermark
@@ -189,6 +199,7 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
     """What is asked of Spark: the types of a relation (protobuf), or a text in DDL.
 
     The relation may name ``views`` and registered Python ``functions``, which are relations and functions in protobuf.
+    With ``with_rows`` Spark also computes the rows of static tables.
     """
 
     relation: bytes = b""
@@ -196,6 +207,7 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
     functions: dict[str, bytes] = {}
     configuration: dict[str, str] = {}
     ddl: str = ""
+    with_rows: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Analysis(msgspec.Struct, frozen=True):

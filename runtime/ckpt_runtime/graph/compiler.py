@@ -41,6 +41,7 @@ from ckpt_runtime.graph.specs import (
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
+    StaticJoinSpec,
     TableSpec,
     WatermarkSpec,
 )
@@ -291,6 +292,7 @@ _PASS_RANGES_ON = (
     GenerateSpec,
     PythonFunctionsSpec,
     MapInArrowSpec,
+    StaticJoinSpec,
 )
 """They emit the rows of a batch before they take the next one, so that the end of a range stays behind its rows."""
 

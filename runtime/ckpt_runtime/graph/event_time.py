@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.nodes import Column
@@ -25,6 +26,7 @@ from ckpt_runtime.graph.specs import (
     ProcessSpec,
     ProjectSpec,
     PythonFunctionsSpec,
+    StaticJoinSpec,
     WatermarkSpec,
 )
 
@@ -60,16 +62,22 @@ def _column_of(node: LogicalNode) -> str | None:
         return spec.output_event_time
     if isinstance(spec, JoinSpec):
         return {"right_outer": spec.right.event_time, "full_outer": None}.get(spec.how, spec.left.event_time)
-    if not isinstance(spec, (*_KEEP_COLUMNS, ProjectSpec, EvaluateSpec, AggregateSpec)):
+    if not isinstance(spec, (*_KEEP_COLUMNS, ProjectSpec, EvaluateSpec, AggregateSpec, StaticJoinSpec)):
         return None
     column = event_time_column(node.inputs)
     if column is None or isinstance(spec, _KEEP_COLUMNS):
         return column
-    if isinstance(spec, EvaluateSpec):
-        schema = node.inputs[0].node.schema
-        assert schema is not None
-        position = schema.get_field_index(column)
-        return next((name for name, tree in spec.columns if isinstance(tree, Column) and tree.index == position), None)
+    if isinstance(spec, EvaluateSpec | StaticJoinSpec):
+        return _renamed(spec, node.inputs[0].node.schema, column)
     if isinstance(spec, AggregateSpec):
         return column if column in spec.keys else None
     return next((name for name, expression in spec.columns if expression.equals(pc.field(column))), None)
+
+
+def _renamed(spec: EvaluateSpec | StaticJoinSpec, schema: pa.Schema | None, column: str) -> str | None:
+    """Returns the name that a column of the input, whose schema is given, has behind an operator."""
+    assert schema is not None
+    position = schema.get_field_index(column)
+    if isinstance(spec, StaticJoinSpec):
+        return spec.schema.names[spec.output.index(position)] if position in spec.output else None
+    return next((name for name, tree in spec.columns if isinstance(tree, Column) and tree.index == position), None)

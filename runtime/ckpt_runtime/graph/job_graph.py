@@ -84,7 +84,8 @@ class JobGraph:
     """A checked plan. ``vertices`` are in topological order; the edges into a vertex, in order, are its input gates.
 
     ``analyses`` holds what Spark answered to the program while it was planned, by the digest of each request: with it a
-    worker plans the same program without Spark.
+    worker plans the same program without Spark. ``tables`` are the digests of the program's static tables, whose rows
+    lie beside the program's files.
     """
 
     name: str
@@ -92,6 +93,7 @@ class JobGraph:
     edges: tuple[JobEdge, ...]
     configuration: dict[str, str] = field(default_factory=dict)
     analyses: dict[str, str] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
 
     def vertex(self, vertex_id: str) -> JobVertex:
         return next(vertex for vertex in self.vertices if vertex.id == vertex_id)

@@ -37,6 +37,7 @@ from ckpt_runtime.graph.specs import (
     SinkSpec,
     SortSpec,
     SourceSpec,
+    StaticJoinSpec,
     TableSpec,
     WatermarkSpec,
 )
@@ -62,6 +63,7 @@ KINDS: dict[type, str] = {
     DeduplicateSpec: "deduplicate",
     ProcessSpec: "process",
     JoinSpec: "join",
+    StaticJoinSpec: "static_join",
     SinkSpec: "sink",
     CommitterSpec: "committer",
     DrillSinkSpec: "drill_sink",

@@ -313,6 +313,37 @@ class JoinSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StaticJoinKey:
+    """An equality: ``stream`` is over the stream's columns, ``table`` over the table's.
+
+    ``nulls_match``: two nulls are equal, which they are not otherwise.
+    """
+
+    stream: Expression
+    table: Expression
+    nulls_match: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StaticJoinSpec:
+    """Joins each row of a stream with the rows of a stored table. ``how``: inner, outer, semi or anti.
+
+    ``path`` is the table's file in a worker. Rows of it that fail one of ``filters`` never match. ``condition`` is over
+    the ``width`` columns of the stream, then the table's. ``output`` are the positions of the result's columns among
+    these; ``schema`` is that of the result.
+    """
+
+    how: str
+    path: str
+    keys: tuple[StaticJoinKey, ...]
+    filters: tuple[Expression, ...]
+    condition: Expression | None
+    width: int
+    output: tuple[int, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
 class UserFunction:
     """What a sink calls with rows. ``session`` is that of the program, which leads to Spark once it is connected.
 
@@ -410,6 +441,7 @@ OperatorSpec = (
     | DeduplicateSpec
     | ProcessSpec
     | JoinSpec
+    | StaticJoinSpec
     | SinkSpec
     | CommitterSpec
     | DrillSinkSpec

@@ -30,6 +30,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX
 from ckpt_runtime.contract.configuration import JobConfig
+from ckpt_runtime.frontend.static_tables import program_of
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.event_log import EventLog, JobAnnouncer
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
@@ -303,7 +304,8 @@ class JobMaster:
     def program(self) -> RunningProgram:
         submission = self._submission
         defaults = submission.defaults.without(INTERNAL_PREFIX)
-        return RunningProgram(self._tasks.archive, submission.entry, submission.arguments, defaults)
+        archive = program_of(self._tasks.archive, has_tables=bool(submission.graph.tables))
+        return RunningProgram(archive, submission.entry, submission.arguments, defaults, self.graph)
 
     def check_no_drill(self, change: str) -> None:
         """Raises Conflict for a restore drill, which leaves nothing behind."""

@@ -14,6 +14,7 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.frontend.static_tables import with_tables
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotReady, SubmissionFailed
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -84,7 +85,8 @@ class JobSubmitter:
         check_drill(request)
         given = given_configuration(request)
         savepoint = await self.read_savepoint(request)
-        graph, own = await self._planner.plan(program, request, planning_configuration(given, savepoint, request))
+        planned = await self._planner.plan(program, request, planning_configuration(given, savepoint, request))
+        graph, own = planned.graph, planned.own
         check_planned(graph, request)
         given = with_own_configuration(own, given)
         if savepoint is not None:
@@ -102,7 +104,7 @@ class JobSubmitter:
             graph=graph,
             defaults=with_implicit_strategy(self._configuration, given),
             own=OwnConfiguration(given),
-            archive=program.archive.read_bytes(),
+            archive=with_tables(program.archive.read_bytes(), planned.tables),
             program_id=request.pipeline_id,
             entry=entry_of(program, request),
             arguments=request.arguments,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.frontend.analysis import ANALYZER
+from ckpt_runtime.frontend.table_reader import StaticTables
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, SubmissionFailed
@@ -132,12 +133,25 @@ MOST_ANALYSES = 200
 
 @dataclass(frozen=True, slots=True)
 class RunningProgram:
-    """A job's program: the zip of the pipeline's files, its entry and arguments, and the cluster's default options."""
+    """A job's program: the zip of the pipeline's files, its entry and arguments, and the cluster's default options.
+
+    ``graph`` is the one that it runs.
+    """
 
     archive: bytes
     entry: str
     arguments: tuple[str, ...]
     defaults: Configuration
+    graph: JobGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A graph, the options that the pipeline's code set, and the rows of its static tables by their digests."""
+
+    graph: JobGraph
+    own: Configuration
+    tables: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +174,27 @@ class Planner:
             answer_bytes=PLAN_LIMITS.answer_bytes,
         )
 
-    async def plan(
-        self, program: StoredProgram, request: RunRequest, configuration: Configuration
-    ) -> tuple[JobGraph, Configuration]:
-        """Returns the graph and the options that the pipeline's code set. ``configuration`` was given at submission."""
-        return _parts(await self._result(program, request, configuration))
+    async def plan(self, program: StoredProgram, request: RunRequest, configuration: Configuration) -> Planned:
+        """Runs the pipeline function. ``configuration`` was given at submission."""
+        tables = self._static_tables()
+        graph, own = _parts(await self._result(program, request, configuration, tables))
+        return Planned(graph, own, {digest: tables.files[digest] for digest in graph.tables})
 
-    async def _result(self, program: StoredProgram, request: RunRequest, configuration: Configuration) -> PlanResult:
+    async def _result(
+        self, program: StoredProgram, request: RunRequest, configuration: Configuration, tables: StaticTables
+    ) -> PlanResult:
         return await self.in_directory(
-            lambda directory: self._planned(self.order(directory, program, request, configuration))
+            lambda directory: self._planned(self.order(directory, program, request, configuration), tables)
         )
 
-    def _planned(self, order: PlanRequest) -> PlanResult:
+    def _static_tables(self) -> StaticTables:
+        return StaticTables(
+            self.cluster.get(JobManagerOptions.STATIC_TABLES_SIZE),
+            self.cluster.get(JobManagerOptions.STATIC_TABLES_TIMEOUT) / 1000,
+        )
+
+    def _planned(self, order: PlanRequest, tables: StaticTables, known: Mapping[str, str] | None = None) -> PlanResult:
+        """``known`` has answers of an earlier planning: those with rows of static tables are given again."""
         result = plan_in_process(order, self.limits, user_environment())
         while result.needed:
             if len(order.analyses) >= MOST_ANALYSES:
@@ -179,7 +202,7 @@ class Planner:
                     f"the pipeline {order.entry} asks Spark more than {MOST_ANALYSES} questions while it is planned"
                 )
             try:
-                order.analyses.update(ANALYZER.answer(result.needed))
+                order.analyses.update(ANALYZER.answer(result.needed, tables, known or {}))
             except DocumentError as error:
                 raise SubmissionFailed(f"the pipeline {order.entry} cannot be planned: {error}") from error
             result = plan_in_process(order, self.limits, user_environment())
@@ -199,9 +222,16 @@ class Planner:
             defaults, files = self._defaults(program.defaults), str(Path(directory, "files"))
             given = configuration.to_dict()
             order = PlanRequest(files, program.entry, program.arguments, given, defaults, archive=str(archive))
-            return self._planned(order)
+            return self._planned(order, tables, program.graph.analyses)
 
-        return _parts(await self.in_directory(plan))
+        tables = self._static_tables()
+        graph, own = _parts(await self.in_directory(plan))
+        if graph.tables != program.graph.tables:
+            raise SubmissionFailed(
+                "with this change the program reads other static tables than those that are stored with the job: stop "
+                "the job with a savepoint, and submit the program again with it"
+            )
+        return graph, own
 
     async def preview(
         self, program: StoredProgram, request: RunRequest, snapshot: CompletedCheckpoint | None
@@ -209,7 +239,7 @@ class Planner:
         """Shows what a submission would run and how the snapshot fits. Raises as a submission, except for a misfit."""
         given = given_configuration(request)
         planned = planning_configuration(given, snapshot, request)
-        result = await self._result(program, request, planned)
+        result = await self._result(program, request, planned, self._static_tables())
         graph, own = _parts(result)
         configuration = Configuration.merge(self.cluster, with_own_configuration(own, given))
         if snapshot is None:

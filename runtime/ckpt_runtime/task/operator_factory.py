@@ -24,6 +24,7 @@ from ckpt_runtime.graph.specs import (
     ProjectSpec,
     PythonFunctionsSpec,
     SortSpec,
+    StaticJoinSpec,
     TableSpec,
     WatermarkSpec,
 )
@@ -39,6 +40,7 @@ from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
 from ckpt_runtime.operators.result_table import LimitOperator, ResultTableOperator, SortOperator
 from ckpt_runtime.operators.sessions import SessionOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
+from ckpt_runtime.operators.static_join import StaticJoinOperator
 from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator, ExpandOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
 
@@ -57,6 +59,7 @@ _OF_SPEC: dict[type, Callable[..., Operator]] = {
     LimitSpec: LimitOperator,
     DeduplicateSpec: DeduplicateOperator,
     JoinSpec: JoinOperator,
+    StaticJoinSpec: StaticJoinOperator,
 }
 """Operators that are made from their spec alone."""
 

@@ -6,14 +6,12 @@ driver (the connection is authenticated) and nothing else.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import shutil
 import tempfile
 import threading
 import time
-import zipfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
@@ -29,6 +27,7 @@ from ckpt_runtime.configuration.registry import VERTEX_BOUNDS, VERTEX_PARALLELIS
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 from ckpt_runtime.failure_report import log_failure, report_of, summary_of
+from ckpt_runtime.frontend.static_tables import unpack
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.network.agent_messages import LAST_WRITES_S, ProcessIdentity, RegisterWorker
@@ -216,7 +215,7 @@ class TaskWorker:
                 raise RuntimeError("the driver has not sent this worker the job graph")
             log_of_process(job_id=job.job_id, job_name=job.graph.name, attempt=deployment.attempt)
             _bind(self._cores if deployment.pin_cpu is None else {deployment.pin_cpu})
-            directory = self._unpack(job.program.directory, command.archive)
+            directory = self._unpack(job.program.directory, command.archive, has_tables=bool(job.graph.tables))
             plan = self._plan_of(job, directory)
             self._spark = None
             spark_url = partial(self._spark_url, deployment.deployment)
@@ -229,7 +228,7 @@ class TaskWorker:
             failure = _logged(f"deployment {deployment.deployment} failed", error)
             self._report(DeploymentFailed(deployment.deployment, failure))
 
-    def _unpack(self, program_id: str, archive: bytes | None) -> str:
+    def _unpack(self, program_id: str, archive: bytes | None, *, has_tables: bool = False) -> str:
         """The directory of the pipeline's files; the driver sends them once per worker."""
         known = self._programs.get(program_id)
         if known is not None:
@@ -238,8 +237,7 @@ class TaskWorker:
             raise RuntimeError(f"the files of program {program_id} were never sent to this worker")
         directory = tempfile.mkdtemp(prefix="ckpt-program-")
         try:
-            with zipfile.ZipFile(io.BytesIO(archive)) as files:
-                files.extractall(directory)
+            unpack(archive, directory, has_tables=has_tables)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise

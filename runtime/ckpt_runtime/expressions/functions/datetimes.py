@@ -194,12 +194,21 @@ def _tokens(tree: Expression) -> tuple[patterns.Token, ...]:
     return patterns.tokens_of(_constant(tree, "a date pattern"))
 
 
+_SHOWN = ("day", "hour", "minute", "second")
+_FINENESS = {"H": 1, "h": 1, "a": 1, "m": 2, "s": 3, "S": 4}
+"""By letters of patterns: the place in ``_SHOWN`` of the unit that they show. Dates need days; ``S`` needs all."""
+
+
 @strict("DateFormatClass")
 def _date_format(call: Call) -> Callable[..., Value]:
     tokens = _tokens(call.arguments[1])
     local = in_zone(_zone(call))
     compute = per_row(lambda moment: patterns.write(moment, tokens), _STRING)
-    return lambda value, _: compute(local(value))
+    finest = max((_FINENESS[token.letter] for token in tokens if token.letter in _FINENESS), default=0)
+    if finest == len(_SHOWN):
+        return lambda value, _: compute(local(value))
+    # Python runs for each distinct value, and there are few when what the pattern does not show is cut off.
+    return lambda value, _: compute(pc.floor_temporal(local(value), unit=_SHOWN[finest]))
 
 
 @strict("FromUnixTime")

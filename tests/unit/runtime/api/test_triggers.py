@@ -12,6 +12,7 @@ from ckpt_runtime.api.triggers import set_interval
 from ckpt_runtime.graph.errors import PlanError
 
 INTERVAL = "execution.checkpointing.interval"
+AT_LEAST_ONCE = {"deliveryGuarantee": "at-least-once"}
 
 
 def start(**fields: Any) -> Any:
@@ -25,7 +26,7 @@ def start(**fields: Any) -> Any:
         ([start(continuous_checkpoint_interval="1 second"), start(processing_time_interval="1 minute")], "1000 ms"),
         ([start(processing_time_interval="0 seconds")], None),
         ([start(available_now=True), start(once=True), start()], None),
-        ([start(real_time_batch_duration="5 minutes", format="kafka")], "300000 ms"),
+        ([start(real_time_batch_duration="5 minutes", format="kafka", options=AT_LEAST_ONCE)], "300000 ms"),
     ],
 )
 def test_shortest_interval_of_the_triggers_is_that_of_checkpoints(starts: list[Any], interval: str | None) -> None:
@@ -48,6 +49,10 @@ def test_interval_of_program_or_submission_is_stronger_than_a_trigger_and_that_o
     [
         (start(processing_time_interval="soon"), r"processingTime='soon' is not an interval: expected one or more"),
         (start(real_time_batch_duration="5 minutes", format="console"), "realTime needs a sink whose rows are visible"),
+        (
+            start(real_time_batch_duration="5 minutes", format="kafka"),
+            "kafka with option deliveryGuarantee=at-least-once",
+        ),
     ],
 )
 def test_trigger_that_cannot_be_kept_is_refused(query: Any, message: str) -> None:

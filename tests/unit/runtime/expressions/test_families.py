@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import zoneinfo
 from decimal import Decimal
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
+from ckpt_runtime.expressions import patterns
 from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.json_reader import DEEPEST
@@ -239,3 +241,16 @@ def test_shift_by_all_bits_but_one_moves_the_sign_as_in_java() -> None:
         assert computed(Call("ShiftLeft", tuple(tree), kind), values, by) == [-(1 << (bits - 1))] * 2 + [0]
         assert computed(Call("ShiftRight", tuple(tree), kind), values, by) == [-1, 0, -1]
         assert computed(Call("ShiftRightUnsigned", tuple(tree), kind), values, by) == [1, 0, 1]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/New_York"])
+@pytest.mark.parametrize("pattern", ["yyyy-MM-dd", "E D", "HH", "hh a", "HH:mm", "dd HH:mm:ss", "ss.SSSSSS", "'x'"])
+def test_date_format_writes_each_moment_of_a_column_as_it_writes_that_moment_alone(pattern: str, zone: str) -> None:
+    # Before and after 1970, in the repeated hour of a clock that is set back, and on both sides of a midnight.
+    micros = [0, -1, 1, 86_399_999_999, -86_400_000_001, 1_793_511_000_000_001, 1_793_514_600_000_001, None]
+    column = pa.array(micros, pa.timestamp("us", "UTC"))
+    arguments = (Column(0, "timestamp"), Literal(pattern, "string"))
+    tree = Call("DateFormatClass", arguments, "string", settings={"zone": zone})
+    local = [value and value.astimezone(zoneinfo.ZoneInfo(zone)).replace(tzinfo=None) for value in column.to_pylist()]
+    tokens = patterns.tokens_of(pattern)
+    assert computed(tree, column) == [value and patterns.write(value, tokens) for value in local]

@@ -33,6 +33,7 @@ from ckpt_runtime.graph.specs import (
     RangeReaderSpec,
     SinkSpec,
     SourceSpec,
+    StaticJoinSpec,
     WatermarkSpec,
 )
 
@@ -309,7 +310,7 @@ def spec_of(kind: type) -> Any:
 
 PASS_RANGES_ON = {
     *(WatermarkSpec, FilterSpec, ProjectSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec),
-    *(GenerateSpec, PythonFunctionsSpec),
+    *(GenerateSpec, PythonFunctionsSpec, StaticJoinSpec),
 }
 
 

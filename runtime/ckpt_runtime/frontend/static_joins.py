@@ -1,0 +1,146 @@
+"""Joins of a stream with a static table: keys are read from Spark's condition, the rest of it is checked pair by pair.
+
+The table's rows are those that Spark computed when the program was planned. As in Spark, every row of the stream finds
+all rows of the table, and no row of the table that finds none comes out: the stream has to be the side whose rows an
+outer, semi or anti join keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
+
+from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.evaluation import compile_expression
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, rewritten
+from ckpt_runtime.frontend.generators import columns_of
+from ckpt_runtime.frontend.static_tables import path_of
+from ckpt_runtime.frontend.typed_plan import Join, StaticTable, TypedColumn
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.specs import StaticJoinKey, StaticJoinSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STATIC_HOW = {
+    "Inner": "inner",
+    "Cross": "inner",
+    "LeftOuter": "outer",
+    "RightOuter": "outer",
+    "LeftSemi": "semi",
+    "LeftAnti": "anti",
+}
+"""What the engine does for each of Spark's types of joins with a static table."""
+_KEEPS_SIDE = {"LeftOuter": 0, "LeftSemi": 0, "LeftAnti": 0, "RightOuter": 1}
+"""The side that has to be the stream: left is 0, right is 1."""
+_NOW = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp"})
+"""Functions of the time at which a row of the stream is joined, which is not known when the table is loaded."""
+
+
+def static_join_spec(
+    node: Join,
+    sides: Sequence[tuple[TypedColumn, ...]],
+    table: StaticTable,
+    table_side: int,
+    directory: str,
+    schema: pa.Schema,
+) -> StaticJoinSpec:
+    """Returns the operator. ``sides`` are the columns of both inputs, ``schema`` is that of the result.
+
+    Raises PlanError for a type of join that Spark does not have, and for Python functions in the condition.
+    """
+    stream_side = 1 - table_side
+    if _KEEPS_SIDE.get(node.how, stream_side) != stream_side:
+        places = ("left", "right")
+        raise PlanError(
+            "join",
+            f"{node.how} needs the stream on the {places[table_side]} and the static table on the "
+            f"{places[stream_side]}, as in Spark: rows of the table that never find one of the stream would wait for "
+            "the end of the stream",
+        )
+    width = len(sides[stream_side])
+    conjuncts: list[Expression] = []
+    if node.condition is not None:
+        _collect(_stream_first(node.condition, sides, stream_side), conjuncts)
+    if any(_calls(tree, {"PythonUDF"}) for tree in conjuncts):
+        raise PlanError("join", "its condition calls a Python function; add the result as a column before the join")
+    keys, filters, rest = [], [], []
+    for tree in conjuncts:
+        key = None if _calls(tree, _NOW) else _key(tree, width)
+        if key is not None:
+            keys.append(key)
+        elif not _calls(tree, _NOW) and min(columns_of([tree]), default=-1) >= width:
+            filters.append(_moved(tree, -width))
+        else:
+            rest.append(tree)
+    how = STATIC_HOW[node.how]
+    both = tuple(range(width + len(table.columns)))
+    table_columns = both[width:]
+    stream_columns = both[:width]
+    if how in ("semi", "anti"):
+        output = stream_columns
+    else:
+        output = (*table_columns, *stream_columns) if table_side == 0 else (*stream_columns, *table_columns)
+    return StaticJoinSpec(
+        how, path_of(directory, table.digest), tuple(keys), tuple(filters), _all_of(rest), width, output, schema
+    )
+
+
+def _stream_first(tree: Expression, sides: Sequence[tuple[TypedColumn, ...]], stream_side: int) -> Expression:
+    """Returns a condition over the stream's columns, then the table's."""
+    if stream_side == 0:
+        return tree
+    left, width = len(sides[0]), len(sides[1])
+
+    def moved(node: Expression) -> Expression | None:
+        if not isinstance(node, Column):
+            return None
+        return Column(node.index + width if node.index < left else node.index - left, node.type)
+
+    return rewritten(tree, moved)
+
+
+def _collect(tree: Expression, conjuncts: list[Expression]) -> None:
+    if isinstance(tree, Call) and tree.function == "And":
+        for argument in tree.arguments:
+            _collect(argument, conjuncts)
+    else:
+        conjuncts.append(tree)
+
+
+def _key(tree: Expression, width: int) -> StaticJoinKey | None:
+    """Returns the key of an equality between an expression of the stream and one of the table."""
+    if not isinstance(tree, Call) or tree.function not in ("EqualTo", "EqualNullSafe"):
+        return None
+    one, other = tree.arguments
+    if min(columns_of([one]), default=-1) >= width:
+        one, other = other, one
+    ours, theirs = columns_of([one]), columns_of([other])
+    if not ours or not theirs or max(ours) >= width or min(theirs) < width or one.type != other.type:
+        return None
+    try:
+        compile_expression(Call("XxHash64", (one,), "long"))
+    except UnsupportedExpressionError:
+        return None  # such as a map: it is compared pair by pair
+    return StaticJoinKey(one, _moved(other, -width), tree.function == "EqualNullSafe")
+
+
+def _moved(tree: Expression, by: int) -> Expression:
+    return rewritten(tree, lambda node: Column(node.index + by, node.type) if isinstance(node, Column) else None)
+
+
+def _calls(tree: Expression, functions: Set[str]) -> bool:
+    if isinstance(tree, Lambda):
+        return _calls(tree.body, functions)
+    if not isinstance(tree, Call):
+        return False
+    return tree.function in functions or any(_calls(argument, functions) for argument in tree.arguments)
+
+
+def _all_of(conditions: Sequence[Expression]) -> Expression | None:
+    if not conditions:
+        return None
+    first, *others = conditions
+    for other in others:
+        first = Call("And", (first, other), "boolean")
+    return first
