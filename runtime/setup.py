@@ -47,6 +47,10 @@ EXTRAS_REQUIRE = {
     "kafka": [
         "confluent-kafka>=2.10",
     ],
+    # The sink "postgresql".
+    "postgres": [
+        "psycopg[binary]>=3.2",
+    ],
     # A release of s3fs works with the very same release of fsspec only.
     "s3": [
         "s3fs>=2024.12.0",

@@ -46,25 +46,27 @@ the coordinator. An effect is emitted where it is decided.
 * ``Retention``: retained checkpoints, the registry of shared files, the cleaner, leftovers.
 * ``CheckpointFailures``: the count of failures; reads pending, executions, schedule, retention.
 * ``Triggering``: the queue of requests, ids, directories that are being made; reads the parts above.
-* ``Completion`` and ``Restoring``: writing and publishing; the restore that waits.
+* ``Completion``: writes and publishes metadata and pointers. ``Restoring``: holds the restore request until it can be
+  answered.
 
 Invariants:
 
-* Every trigger ends in exactly one of completed and aborted, within its timeout or with the job.
+* Every triggered checkpoint either completes or is aborted, at the latest at its timeout or at the end of the job.
 * A deadline has a generation: a timer that was set for an older one does nothing.
-* Completed ids rise. One checkpoint is published at a time, and none while the fate of an earlier pointer is unknown.
+* Completed ids only increase. One checkpoint is published at a time, and none while it is unknown whether the pointer
+  of an earlier one was written.
 * The pointer to a checkpoint is removed before its files.
 * A write whose outcome is unknown is read again; it never counts as a failure.
 * The savepoint of a stop gets a pointer before its completion is reported, so that no other driver undoes its
   commits.
 * What an earlier driver left is deleted after this driver's first checkpoint, pointers first: until then a restore
   could still use a pointer that was written late. Shared files of a killed worker are searched for at each restart.
-* In-flight data moves by receiver: all data on the way to an old subtask by one edge goes, in order, to the subtasks
-  that own its rows now. It is refused on an edge that has changed.
+* In-flight data is redistributed per receiver: all data that was on its way to an old subtask over one edge goes, in
+  order, to the subtasks that own its rows now. A restore with in-flight data on a changed edge is refused.
 * During a stop only the savepoint is triggered: in any other checkpoint the stopped sources would count as finished.
-* A state that refers to a shared file that was given up, or that belongs to a user, is refused.
+* An acknowledged state is refused if it refers to a shared file that was given up or that belongs to a user.
 * While a native savepoint of an incremental job is pending, no shared file that it may use is deleted. An increment
   whose base was replaced by a full checkpoint is aborted without counting as a failure.
-* A savepoint that was not claimed is never deleted, nor a file that a retained checkpoint refers to.
+* Neither an unclaimed savepoint nor a file that a retained checkpoint refers to is ever deleted.
 * A driver that is no longer the leader neither completes nor deletes anything.
 """

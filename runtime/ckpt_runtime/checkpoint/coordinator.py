@@ -258,7 +258,7 @@ class CheckpointCoordinator:
         self._leave_deployment(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
     def _leave_deployment(self, reason: Reason, now: Instant) -> None:
-        # First, so that the aborts of the stop see no deployment; they could fail a job that is failing already.
+        # Cleared before the aborts below: an abort during a deployment could fail a job that is already failing.
         self._executions.gone()
         self._schedule.undeployed()
         self._triggering.stop(reason, now)
@@ -287,7 +287,7 @@ class CheckpointCoordinator:
         elif self._state is not CoordinatorState.RUNNING:
             self._failures.tasks_not_running(event.request_id)
         elif self._stopping and not event.properties.is_synchronous:
-            # After a stop's savepoint, sources that were only stopped would count as finished.
+            # Refused during a stop with savepoint: sources that were only stopped would count as finished.
             self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SUSPEND)
         else:
             self._stopping = event.properties.is_synchronous
@@ -384,4 +384,4 @@ _CLOSING_WAITS_FOR = (
     on.StoreRemoved,
     on.CleanupDone,
 )
-"""LocationReady is absent: a directory created too late is deleted first, which CleanupDone answers."""
+"""LocationReady is not listed: a directory created too late is deleted, and closing waits for that CleanupDone."""

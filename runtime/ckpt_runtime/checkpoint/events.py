@@ -169,7 +169,7 @@ class LocationReady:
 
 @dataclass(frozen=True, slots=True)
 class LocationFailed:
-    """Answers InitializeLocation for a failed or unknown outcome: a created directory holds no file."""
+    """Answers InitializeLocation for a failed or unknown outcome. If the directory was created, it is empty."""
 
     checkpoint_id: int
     message: str

@@ -29,7 +29,7 @@ class RetainedCheckpoint:
 
 
 class CompletedCheckpointStore:
-    """Holds checkpoints by ascending id, and of savepoints the restored one and the one of a stop."""
+    """Holds, by ascending id, the retained checkpoints, the savepoint restored from, and the savepoint of a stop."""
 
     def __init__(self, retained: int, recovered: Iterable[RetainedCheckpoint] = ()) -> None:
         self.retained = retained
@@ -263,7 +263,7 @@ class Retention:
     # --- savepoints that duplicate
 
     def pin(self, savepoint_id: int) -> None:
-        """Until it has ended, no shared file is deleted that an existing checkpoint or a later one uses.
+        """Protects shared files that existing or later checkpoints use from deletion until the savepoint has ended.
 
         This includes checkpoints being removed: a task may not know yet about the checkpoint that replaced them.
         """
@@ -311,7 +311,7 @@ class Retention:
         self._cleaner.cleaned(event.checkpoint_id)
 
     def delete_unused_shared_files(self) -> None:
-        """Waits until no pointer to a checkpoint that uses them is left and no savepoint is duplicating them."""
+        """Deletes shared files that no retained checkpoint or pinned savepoint needs; waits for pointer removals."""
         if self._fenced or not self._cleaner.pointers_are_gone:
             return
         lowest = self._store.lowest_retained()

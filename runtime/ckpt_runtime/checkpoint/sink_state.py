@@ -20,7 +20,7 @@ from ckpt_runtime.graph.schema import DocumentError, NonNegative, checked, decod
 SINK_ID = "sink"
 PENDING = "pending"
 MESSAGES = "messages"
-"""The state of a single committer: items with a checkpoint's committables as texts, each with its subtask."""
+"""Name of a single committer's list state. An item holds the committables of a checkpoint as texts, by subtask."""
 DRILL_MARK = "restore-drill"
 """Marks the state of every sink of a restore drill: no job may start from the drill's checkpoints."""
 
@@ -28,7 +28,7 @@ _ID = re.compile("[0-9a-f]{16}")
 
 
 class _NamedFile(Struct):
-    """A committable, of which only the file that it may name is looked at."""
+    """A committable. Only the name of its file, if it has one, is read."""
 
     name: str | None = None
 
@@ -70,7 +70,7 @@ def restored_sink_ids(snapshot: CompletedCheckpoint) -> dict[str, str]:
 def pending_names(snapshots: Iterable[CompletedCheckpoint]) -> set[str]:
     """Names of the files in these snapshots whose commit may still have to be repeated.
 
-    Raises DocumentError for a state that is none of a sink's: no file may be taken for one that can be deleted.
+    Raises DocumentError for a state that no sink wrote: files that it names would otherwise be deleted as orphans.
     """
     states = (state for snapshot in snapshots for state in snapshot.states.values())
     found = list(_items(states))

@@ -120,6 +120,10 @@ def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:
         from ckpt_runtime.connectors.kafka_sink import KafkaSink
 
         return KafkaSink(spec.options)
+    if spec.format == "postgresql":
+        from ckpt_runtime.connectors.postgres_sink import PostgresSink
+
+        return PostgresSink(spec.options)
     if spec.format == "delta":
         from ckpt_runtime.connectors.delta_sink import DeltaSink
 

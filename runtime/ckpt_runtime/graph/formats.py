@@ -16,6 +16,7 @@ from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.kafka_columns import KAFKA_SINK_OPTIONS, check_kafka_sink
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
+from ckpt_runtime.graph.postgres_options import POSTGRES_SINK_OPTIONS, check_postgres_sink
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
 from ckpt_runtime.sinks import is_sink
@@ -265,6 +266,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             _check_delta,
         ),
         SinkFormat("kafka", KAFKA_SINK_OPTIONS, _accept),
+        SinkFormat("postgresql", POSTGRES_SINK_OPTIONS, check_postgres_sink),
         SinkFormat("noop", (), _accept),
         SinkFormat(
             "verify",

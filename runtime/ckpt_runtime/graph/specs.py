@@ -380,7 +380,7 @@ class SinkSpec:
         """Whether one committer behind the sink commits what all its subtasks have prepared."""
         if isinstance(self.format, type):
             return bool(getattr(self.format, "single_committer", True))
-        return self.format in ("delta", "foreachBatch")
+        return self.format in ("delta", "foreachBatch", "postgresql")
 
 
 @dataclass(frozen=True, slots=True)

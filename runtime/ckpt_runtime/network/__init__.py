@@ -1,12 +1,13 @@
 """Channels between subtasks: elements, framing, credit and gates without I/O, and the transport with data sockets.
 
-* Each channel delivers everything once and in order, control elements included.
+* Each channel delivers every element exactly once and in order, including control elements.
 * A sender sends no buffer without credit. Control elements need none.
-* A blocked channel keeps what arrives; the others continue. Frames of a released deployment are dropped.
-* Nothing of a connection is read as a frame or message before the peer has proved the secret.
-* A lost connection fails both ends.
+* A blocked channel queues the elements that arrive; other channels continue. Frames of a released deployment are
+  dropped.
+* No byte of a connection is interpreted as a frame or message before the peer has proved that it knows the secret.
+* The loss of a connection makes the subtasks at both ends fail.
 * A control message is decoded and checked once, when it is received. A message of the wrong direction or shape is a
   failure of its sender, and the error names the message and what is wrong.
 * Bodies are Arrow messages, or MessagePack and JSON of fixed types; nothing is unpickled.
-* It never blocks a subtask's thread, and encrypts only if ``security.ssl.internal`` says so.
+* Sending never blocks a subtask's thread. Connections are encrypted only if ``security.ssl.internal`` is set.
 """

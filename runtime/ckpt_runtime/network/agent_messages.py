@@ -16,11 +16,11 @@ Port = Annotated[int, Meta(ge=1, le=65_535)]
 PortRange = tuple[Port, Port]
 Pid = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
-# --- registration: always the first message of a connection, and only that
+# --- registration: the first message of each connection, and sent only then
 
 
 class ProcessIdentity(Struct, frozen=True):
-    """What another process needs to watch this one. ``machine`` is empty where that is not possible."""
+    """Identifies a process so that another one can watch it. ``machine`` is empty where that is not possible."""
 
     machine: str
     pid: Pid
@@ -55,7 +55,7 @@ Registration = RegisterAgent | RegisterWorker
 class SpawnWorker(Message, frozen=True):
     """Starts a process, which registers under this id.
 
-    It listens for other workers at one of the ``data_ports``, given as the first and the last; at any port if None.
+    It listens for other workers at one of the ``data_ports`` (first and last port of a range); at any port if None.
     """
 
     worker: str
@@ -63,7 +63,7 @@ class SpawnWorker(Message, frozen=True):
 
 
 class AdoptWorker(Message, frozen=True):
-    """Takes over a worker of another agent."""
+    """The agent takes over a worker of another agent."""
 
     worker: str
     process: ProcessIdentity
@@ -87,7 +87,7 @@ class Ping(Message, frozen=True):
 
 
 class ShutdownAgent(Message, frozen=True):
-    """Ends the agent and all workers but those in ``keep``, which wait for another agent."""
+    """Ends the agent and all its workers except those in ``keep``, which another agent will adopt."""
 
     keep: tuple[str, ...] = ()
 
@@ -99,7 +99,7 @@ AgentCommand = SpawnWorker | AdoptWorker | KillWorker | Ping | ShutdownAgent
 
 
 class AgentHeartbeat(Message, frozen=True):
-    """Answers :class:`Ping`. ``progress`` has a number for each starting worker, which changes while it works."""
+    """Answers :class:`Ping`. ``progress`` has a number for each starting worker, which changes as it makes progress."""
 
     progress: dict[str, NonNegative] = field(default_factory=dict)
 

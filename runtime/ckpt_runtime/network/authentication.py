@@ -1,7 +1,7 @@
 """Mutual authentication of a new connection with a shared secret. Pure: the callers send and receive.
 
 Both sides send 32 random bytes; each proves knowledge of the secret by an HMAC-SHA256 over its role and both nonces. A
-replayed or reflected proof fails, since it depends on role and nonces. The secret itself never travels.
+replayed or reflected proof fails, since it depends on role and nonces. The secret itself is never sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def new_secret() -> str:
 
 
 class Handshake:
-    """One side of a handshake. ``role`` is ``"client"`` (it dials) or ``"server"``; ``purpose`` names the protocol."""
+    """One side of a handshake. ``role`` is ``"client"`` (connects) or ``"server"``; ``purpose`` names the protocol."""
 
     def __init__(self, secret: str, role: str, purpose: str) -> None:
         self._secret = secret.encode()

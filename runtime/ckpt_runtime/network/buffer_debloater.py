@@ -1,7 +1,8 @@
 """Buffer debloating: adapts the size of the buffers in flight to a subtask to its throughput. Pure.
 
-Credit and queue lengths fix the number of buffers in flight; their size determines how long their rows take. With a
-size of throughput x target / number of buffers they take about the target time, and so does a barrier behind them.
+Credit and queue lengths fix the number of buffers in flight; their size determines how long processing them takes. At
+a size of throughput x target / number of buffers, the subtask needs about the target time for all buffers in flight,
+and a barrier behind them waits about that long.
 Source: Flink's BufferDebloater (FLIP-183).
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 MIN_BUFFER_BYTES = 256
-"""Smaller buffers are mostly overhead."""
+"""Smaller buffers would consist mostly of overhead."""
 
 _CONVERGED = 10
 """After this many times the number of smoothed samples, further equal samples change nothing."""
@@ -58,7 +59,7 @@ class BufferDebloater:
         return size
 
     def _smooth(self, wanted: float) -> None:
-        """Limits growth as shrinking is limited, or one sample of a burst would undo many samples of slow rows."""
+        """Limits growth like shrinking; otherwise one sample during a burst would undo many samples of slow rows."""
         wanted = max(self._min, min(wanted, 2 * self._smoothed))
         smoothed = self._smoothed + self._weight * (wanted - self._smoothed)
         self._smoothed = min(float(self._max), smoothed)
@@ -80,8 +81,8 @@ class DesiredBufferSize:
         self.latest: int | None = None
 
     def announce(self, size: int) -> None:
-        # Set before the listener is read, and listen() works in the opposite order: whichever comes second notifies
-        # the listener.
+        # Set before the listener is read, and listen() does both in the opposite order: so the later of the two calls
+        # notifies the listener.
         self.latest = size
         if self._listener is not None:
             self._listener(size)

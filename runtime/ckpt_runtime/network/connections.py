@@ -16,9 +16,10 @@ from ckpt_runtime.network.tls import AnySocket, TlsSocket, internal_context, sec
 M = TypeVar("M")
 
 HANDSHAKE_TIMEOUT_S = 30.0
-"""A machine may stall for seconds, and each connection that is lost then makes a job restart."""
+"""Generous, because a machine may stall for seconds, and a connection that is lost then makes a job restart."""
 SILENCE_S = 60
-"""How long a peer's machine may acknowledge nothing; longer than the default heartbeat timeout."""
+"""Time without any acknowledgement from a peer's machine until the connection is lost; above the default heartbeat
+timeout."""
 # A deployment's message is the largest: it may carry the program's archive.
 MAX_MESSAGE_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
@@ -26,7 +27,7 @@ LENGTH_BYTES = _LENGTH.size
 
 
 class ChannelLostError(ConnectionError):
-    """Another worker can no longer be reached. The root cause is usually the end of that worker."""
+    """The connection to another worker is lost, usually because that worker has ended."""
 
 
 def receive_exactly(connection: AnySocket, count: int) -> bytes:
@@ -44,8 +45,8 @@ def receive_exactly(connection: AnySocket, count: int) -> bytes:
 def end_in_silence(connection: AnySocket) -> None:
     """Makes the kernel end the connection when nothing has arrived from the peer for :data:`SILENCE_S`.
 
-    Lost packets cause no error: without this the kernel sends them again for a quarter of an hour, and an idle
-    connection stays open for ever. Systems other than Linux, where the time cannot be set, use their own.
+    Lost packets alone cause no error: by default, the kernel retransmits them for a quarter of an hour, and an idle
+    connection stays open for ever. Only Linux can set this time; other systems use their own default.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     times = {"TCP_USER_TIMEOUT": SILENCE_S * 1000, "TCP_KEEPIDLE": SILENCE_S // 3, "TCP_KEEPINTVL": SILENCE_S // 6}
@@ -75,7 +76,7 @@ def authenticate(connection: AnySocket, secret: str, role: str, purpose: str) ->
 
 
 def framed(message: Message) -> bytes:
-    """A control message with its length prefix. Raises ValueError when it has no wire form, or is too large."""
+    """A control message with its length prefix. Raises ValueError if it cannot be encoded or is too large."""
     body = encode(message)
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"control message of {len(body)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
@@ -120,7 +121,7 @@ class ControlConnection:
 
     @property
     def local_host(self) -> str:
-        """This host's address on the way to the driver, by which its peers can reach it."""
+        """This host's address on the network interface towards the driver, at which peers can reach it."""
         host: str = self._connection.getsockname()[0]
         return host
 

@@ -1,4 +1,4 @@
-"""The messages between the driver and its workers: one union of types and one door for each direction."""
+"""The messages between the driver and its workers: one union of types and one decoder (``Door``) per direction."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ReadLog(Message, frozen=True):
 
 
 class SampleStacks(Message, frozen=True):
-    """Asks for stack samples of each subtask of a vertex: ``samples`` of them, one every ``interval_ms``."""
+    """Requests ``samples`` stack samples, one every ``interval_ms``, of each subtask of a vertex."""
 
     question: NonNegative
     job_id: str
@@ -108,7 +108,7 @@ class SparkAddress(Message, frozen=True):
 
 
 WorkerQuestion = DumpThreads | ReadLog | SampleStacks
-"""Questions about the process. The receiving thread has them answered, so a stuck task does not prevent answers."""
+"""Questions about the process. No task thread is needed for the answers, so a stuck task does not prevent them."""
 
 WorkerCommand = (
     DeploySubtasks
@@ -173,7 +173,7 @@ class SubtaskMeasures(Struct, frozen=True):
 
 
 class SnapshotProgress(Struct, frozen=True):
-    """How much of a subtask's snapshot is in storage so far, written and duplicated."""
+    """The part of a subtask's snapshot that is in storage so far, written and duplicated."""
 
     vertex_id: str
     subtask: NonNegative
@@ -284,7 +284,7 @@ class AcknowledgeCheckpoint(Message, frozen=True):
     metrics: CheckpointMetrics
 
     def __post_init__(self) -> None:
-        """Checked at the sender already, where an error costs one checkpoint instead of the worker."""
+        """Validates at the sender: an error here fails one checkpoint, while one at the receiver costs the worker."""
         check_state(self.state, "the state")
 
 

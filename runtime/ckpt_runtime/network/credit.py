@@ -1,7 +1,7 @@
 """Credit-based flow control, both sides, as plain counters. Pure.
 
-A receiver grants a window of buffers per channel; a sender sends a data buffer only against credit. Control elements
-need none. Credit is returned in halves of the window, or at once when the receiver has nothing left to do.
+A receiver grants a window of buffers per channel; a sender needs credit for each data buffer, but none for control
+elements. Credit is returned when half of the window has been consumed, or at once when the receiver's queue is empty.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ class Exchange(Protocol):
 class DataConnection:
     """One socket: incremental reading by the I/O thread, queued writing, and the channels that use it.
 
-    A thread that has something to send sends it itself when no other thread is sending and the socket accepts it: a
-    wake-up of the I/O thread for each buffer costs two switches of threads that share one interpreter. The I/O thread
-    sends what is left over and what is queued while another thread sends.
+    A thread that queues data sends it itself if no other thread is sending and the socket accepts it: waking the I/O
+    thread for each buffer would cost two switches between threads that share one interpreter. The I/O thread sends the
+    data that remains and the data that is queued while another thread sends.
     """
 
     def __init__(self, transport: Exchange, connection: AnySocket, peer: str) -> None:
@@ -73,13 +73,13 @@ class DataConnection:
         self._body: pa.Buffer | None = None
         self._body_view = memoryview(b"")
         self._send_lock = threading.Lock()
-        # No thread sends before the I/O thread watches the socket: nothing would send what a full socket leaves over.
+        # No thread sends before the I/O thread watches the socket: nothing would send what a full socket does not take.
         self.served = False
         self.watches_write = False
 
     def ready(self, subpartition: RemoteSubpartition) -> None:
         """A subtask has queued something. Called by any thread."""
-        # Before the lock is tried: the thread that is sending sends this as well, or the I/O thread is notified below.
+        # Queued before the lock is tried: the sending thread sends this as well, or the I/O thread is notified below.
         self._ready.append(subpartition)
         if not self._send_here():
             self._transport.notify(self)

@@ -15,9 +15,10 @@ MAX_BODY_BYTES = 1 << 30
 
 
 class FrameKind(IntEnum):
-    """OPEN asks the receiver for credit; CREDIT grants it (body: u32 count); the others travel with the data.
+    """Frames from the sender of a channel and, for CREDIT and BUFFER_SIZE, from its receiver.
 
-    BUFFER_SIZE travels like CREDIT: the size that buffers of the channel should have from now on (body: u32 bytes).
+    OPEN asks the receiver for credit; CREDIT grants it (body: u32 count). BUFFER_SIZE requests the size of further
+    buffers of the channel (body: u32 bytes). All other frames carry the channel's elements.
     """
 
     OPEN = 1

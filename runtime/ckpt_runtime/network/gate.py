@@ -71,7 +71,7 @@ class InputChannel:
 
     def put(self, element: Element) -> None:
         """Queues an element. Called by the producer's thread."""
-        # In this order: the consumer looks for announced elements in the queue, and pops one element for each arrival.
+        # Queued first: the consumer looks up announced elements in the queue, and pops one element per arrival token.
         self.queue.append(element)
         if self.overtakes and (
             isinstance(element, EndOfPartition)
@@ -172,7 +172,7 @@ class InputGate:
 
     @property
     def usage(self) -> float:
-        """The share of the buffers granted to senders that waits here, 0 to 1. Called by any thread."""
+        """The share, 0 to 1, of the buffers granted to senders that is queued here. Called by any thread."""
         granted = sum(channel.credit.window for channel in self.channels)
         return min(1.0, self.queued / granted) if granted else 0.0
 

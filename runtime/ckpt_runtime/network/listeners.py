@@ -1,13 +1,12 @@
-"""The doors of control connections, which decode and check incoming messages.
+"""Decodes and validates the incoming messages of control connections.
 
-Each receiver uses the door of its direction (:class:`Door`): a message that does not belong to that direction or has
-another shape raises a :class:`MalformedMessageError`, which names the message and says what is wrong. No code behind a
-door handles undecoded documents.
+Each receiver uses the :class:`Door` of its direction: a message that does not belong to that direction or has another
+shape raises a :class:`MalformedMessageError`, which names the message and the fault. All other code gets typed messages
+only.
 
 The wire form is MessagePack. It carries the archive of a program and the inline state of an acknowledgement as bytes,
-which JSON would have in base64: 20 MB are encoded in 2 ms instead of 29. For an
-acknowledgement with 3000 files the library takes as long with either form (2 ms to encode, 7 to decode), and this one
-has a quarter fewer bytes.
+which JSON would need in base64: 20 MB are encoded in 2 ms instead of 29. For an acknowledgement with 3000 files the
+library takes as long with either form (2 ms to encode, 7 to decode), and MessagePack has a quarter fewer bytes.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class Message(Struct, frozen=True, tag=True, tag_field="type"):
 
 
 class MalformedMessageError(ValueError):
-    """A peer sent something that is not a valid message of its direction or state. The text names it and says why."""
+    """A peer sent a message that is invalid, or not allowed in its direction or state. The text says which and why."""
 
 
 class Door(Generic[M]):
-    """Decodes and checks what comes from one kind of ``sender``; ``messages`` is the union of its message types."""
+    """Decodes and validates messages from one kind of ``sender``; ``messages`` is the union of their types."""
 
     def __init__(self, sender: str, messages: Any) -> None:
         self._sender = sender
@@ -70,6 +69,6 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """The wire form. Raises :class:`DocumentError` where there is none: invalid Unicode, a number beyond 64 bits."""
+    """The wire form. Raises :class:`DocumentError` if there is none: invalid Unicode, an integer beyond 64 bits."""
     with malformed():
         return _ENCODER.encode(message)

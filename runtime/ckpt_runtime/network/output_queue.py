@@ -1,8 +1,8 @@
-"""Elements queued for one channel and not yet handed to the wire; barriers may overtake them (FLIP-76). Pure.
+"""Elements queued for one channel and not yet handed to the connection; barriers may overtake them (FLIP-76). Pure.
 
-The sending subtask appends; the thread that holds the connection's send lock takes. Both are atomic on a deque, so they
-need no common lock; :meth:`OutputQueue.add_barrier` and :meth:`OutputQueue.turn_unaligned` move elements and must not
-run while another thread takes.
+The sending subtask appends elements; the thread that holds the connection's send lock takes them. Both are atomic on a
+deque, so they need no common lock; :meth:`OutputQueue.add_barrier` and :meth:`OutputQueue.turn_unaligned` move elements
+and must not run while another thread takes elements.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class OutputQueue:
         return []
 
     def holds_barrier(self, checkpoint_id: int) -> bool:
-        """Whether the barrier has not been handed to the wire yet."""
+        """Whether the barrier is still queued."""
         return any(
             isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id
             for element in tuple(self._queue)

@@ -20,7 +20,7 @@ from ckpt_runtime.network.output_queue import InFlightData, OutputQueue, QueuedE
 
 
 class Carrier(Protocol):
-    """What a subpartition needs from its connection: to be drained soon, and the error that ended it."""
+    """What a subpartition needs from its connection: a way to announce queued elements, and the error that ended it."""
 
     @property
     def error(self) -> BaseException | None: ...
@@ -91,10 +91,10 @@ class RemoteSubpartition:
 
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
         """Sends the barrier in front of what is queued; see :meth:`OutputQueue.add_barrier`."""
-        # Not while another thread takes elements: the copy made here would put them back into the queue.
+        # Locked, so that no other thread takes elements: the copy made here would put them back into the queue.
         with self._moving:
             overtaken = self._queue.add_barrier(barrier, limit)
-        # Outside the lock: it may send at once, which takes the lock.
+        # Outside the lock, because this call may send at once, which takes the lock.
         self._notify()
         return overtaken
 
@@ -132,7 +132,7 @@ class RemoteSubpartition:
                 out.append(body)
                 turnable = turnable or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
                 emptied = self._ends and self._queue.is_empty
-        # Checked afterwards: a producer that filled the channel during the loop sleeps as well.
+        # Checked after the loop: a producer that filled the channel meanwhile has to be woken as well.
         if turnable or emptied or self._queue.was_full(self._queue.taken - before):
             self._wake_producer()
 

@@ -56,7 +56,7 @@ def rest_context(configuration: Configuration) -> ssl.SSLContext | None:
 
 
 def credentials(secret: str, configuration: Configuration) -> str:
-    """The text that admits to the session's sockets. Raises :class:`TlsFilesError` for unusable files."""
+    """The credentials for the session's sockets, as one text. Raises :class:`TlsFilesError` for unusable files."""
     get = configuration.get
     if not get(SecurityOptions.INTERNAL_ENABLED):
         return secret
@@ -67,7 +67,7 @@ def credentials(secret: str, configuration: Configuration) -> str:
 
 
 def internal_context(credentials: str, role: str) -> ssl.SSLContext | None:
-    """The context for one side of a connection (``client`` dials); None without TLS. Raises :class:`TlsFilesError`."""
+    """The context for one side (``client`` connects); None without TLS. Raises :class:`TlsFilesError`."""
     files = _files(credentials)
     if files is None:
         return None
@@ -129,14 +129,14 @@ class TlsSocket:
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, role: str) -> None:
-        """Takes ownership of the socket. The caller still has to make the handshake."""
+        """Takes ownership of the socket. The caller still has to run the handshake."""
         self._timeout = connection.gettimeout()
         connection.setblocking(False)
         self._tls = context.wrap_socket(connection, server_side=role == "server", do_handshake_on_connect=False)
         self._lock = threading.Lock()
 
     def do_handshake(self) -> None:
-        """Makes the handshake. Raises AuthenticationError when it fails with this peer."""
+        """Runs the handshake. Raises AuthenticationError when it fails with this peer."""
         try:
             self._step(self._tls.do_handshake)
         except ssl.SSLError as error:

@@ -1,8 +1,8 @@
 """Channels between workers: one listening socket and one I/O thread per worker, and the mapping of channels to sockets.
 
-A worker dials each peer that it sends to; data flows one way on that connection, credit and desired buffer sizes the
-other. All channels from one worker to another share it. Dialling happens in the thread that deploys; ``incoming``
-handles the handshakes of connections that peers open.
+A worker connects to each peer that it sends to. On that connection data flows in one direction, credit and requested
+buffer sizes in the other; all channels from one worker to another share it. The thread that deploys opens connections;
+``incoming`` handles the handshakes of connections that peers open.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _PURPOSE = "data"
 ACCEPT_PAUSE_S = 0.1
-"""How long a process that has no descriptors left accepts no connection."""
+"""Pause before a process that ran out of descriptors accepts connections again."""
 Address = tuple[str, int]
 
 
@@ -65,7 +65,7 @@ class DataTransport:
     """
 
     def __init__(self, host: str, secret: str, ports: tuple[int, int] | None = None) -> None:
-        """Listens at the first free one of ``ports``, given as first and last, or at any. Raises OSError if none is."""
+        """Listens at the first free port of ``ports`` (first, last), or at any port. Raises OSError if none is free."""
         self._secret = secret
         self._listener = _listening(host, ports)
         self._listener.setblocking(False)
@@ -98,7 +98,7 @@ class DataTransport:
     def register(self, channel: int, receiver: InputChannel) -> None:
         """Binds the receiver to ``channel``: it gets the peer's data, and the peer gets its credit window."""
         with self._channel_lock:
-            # Both under one lock: the peer's OPEN comes before this or after it, never in between.
+            # Both under one lock, so that the peer's OPEN is handled before or after both steps, never in between.
             self._registered[channel] = receiver
             connection = self._opened.pop(channel, None)
         if connection is not None:
@@ -144,7 +144,7 @@ class DataTransport:
 
     def _wake(self) -> None:
         with suppress(OSError):
-            # A full pipe wakes the thread as well, and with a closed one the thread has ended.
+            # An error does no harm: a full pipe wakes the thread as well, and a closed one means that it has ended.
             os.write(self._wake_send, b"w")
 
     def _dial(self, peer: Address) -> DataConnection:

@@ -17,17 +17,20 @@ Invariants of the job core:
 
 * Run to completion: an event is processed with all that follows from it before the next one. Messages between the
   machines wait in an inner queue, and no machine is entered while it works.
-* Only I/O leaves. Outputs are started in the order given, and each that is answered is answered once.
+* Outputs of the core are requests for I/O. The shell starts them in the order given; each that has an answer gets
+  exactly one.
 * One plan is in force. A replacement becomes the present plan when slots are acquired for the next deployment;
   settings of checkpoints hold at once, and overrides take precedence. A refused change changes nothing.
 * An answer about an attempt counts for that attempt alone, and no attempt is deployed before its number is recorded.
 * A change of the plan that is not stored changes nothing and releases what was reserved for it. Once stored it takes
   effect; its restart does not ask the restart strategy, and waits for a savepoint that a user has requested.
-* A configuration that was made of another plan than the present one is refused, so that no version is given twice.
-* The end of a job is published after it is stored; a driver that loses its lease before retracts it.
+* A configuration change that was derived from a plan other than the present one is refused, so that no version number
+  is assigned twice.
+* The end of a job is reported after its result is stored; a driver that loses its lease before that reports the job as
+  suspended instead.
 * A new deployment begins when every subtask of the old one is gone. Messages of an older attempt change nothing.
-* A stop with savepoint ends in the savepoint and a finished job, or in a failure that says what became of both. After
-  its savepoint has completed, the job is never restarted from an older checkpoint.
+* A stop with savepoint ends with the savepoint and a finished job, or with a failure that describes the state of both.
+  After its savepoint has completed, the job is never restarted from an older checkpoint.
 * A savepoint that failed before it reached a task leaves the job running. Cancelling takes precedence over everything
   else.
 * A restart strategy never draws a random number: the jitter is an argument.

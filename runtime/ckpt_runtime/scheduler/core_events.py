@@ -63,7 +63,7 @@ class ConfigurationRequested:
 
 @dataclass(frozen=True, slots=True)
 class SavepointBeforeCancel:
-    """Take a savepoint before the job is cancelled: until it is, or the savepoint fails, no checkpoint commits.
+    """Take a savepoint before the job is cancelled. Other checkpoints resume only if the savepoint fails.
 
     Answered as ``trigger`` is; the requester then cancels the job.
     """
@@ -137,7 +137,8 @@ class PlanStored:
 class ChangeNotStored:
     """Answers a Store or Settle output: this call changed nothing.
 
-    ``final``: no earlier call has or will; the job is no longer stored, or the stored state was settled.
+    ``final``: no earlier call changed anything or ever will, because the job is no longer stored or the stored state
+    was settled.
     """
 
     request_id: str

@@ -2,7 +2,7 @@
 
 A change takes effect once it is stored, never before; until then the job continues unchanged, regardless of failures.
 An unknown outcome of a write is settled by storing the change again, which reads first. If this does not succeed soon,
-the sender is notified, and the stored state is rewritten unchanged until that succeeds. A mere read would not suffice:
+the sender is notified, and the stored state is rewritten unchanged until that succeeds. A read alone would not suffice:
 a write still on its way could take effect after it, and this driver would not put it in force. Sources: FLIP-571,
 FLIP-530.
 """

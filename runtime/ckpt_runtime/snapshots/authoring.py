@@ -1,12 +1,12 @@
-"""Writes a savepoint without a job: the state of one operator from rows that are given, all else from another snapshot.
+"""Writes a savepoint without a job: one state from given rows, and all other state from a base snapshot.
 
-The savepoint has the canonical form, so that every backend restores it. One process opens the write; any number of
-processes write parts, with any distribution of rows over them; then one process copies the other operators' state from
-the base, sorts parts that overlap, and publishes ``_metadata``. The savepoint exists from that moment.
+The savepoint has the canonical form, so that every backend can restore it. One process opens the write; any number of
+processes write parts, with any distribution of rows over them; then one process copies the other states from the base,
+merges parts whose key groups overlap, and publishes ``_metadata``. The savepoint exists from that moment.
 
 A marker file exists while the write is open, and is deleted first when the write ends. A task that writes its part
-later, because its write was abandoned, finds no marker and deletes its part again, so no part is left behind. A second
-file records how the write ends. It is created only once, so that a write is either published or given up, never both.
+after that finds no marker and deletes its part again, so that no file is left behind. A second file, the end marker,
+records the outcome. It is created only once, so that a write is either published or given up, never both.
 A write whose metadata may have been stored, because storage has not answered, is never given up: its files stay.
 """
 
@@ -71,7 +71,7 @@ _UNIQUE: dict[str, tuple[str, ...]] = {
     "map": (KEY_PREFIX, USER_KEY_PREFIX),
     "timers": (KEY_PREFIX, TIME),
 }
-"""Of which columns there may not be two equal rows, by the beginnings of their names."""
+"""Prefixes of the columns that identify a row, by kind of state: no two rows may have equal values in them."""
 _FIRST_CHECKPOINT = 1
 _PUBLISHED, _GIVEN_UP = b"published", b"given up"
 
@@ -88,14 +88,14 @@ class NewState:
 
     @property
     def key_groups(self) -> KeyGroupRange:
-        """All that there can be."""
+        """The key groups of the whole operator."""
         return KeyGroupRange(0, self.max_parallelism - 1)
 
 
 def open_write(target: Location, prefix: str) -> None:
-    """Makes the directory, and lets parts be written under the prefix until it is published or discarded.
+    """Creates the directory and opens the write, in which all file names begin with ``prefix``.
 
-    Raises :class:`AlreadyExistsError` when there is something already.
+    Raises :class:`AlreadyExistsError` when something exists at ``target``.
     """
     make_directory(target, exist_ok=False)
     try:
@@ -110,7 +110,7 @@ def _open_mark(target: Location, prefix: str) -> Location:
 
 
 def _ends(target: Location, prefix: str, how: bytes) -> bool:
-    """Whether the write ends so: as it is said first."""
+    """Records the outcome ``how`` if none is recorded yet; returns whether ``how`` is the recorded outcome."""
     mark = _end_mark(target, prefix)
     try:
         publish(mark, how)
@@ -126,11 +126,11 @@ def _end_mark(target: Location, prefix: str) -> Location:
 def write_part(
     target: Location, prefix: str, state: NewState, rows: pa.Table, given_groups: pa.ChunkedArray | None = None
 ) -> CanonicalKeyedStateHandle | None:
-    """Writes some rows of a state, in any order but that of the elements of a list; None when there are none.
+    """Writes a part: some rows of a state. Returns None without rows.
 
-    ``given_groups`` are the key groups that the rows' author has named, if any. Raises :class:`StateValueError` for a
-    wrong one of them and for a key that is there twice, and :class:`StorageError`, leaving nothing, when the write is
-    not open any more.
+    The order of the rows matters only for the elements of a list. ``given_groups`` are the rows' key groups as stated
+    by their author, if any. Raises :class:`StateValueError` for a wrong key group and for a repeated key. Raises
+    :class:`StorageError` and deletes the part when the write has ended.
     """
     if rows.num_rows == 0:
         return None
@@ -162,7 +162,11 @@ def _check_key_groups(state: NewState, keys: pa.Table, given: pa.ChunkedArray, g
 
 
 def _check_open(target: Location, prefix: str, files: UnsharedFiles) -> None:
-    """Looked for behind the files: who ends the write deletes the mark first, then what it finds."""
+    """Deletes the files and raises StorageError if the write has ended.
+
+    This is checked after the files were written. The process that ends the write deletes the marker first and lists the
+    files afterwards: so either that process or this one finds and deletes a late file.
+    """
     if not exists(_open_mark(target, prefix)):
         _take_back(target, files)
         raise StorageError(f"a part of {target.url} came too late: the write has ended", target.url)
@@ -175,7 +179,7 @@ def _take_back(target: Location, files: UnsharedFiles) -> None:
 
 
 def check_unique(state: NewState, rows: pa.Table) -> None:
-    """Raises :class:`StateValueError` when there are two rows where a state can have one."""
+    """Raises :class:`StateValueError` if two rows have the same key, map entry or timer. Lists may repeat a key."""
     unique = _UNIQUE.get(state.descriptor["kind"], ())
     names = [name for name in rows.column_names if name.startswith(unique)]
     if not names:
@@ -194,7 +198,7 @@ def check_unique(state: NewState, rows: pa.Table) -> None:
 
 
 def _comparable(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """All NaNs are one key. So are 0.0 and -0.0, but for those of a map's own keys."""
+    """The column with one NaN for all NaNs and, except in a map's own keys, 0.0 in place of -0.0."""
     if not pa.types.is_floating(column.type):
         return column
     numbers = column.cast(pa.float64())
@@ -211,11 +215,11 @@ def publish_savepoint(
     base: Snapshot | None,
     now_ms: int,
 ) -> str:
-    """Publishes the savepoint of these parts and of everything else in ``base``; returns its URL.
+    """Publishes a savepoint that consists of these parts and of all other states of ``base``; returns its URL.
 
-    The elements of a list come in the order of ``parts``. Raises :class:`StateValueError` for a key that is in two of
-    them, :class:`AlreadyExistsError` when another writer was first, :class:`AmbiguousWriteError` when it is unknown
-    whether the savepoint is there, and :class:`StorageError` for a write that was given up.
+    The elements of a list are in the order of ``parts``. Raises :class:`StateValueError` for a key that occurs in two
+    parts, :class:`AlreadyExistsError` when another writer was faster, :class:`AmbiguousWriteError` when it is unknown
+    whether the savepoint exists, and :class:`StorageError` for a write that was given up.
     """
     files = UnsharedFiles(target, prefix)
     vertices = base.metadata.vertices if base else ()
@@ -246,7 +250,10 @@ def publish_savepoint(
 
 
 def _take_over(base: Snapshot, state: NewState, keyed: _Keyed, files: UnsharedFiles) -> None:
-    """All states but the new one. Spark's workers end without tidying up: what is made for reading goes at once."""
+    """Copies all states of ``base`` except the new one.
+
+    Temporary files for reading them are deleted here, because a Spark worker ends without running clean-up code.
+    """
     with ExitStack() as read:
         for other in keyed_states(base):
             read.enter_context(closing(other))
@@ -257,7 +264,8 @@ def _take_over(base: Snapshot, state: NewState, keyed: _Keyed, files: UnsharedFi
 def _publish(target: Location, prefix: str, metadata: CompletedCheckpoint, files: UnsharedFiles) -> None:
     end = _end_mark(target, prefix)
     published = _ends(target, prefix, _PUBLISHED)
-    # Who has given the write up, and has deleted all files since, has deleted the mark of the open write, too.
+    # A process that gave up the write has deleted all files under the prefix, perhaps including the end marker that
+    # recorded it. Then `_ends` creates a new end marker, but the marker of the open write is missing.
     if not published or not exists(_open_mark(target, prefix)):
         if published:
             delete_file(end)
@@ -277,7 +285,10 @@ def _publish(target: Location, prefix: str, metadata: CompletedCheckpoint, files
 
 
 def check_base(base: Snapshot, uid: str) -> None:
-    """Raises :class:`InvalidLocationError` for a snapshot of which no savepoint with changed state can be made."""
+    """Raises :class:`InvalidLocationError` if the snapshot cannot be the base of a savepoint with changed state.
+
+    This is so if it has in-flight data, or if a subtask of the operator ``uid`` had finished.
+    """
     url = base.directory.url
     if any(found.has_channel_state for found in base.metadata.states.values()):
         raise InvalidLocationError(f"{url} holds data in flight; use a savepoint, which holds none", url)
@@ -287,9 +298,9 @@ def check_base(base: Snapshot, uid: str) -> None:
 
 
 def give_up(target: Location, prefix: str) -> None:
-    """Ends a write that failed: deletes its files, unless a savepoint that has them is there or may be there.
+    """Ends a failed write and deletes its files, except those of a savepoint that exists or may exist.
 
-    The outcome is unknown if the write was about to be published when its process ended.
+    If the process ended while it was publishing the savepoint, the savepoint may exist, and no file is deleted.
     """
     with suppress(NotFoundError):
         if _ends(target, prefix, _GIVEN_UP) or has_metadata(target):
@@ -297,9 +308,10 @@ def give_up(target: Location, prefix: str) -> None:
 
 
 def discard(target: Location, prefix: str, but: Collection[str] | None = None) -> None:
-    """Deletes what was written under the prefix; without ``but`` the directory, too, when it is empty then.
+    """Deletes the files whose names begin with the prefix, except those named in ``but``.
 
-    What the savepoint there refers to stays, whichever process has published it.
+    Without ``but``, the files of a savepoint that was published in the directory, by any process, are kept, and the
+    directory is deleted as well if it is then empty.
     """
     if but is None and has_metadata(target):
         but = _referred_to(open_snapshot(target).metadata.states)
@@ -316,7 +328,7 @@ def _referred_to(states: Mapping[SubtaskKey, SubtaskState]) -> set[str]:
 
 
 class _Keyed:
-    """Handles of keyed state by the subtask whose key groups they begin with."""
+    """Handles of keyed state by subtask: a handle belongs to the subtask that owns its first key group."""
 
     def __init__(self, vertices: Sequence[VertexDescriptor]) -> None:
         self._vertices = {uid: vertex for vertex in vertices for uid in vertex.operator_uids}
@@ -332,7 +344,7 @@ class _Keyed:
             self._handles.setdefault((vertex.id, subtask), {}).setdefault(uid, []).append(handle)
 
     def with_lists(self, base: Mapping[SubtaskKey, SubtaskState]) -> dict[SubtaskKey, SubtaskState]:
-        """All subtasks of the base and of the handles: these, and the base's list states."""
+        """The state of every subtask in the base or with handles: the handles, and the list states of the base."""
         states = {}
         for key in sorted(base.keys() | self._handles.keys()):
             lists = {uid: found.lists for uid, found in base[key].operators.items()} if key in base else {}
@@ -347,7 +359,10 @@ class _Keyed:
 
 
 def _rewritten(state: StoredState, files: UnsharedFiles) -> Iterator[CanonicalKeyedStateHandle]:
-    """A state of the base in canonical form, a part for each subtask that has rows: one that had finished has none."""
+    """Writes a state of the base in canonical form, one part per subtask; subtasks without rows have no part.
+
+    A finished subtask has no rows, and so gets no handle.
+    """
     vertex = state.vertex
     for subtask in range(vertex.parallelism):
         owned = key_group_range(vertex.max_parallelism, vertex.parallelism, subtask)
@@ -363,7 +378,7 @@ def _in_order(
     parts: Sequence[CanonicalKeyedStateHandle],
     parallelism: int,
 ) -> Iterator[CanonicalKeyedStateHandle]:
-    """The parts as they are where no key group is in two; else as many as there are subtasks."""
+    """The parts unchanged if no key group is in two of them; otherwise merged into one part per subtask."""
     ranges = sorted(part.key_groups for part in parts)
     if all(before.last < after.first for before, after in pairwise(ranges)):
         yield from parts
@@ -379,7 +394,7 @@ def _in_order(
 def _merged(
     reader: StoredFiles, state: NewState, parts: Sequence[CanonicalKeyedStateHandle], owned: KeyGroupRange
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of all parts by key group, one key group in memory at a time."""
+    """The rows of all parts in ascending key-group order, with one key group in memory at a time."""
     sources = [
         stored.batches(reader, owned, state.max_parallelism)
         for part in parts

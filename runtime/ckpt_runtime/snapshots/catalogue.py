@@ -1,8 +1,8 @@
-"""The savepoint catalogue: every savepoint below a directory with what is known of it, and which is good.
+"""The savepoint catalogue: lists the savepoints below a directory, with facts about each and whether it is good.
 
-Found by listing the directory, whatever session or tool looks and whatever job wrote the snapshots: each savepoint has
-its entry beside its metadata (``storage/savepoint_entry.py``), and of one without an entry its metadata tells what it
-can. Blocks.
+There is no central index: any session or tool lists the directory, and finds savepoints of any job. Each savepoint has
+an entry beside its metadata (``storage/savepoint_entry.py``); for one without an entry, the facts are taken from the
+metadata as far as possible. All functions block.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ MAX_DEPTH = 4
 MAX_DIRECTORIES = 20_000
 NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 _PASSED_OVER = (*NOT_ALLOWED, errno.EINVAL, errno.ELOOP, errno.ENOTDIR, errno.ESRCH)
-"""What says that a directory is no place for savepoints, and not that its storage is away."""
+"""Error numbers that mean that a directory cannot hold savepoints, not that its storage is unavailable."""
 _NO_SNAPSHOTS = (SHARED_NAME, TASK_OWNED_NAME)
 
 
 def find_places(
     directory: Location, depth: int = MAX_DEPTH, at_most: int | None = MAX_DIRECTORIES
 ) -> Iterator[Location]:
-    """Directories with metadata, or that only an entry of the catalogue is left in, in the order of their names.
+    """Yields directories that contain snapshot metadata or a catalogue entry, sorted by path.
 
-    This one is included; none lies in another. ``depth`` says how many levels below are looked at. What lies below and
-    may not, or cannot, be listed is passed over. Raises :class:`StorageError` when this one cannot be listed, and
-    :class:`InvalidLocationError` when it would have to look into more than ``at_most`` directories.
+    ``directory`` itself may be one of them; directories inside a found one are not searched. ``depth`` is how many
+    levels below ``directory`` are searched. Subdirectories that cannot be listed, for example for lack of permission,
+    are skipped. Raises :class:`StorageError` when ``directory`` cannot be listed, and :class:`InvalidLocationError`
+    when more than ``at_most`` directories would have to be listed.
     """
     waiting = [(directory, depth)]
     for seen in itertools.count(1):
@@ -83,7 +84,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TakenBy:
-    """What a job knows of its savepoint beyond the metadata. ``program`` is the digest that names the code."""
+    """Facts about a savepoint that only its job knows. ``program`` is the digest that identifies the code."""
 
     job_name: str
     program: str
@@ -94,7 +95,7 @@ class TakenBy:
 
 @dataclass(frozen=True, slots=True)
 class CataloguedSavepoint:
-    """A savepoint as the catalogue shows it. ``problem`` says why it is not good; ``entry`` None: it cannot be read."""
+    """A savepoint as the catalogue shows it. ``problem`` is why it is not good; ``entry`` is None if unreadable."""
 
     location: str
     entry: SavepointEntry | None
@@ -102,7 +103,7 @@ class CataloguedSavepoint:
 
     @property
     def is_good(self) -> bool:
-        """Complete, and failed in neither its newest verification nor its newest drill."""
+        """Whether it is complete and has not failed its latest verification or its latest restore drill."""
         return self.problem is None
 
     def is_of(self, job: str) -> bool:
@@ -111,7 +112,7 @@ class CataloguedSavepoint:
 
 
 def described(metadata: CompletedCheckpoint, taken_by: TakenBy | None = None) -> SavepointEntry:
-    """The entry of a savepoint: what its metadata says, and what only its job knew."""
+    """Makes the entry of a savepoint from its metadata and the facts that only its job knows."""
     states = metadata.states.values()
     entry = SavepointEntry(
         job_id=metadata.job_id,
@@ -138,9 +139,9 @@ def described(metadata: CompletedCheckpoint, taken_by: TakenBy | None = None) ->
 
 
 def record_savepoint(url: str, taken_by: TakenBy) -> None:
-    """Makes the entry of a savepoint that a job has just taken; marks that are there already stay.
+    """Writes the entry of a savepoint that a job has just taken; existing marks are kept.
 
-    Raises :class:`StorageError` when there is none then.
+    Raises :class:`StorageError` when the entry could not be written.
     """
     snapshot = open_snapshot(url, own=True)
     entry = described(snapshot.metadata, taken_by)
@@ -152,9 +153,10 @@ def record_savepoint(url: str, taken_by: TakenBy) -> None:
 
 
 def mark_savepoint(path: str | Location, kind: MarkKind, mark: Mark) -> SavepointEntry:
-    """Notes the result of a verification or a drill. Raises as opening the savepoint does, and StorageError.
+    """Adds the result of a verification or a drill to the entry.
 
-    :class:`InvalidLocationError` for a checkpoint: it is its job's, and goes without being asked for.
+    Raises the errors of :func:`open_savepoint`, and StorageError. A checkpoint is refused (InvalidLocationError),
+    because it belongs to its job, which may delete it at any time.
     """
     snapshot = open_savepoint(path)
     return change_entry(
@@ -163,7 +165,10 @@ def mark_savepoint(path: str | Location, kind: MarkKind, mark: Mark) -> Savepoin
 
 
 def mark_damaged(path: str | Location, mark: Mark) -> None:
-    """Notes a failed verification of a savepoint whose metadata cannot be read, if it has an entry. Raises as above."""
+    """Adds a failed verification to the entry of a savepoint whose metadata cannot be read, if it has an entry.
+
+    Raises StorageError.
+    """
     directory = snapshot_directory(path if isinstance(path, Location) else resolve(path)).real()
     present = read_entry(directory)
     if present is not None:
@@ -171,7 +176,10 @@ def mark_damaged(path: str | Location, mark: Mark) -> None:
 
 
 def open_savepoint(path: str | Location) -> Snapshot:
-    """As ``open_snapshot``, by its own place. Raises :class:`InvalidLocationError` for a checkpoint."""
+    """Opens a savepoint after resolving symbolic links in its path.
+
+    Raises the errors of ``open_snapshot``, and :class:`InvalidLocationError` for a checkpoint.
+    """
     snapshot = open_snapshot(snapshot_directory(path if isinstance(path, Location) else resolve(path)).real())
     if not snapshot.metadata.is_savepoint:
         url = snapshot.directory.url
@@ -180,10 +188,10 @@ def open_savepoint(path: str | Location) -> Snapshot:
 
 
 def list_savepoints(directory: str | Location, job: str | None = None) -> list[CataloguedSavepoint]:
-    """The savepoints below a directory, the latest first; then those that nothing can be told of.
+    """The savepoints below a directory, latest first; unreadable ones come last and have a ``problem``.
 
-    ``job`` is an id or a name. One that cannot be read now is shown as that. Raises :class:`NotFoundError` when there
-    is no such directory, and StorageError when it cannot be listed, also because too much lies below it.
+    With ``job``, a job id or name, only the savepoints of that job are listed. Raises :class:`NotFoundError` when the
+    directory does not exist, and StorageError when it cannot be listed or has too many directories below it.
     """
     return sorted(_found(directory, job, look_if_possible), key=latest_first)
 
@@ -198,7 +206,7 @@ def _found(
 
 
 def check_listable(directory: Location) -> None:
-    """Raises :class:`NotFoundError` when there is no such directory, or no such bucket."""
+    """Raises :class:`NotFoundError` if the directory, or on an object store the bucket, does not exist."""
     if directory.is_object_store:
         check_bucket(directory)
     elif not is_directory(directory):
@@ -206,9 +214,10 @@ def check_listable(directory: Location) -> None:
 
 
 def latest_good(directory: str | Location, job: str | None = None) -> CataloguedSavepoint | None:
-    """The latest savepoint that is good and whose metadata can be read; None when there is none.
+    """The latest savepoint that is good and has readable metadata; None if there is none.
 
-    Raises as :func:`list_savepoints`, and StorageError when one cannot be read now: an older one is not the latest.
+    Raises the errors of :func:`list_savepoints`. Also raises StorageError if storage fails while a savepoint is read:
+    returning an older one instead would be wrong.
     """
     for catalogued in sorted(_found(directory, job, look_at), key=latest_first):
         if catalogued.is_good:
@@ -219,7 +228,7 @@ def latest_good(directory: str | Location, job: str | None = None) -> Catalogued
 
 
 def look_if_possible(place: Location) -> CataloguedSavepoint | None:
-    """As :func:`look_at`; a place that cannot be looked at now is one with a problem."""
+    """Like :func:`look_at`, but returns a savepoint with a ``problem`` instead of raising StorageError."""
     try:
         return look_at(place)
     except StorageError as error:
@@ -227,7 +236,10 @@ def look_if_possible(place: Location) -> CataloguedSavepoint | None:
 
 
 def look_at(place: Location) -> CataloguedSavepoint | None:
-    """One savepoint, or what is left of it; None for a checkpoint. Raises StorageError when it cannot be told now."""
+    """Reads one savepoint, complete, damaged or partly deleted; returns None for a checkpoint.
+
+    Raises StorageError when storage fails, so that the state of the savepoint cannot be determined now.
+    """
     try:
         entry = read_entry(place)
         if entry is None:
@@ -252,7 +264,7 @@ def _problem_of(place: Location, entry: SavepointEntry) -> str | None:
 
 
 def latest_first(catalogued: CataloguedSavepoint) -> tuple[bool, int, str]:
-    """The key to sort by. What cannot be read comes last."""
+    """A sort key: newest savepoints first, unreadable ones last."""
     entry = catalogued.entry
     return (entry is None, 0 if entry is None else -entry.completed_at_ms, catalogued.location)
 
@@ -262,8 +274,8 @@ def dispose_of(url: str, release: Callable[[], None] | None = None) -> None:
 
     The entry lists the files until they are deleted, so that a repeated request finds an interrupted deletion and
     completes it. An entry without a snapshot is deleted. ``release`` is given for a claimed snapshot: it deletes the
-    files that belong to the claiming job one by one, also when nothing else is left. Raises the errors of
-    ``open_snapshot``, and StorageError.
+    files that the claiming job owns one by one, and is called even if nothing else is left to delete. Raises the errors
+    of ``open_snapshot``, and StorageError.
     """
     location = resolve(url)
     try:
@@ -288,6 +300,6 @@ def dispose_of(url: str, release: Callable[[], None] | None = None) -> None:
                 lambda entry: replace(entry, disposing=files),
                 lambda: described(snapshot.metadata),
             )
-        except (StorageError, ValueError) as error:  # storage that is full must not keep what would make room
+        except (StorageError, ValueError) as error:  # full storage must not prevent a deletion that frees space
             logger.warning("deleting %s, and nothing says so until it is done: %s", snapshot.directory.url, error)
     disposal.execute(release)

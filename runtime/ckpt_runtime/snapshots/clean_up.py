@@ -1,10 +1,10 @@
 """Deletes what the coordinator discards and what an ended job leaves: checkpoints, shared files, sinks' hidden files.
 
-It also lists what earlier drivers left. A call after an error continues. Files that are already gone are fine, but
-while storage is away nothing counts as gone.
+It also lists what earlier drivers left. A call that is repeated after an error continues the work. A file that is
+already deleted is not an error, but while storage is unavailable no file counts as deleted.
 
-Workers remove sinks' leftovers of earlier attempts when they open. At the end of a job there may be no workers: the job
-was cancelled before it was deployed again, or they were killed. So the driver cleans up, through the same storage.
+When sinks open, workers remove hidden files that earlier attempts left. At the end of a job there may be no workers,
+because the job was cancelled before it was deployed again, or because they were killed: so the driver cleans up.
 All functions block and raise StorageError.
 """
 
@@ -63,12 +63,13 @@ def delete_shared_file(storage: CheckpointStorage, path: str) -> None:
 
 @dataclass(slots=True)
 class JobCleanUp:
-    """Deletes what aborted checkpoints left behind while storage failed, or all; then the directory, if empty.
+    """Deletes unused files of an ended job, or all of its files; then the directory, if it is empty.
 
-    Files from before the job's first checkpoint ``first_id`` stay, and so do files that are not named as the job names
-    its own. The job's checkpoints below ``first_kept`` are deleted: an earlier driver may have died while deleting one.
-    ``directory_known``: this driver has seen the job's directory, so if it is missing, its storage is away; otherwise
-    an earlier driver may have deleted it.
+    Unused files exist, for example, if storage failed when a checkpoint was aborted. Files from before the job's first
+    checkpoint ``first_id`` stay, and so do files that are not named as the job names its own. The job's checkpoints
+    below ``first_kept`` are deleted: an earlier driver may have died while deleting one. ``directory_known``: this
+    driver has seen the job's directory, so if it is missing, its storage is unavailable; otherwise an earlier driver
+    may have deleted it.
     """
 
     storage: CheckpointStorage

@@ -1,8 +1,8 @@
-"""Makes a savepoint in another form of any snapshot without in-flight data: native or canonical. Needs no job.
+"""Converts any snapshot without in-flight data to a savepoint in native or canonical form. Needs no job.
 
-One operator of one subtask after the other is restored into a state backend, as a task does it, and written again. No
-operator asks for its states, and such states go into the next snapshot as they are. What a subtask keeps has to fit
-where its backend keeps it: the one in memory into memory.
+The keyed state of each operator and subtask in turn is restored into a state backend, as a task does it, and written
+again. No operator requests the states, and a backend writes states that are not requested unchanged into its next
+snapshot. The state of one subtask has to fit where its backend keeps it: for the memory backend, into memory.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from ckpt_runtime.version import VERSION
 
 Progress = Callable[[int, int], None]
-"""Told how many subtasks are converted, and of how many."""
+"""Called with the number of converted subtasks and the number of all subtasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertedSnapshot:
-    """Where it lies, and which files it has beside the metadata."""
+    """The location of the result, and the number and size of its files besides the metadata."""
 
     location: str
     files: int
@@ -48,10 +48,11 @@ def convert_snapshot(
     backend: str,
     progress: Progress = lambda _converted, _total: None,
 ) -> ConvertedSnapshot:
-    """Writes a savepoint to ``target``, which must not exist. ``backend`` is the one that the native form is for.
+    """Writes a savepoint to ``target``, which must not exist. A native savepoint is written for ``backend``.
 
-    Raises :class:`InvalidLocationError` for a snapshot that cannot be converted so, :class:`AlreadyExistsError` for a
-    target that exists, StateError and StorageError for what cannot be read. Nothing is left of one that failed.
+    Raises :class:`InvalidLocationError` for a snapshot that cannot be converted to this form,
+    :class:`AlreadyExistsError` for an existing target, and StateError or StorageError for unreadable state. A failed
+    conversion leaves no files behind.
     """
     snapshot = open_snapshot(source)
     backend = _backend_for(snapshot, savepoint_format, backend)
@@ -70,7 +71,10 @@ def convert_snapshot(
 
 
 def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend: str) -> str:
-    """Which one reads and writes it. Raises as :func:`convert_snapshot`, and UnsupportedBackendError."""
+    """The backend that reads and writes the state.
+
+    Raises the errors of :func:`convert_snapshot`, and UnsupportedBackendError.
+    """
     url, written_by = snapshot.directory.url, snapshot.metadata.state_backend
     if any(state.has_channel_state for state in snapshot.metadata.states.values()):
         raise InvalidLocationError(

@@ -1,7 +1,7 @@
-"""Copies a self-contained snapshot to a new directory, also one in another file system, and proves the copy whole.
+"""Copies a self-contained snapshot to a new directory, which may be on another file system, and verifies the copy.
 
-``_metadata`` comes last and as it is: before that there is no snapshot at the target. What was written is deleted again
-when something fails.
+``_metadata`` is copied last and unchanged: until then there is no snapshot at the target. If a step fails, the files
+that were written are deleted.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _AT_ONCE = 4
 _ALWAYS_A_FILE = -1
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes are copied, and of how many."""
+"""Called with the number of copied bytes and the number of all bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedSnapshot:
-    """Where a copy lies, and how much was copied."""
+    """The location of a copy, and the number and size of its files."""
 
     location: str
     files: int
@@ -56,10 +56,10 @@ class CopiedSnapshot:
 def copy_snapshot(
     source: str | Location, target: Location, progress: Progress = lambda _copied, _total: None
 ) -> CopiedSnapshot:
-    """Copies to ``target``, which must not exist. Each file is compared with its checksum on the way.
+    """Copies a snapshot to ``target``, which must not exist. The checksum of each file is verified during the copy.
 
-    Raises :class:`InvalidLocationError` for a snapshot that is not self-contained, :class:`AlreadyExistsError` for a
-    target that exists, :class:`CorruptFileError` for damage, and what opening a snapshot raises.
+    Raises :class:`InvalidLocationError` for a snapshot that is not self-contained, :class:`AlreadyExistsError` for an
+    existing target, :class:`CorruptFileError` for a damaged file, and the errors of ``open_snapshot``.
     """
     file, metadata = read_metadata_bytes(source)
     snapshot = open_snapshot(file.parent)
@@ -72,7 +72,10 @@ def copy_snapshot(
 
 
 def _copy_entry(source: Location, target: Location) -> None:
-    """Whose it is and who took it holds of a copy, what came of looking at the original does not. None is fine."""
+    """Copies the catalogue entry, if there is one, without the results of verifications and drills.
+
+    The facts about the job hold for the copy, too; the results were obtained on the original.
+    """
     try:
         entry = read_entry(source)
         if entry is not None:
@@ -85,7 +88,8 @@ def _copy_entry(source: Location, target: Location) -> None:
 def own_files(snapshot: Snapshot) -> list[StateFile]:
     """The files of a self-contained snapshot, each once.
 
-    Raises :class:`InvalidLocationError` when others belong to it, :class:`CorruptFileError` when handles disagree.
+    Raises :class:`InvalidLocationError` if it refers to files elsewhere, and :class:`CorruptFileError` if two handles
+    describe the same file differently.
     """
     found: dict[str, StateFile] = {}
     outside = []
@@ -106,7 +110,7 @@ def own_files(snapshot: Snapshot) -> list[StateFile]:
 
 
 def copy_files(directory: Location, files: list[StateFile], target: Location, progress: Progress) -> None:
-    """Copies files under their names, several at once. Raises as :func:`copy_snapshot` what the first failure is."""
+    """Copies files under the same names, several at once. Raises the first error, as :func:`copy_snapshot`."""
     copied, total = 0, sum(file.length for file in files)
     for parent in sorted({locate(target, file.path).parent for file in files}, key=lambda location: location.path):
         make_directory(parent)

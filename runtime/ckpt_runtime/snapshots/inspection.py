@@ -1,7 +1,7 @@
-"""What a snapshot holds, and proof that it can be restored, as far as that is possible without a job.
+"""Describes the content of a snapshot, and verifies that it can be restored, as far as that is possible without a job.
 
-``describe`` lists operators, their states with schemas, sizes and counts, in a form to be shown. ``verify_snapshot``
-reads every byte, then every row of keyed state.
+:func:`states_of` lists the operators' states with schemas, sizes and counts, for display. :func:`verify_snapshot` reads
+every byte, then every row of keyed state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from ckpt_runtime.storage.state_files import is_relative
 
 
 class SnapshotSummary(Struct, frozen=True):
-    """One snapshot as a whole. ``bytes`` is what restoring it reads; ``written_by`` None says: before that was kept."""
+    """A summary of one snapshot.
+
+    ``bytes`` is what a restore reads. ``written_by`` is the release that wrote it; None if the snapshot is older than
+    this field.
+    """
 
     location: str
     kind: str
@@ -38,7 +42,8 @@ class SnapshotSummary(Struct, frozen=True):
 
 
 class StateDescription(Struct, frozen=True):
-    """One named state. Keyed state has ``schema`` and, when counted, ``rows`` and ``keys``; a list state its items."""
+    """One named state. Keyed state has ``schema`` and, if counted, ``rows`` and ``keys``; for a list state, ``rows``
+    is the number of items."""
 
     operator: str
     state: str
@@ -52,7 +57,7 @@ class StateDescription(Struct, frozen=True):
 
 
 def summarized(snapshot: Snapshot) -> SnapshotSummary:
-    """Without reading any file."""
+    """Summarises the metadata; reads no file."""
     metadata = snapshot.metadata
     states = metadata.states.values()
     paths = {file.path for state in states for file in state.files()}
@@ -72,7 +77,10 @@ def summarized(snapshot: Snapshot) -> SnapshotSummary:
 
 
 def states_of(snapshot: Snapshot, *, count: bool) -> Iterator[StateDescription]:
-    """Keyed and list states by vertex and operator. ``count`` reads all keyed state. Raises as reading it does."""
+    """The keyed and list states, ordered by vertex and operator. With ``count``, reads all keyed state.
+
+    Raises the errors of :func:`~ckpt_runtime.snapshots.keyed_states.keyed_states` and of reading rows.
+    """
     for vertex in snapshot.metadata.vertices:
         for uid in vertex.operator_uids:
             for state in keyed_states(snapshot, uid):
@@ -92,7 +100,7 @@ def states_of(snapshot: Snapshot, *, count: bool) -> Iterator[StateDescription]:
 
 
 def _counted(state: StoredState) -> tuple[int, int]:
-    """Rows, and keys: all rows of a key are in one key group."""
+    """The numbers of rows and keys. Keys are counted per key group, because all rows of a key are in one key group."""
     names = [name for name in state.schema.names if name.startswith(KEY_PREFIX)]
     rows = keys = 0
     for _, group in groupby(state.rows(state.key_groups), key=lambda found: found[0]):
@@ -103,12 +111,12 @@ def _counted(state: StoredState) -> tuple[int, int]:
 
 
 def verify_snapshot(snapshot: Snapshot) -> list[Problem]:
-    """What is wrong with it; an empty list says that nothing is.
+    """Returns the problems found; an empty list means that the snapshot is intact.
 
-    Lengths and checksums of all files come first. When they hold, every row is decoded, and its key group compared
-    with that of its key: what forged or mixed-up metadata could make of intact files. Rows that only a backend reads
-    which is not here are left at that: it is no damage. Raises :class:`StorageError` while storage is away, which
-    proves no damage either.
+    Lengths and checksums of all files are verified first. If they are correct, every row is decoded, and the key group
+    under which it is stored is compared with that of its key: forged or mixed-up metadata could refer to intact files
+    wrongly. Rows that can only be read by a backend that is not installed are not checked, because this is not damage.
+    Raises :class:`StorageError` while storage is unavailable, which does not prove damage either.
     """
     problems = snapshot.verify()
     if problems:

@@ -2,7 +2,7 @@
 
 Checkpoints of one job share files, and so do those of jobs that claimed each other's snapshots. In a claimed place the
 owner deletes only files that the claim names, and of these only files that no other complete checkpoint refers to: a
-job that claims one of several retained checkpoints leaves the others intact. Only they own their files in the end.
+job that claims one of several retained checkpoints leaves the others intact, and these finally own the files alone.
 
 The disposal of a snapshot whose owner is dead or has ended is treated as if a job claimed it and replaced it at once:
 the claim is taken over by the same rule, and its files are deleted except those that a checkpoint of an earlier owner
@@ -299,7 +299,7 @@ def needs_it_no_more(owner: Claimant, cluster: str, ended: Collection[str]) -> b
 def _taken_over(
     directory: Location, claim: Claim, cluster: str, written: Collection[str], ended: Collection[str]
 ) -> JobClaims:
-    """Claims the snapshot for the disposal, an owner without checkpoints that no later driver continues."""
+    """Claims the snapshot for the disposal, as an owner without checkpoints that no later driver continues."""
     place, name = place_of_snapshot(directory), f"disposal-{secrets.token_hex(8)}"
     claimant = Claimant(name, cluster, place.child(name).url, own_mark())
 

@@ -1,8 +1,9 @@
-"""The keyed state in a snapshot, read without a job: which states there are, and their rows by key group.
+"""Reads the keyed state in a snapshot without a job: lists the states, and returns their rows by key group.
 
-Each file is verified as a whole before a row of it is given out, and rows are decoded a part at a time, in the order
-of key groups. What only the backend that wrote it can read is restored into one first, on this machine, which writes it
-in canonical form. No operator asks for its states there, and such states go into the next snapshot as they are.
+Each file is verified as a whole before any of its rows is returned, and rows are decoded a part at a time, in the order
+of key groups. State in the native form of a backend is first restored into such a backend on this machine, which
+writes it in canonical form. No operator requests the states there, and a backend writes states that are not requested
+unchanged into its next snapshot.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ def rewrite(
     properties: CheckpointProperties,
     files: UnsharedFiles,
 ) -> Sequence[KeyedHandle]:
-    """New handles of what these hold of an operator: its uid, key groups out of how many.
+    """Restores these handles of one operator into a backend and writes the state again; returns the new handles.
 
-    Raises StateError and StorageError for what cannot be read.
+    ``operator`` consists of its uid, the key groups to restore and the max parallelism. Raises StateError and
+    StorageError for unreadable state.
     """
     with HeldDirectory("ckpt-rewrite-") as scratch:
         restored = create_backend(backend, BackendParameters(*operator, partial(tempfile.mkdtemp, dir=scratch)))
@@ -67,7 +69,7 @@ _CANONICAL = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANO
 
 
 class _Source(Protocol):
-    """Where the rows of a state lie, and in which form."""
+    """The source of a state's rows; one class per stored form."""
 
     def rows(self, key_groups: KeyGroupRange) -> _Rows: ...
 
@@ -78,8 +80,8 @@ class _Source(Protocol):
 class StoredState:
     """One named keyed state of an operator. ``schema`` is that of its stored rows.
 
-    ``bytes`` is what these take, None where states have no files of their own. To be closed where a process may end
-    without tidying up.
+    ``bytes`` is the stored size of the rows; None if several states share their files. In a process that may end
+    without running clean-up code, call :meth:`close` after use.
     """
 
     uid: str
@@ -92,31 +94,31 @@ class StoredState:
 
     @property
     def kind(self) -> str:
-        """As in the descriptor."""
+        """The kind of state, as in its descriptor."""
         return str(self.descriptor["kind"])
 
     @property
     def key_groups(self) -> KeyGroupRange:
-        """All that there can be."""
+        """The key groups of the whole operator."""
         return KeyGroupRange(0, self.vertex.max_parallelism - 1)
 
     def rows(self, key_groups: KeyGroupRange) -> _Rows:
-        """The rows in the given key groups: batches with their key group, in its order.
+        """Yields the rows in the given key groups as (key group, batch), in ascending order of key groups.
 
-        Raises CorruptStateError, or StorageError as the storage does; nothing of a damaged file is given out.
+        Raises CorruptStateError or StorageError; no row of a damaged file is returned.
         """
         return self.source.rows(key_groups.intersection(self.key_groups))
 
     def close(self) -> None:
-        """Deletes what reading it has put on this machine.
+        """Deletes the temporary local files that reading it has created.
 
-        Not while its rows, or those of another state of its operator, are read.
+        Must not be called while rows of this state, or of another state of the same operator, are being read.
         """
         self.source.close()
 
 
 def keyed_states(snapshot: Snapshot, uid: str | None = None) -> list[StoredState]:
-    """All states, or those of one operator, in the order of vertices, operators and names.
+    """The states of all operators, or of one, in the order of vertices, operators and names.
 
     Reads no file. Raises CorruptStateError, StateSchemaError when parts of a state differ, and
     UnsupportedBackendError.
@@ -134,7 +136,7 @@ def keyed_states(snapshot: Snapshot, uid: str | None = None) -> list[StoredState
 
 
 def _states_of(snapshot: Snapshot, vertex: VertexDescriptor, uid: str) -> list[StoredState]:
-    """By the form of their handles; an operator has one, unless a backend passes on what it was restored from."""
+    """Reads the handles by form. An operator has one form, unless a backend passes on handles that it was given."""
     handles = [handle for state in snapshot.states(uid) for handle in state.keyed]
     url = snapshot.directory.url
     canonical = [handle for handle in handles if isinstance(handle, CanonicalKeyedStateHandle)]
@@ -152,7 +154,7 @@ def _states_of(snapshot: Snapshot, vertex: VertexDescriptor, uid: str) -> list[S
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Where the blocks of a state lie: key group, file, offset, length."""
+    """A state in the pages of the memory backend. ``blocks`` holds (key group, file, offset, length)."""
 
     directory: str
     name: str
@@ -167,7 +169,7 @@ class _Pages:
                         yield group, batch
 
     def close(self) -> None:
-        """They are read where they lie."""
+        """Does nothing: pages are read directly from the snapshot."""
 
 
 def _paged_states(
@@ -207,7 +209,7 @@ class _Canonical:
             yield from self.state.batches(files, key_groups, self.max_parallelism)
 
     def close(self) -> None:
-        """It is read where it lies."""
+        """Does nothing: canonical files are read directly from the snapshot."""
 
 
 def _canonical_states(
@@ -226,10 +228,10 @@ def _canonical_states(
 
 @dataclass(slots=True)
 class _Export:
-    """What one operator keeps in files that only their backend reads.
+    """Makes the state of one operator readable that is stored in the native form of a backend.
 
-    It is written in canonical form, for the key groups that are asked for, into a directory of this process. The latest
-    stays until others are asked for, since the states of an operator are read one after the other.
+    For the requested key groups, it writes all states in canonical form into a temporary directory. It keeps the result
+    until other key groups are requested, because the states of an operator are read one after the other.
     """
 
     snapshot: Snapshot
@@ -280,7 +282,7 @@ class _Exported:
 def _exported_states(
     snapshot: Snapshot, vertex: VertexDescriptor, uid: str, handles: Sequence[IncrementalKeyedStateHandle]
 ) -> list[StoredState]:
-    """As their handles describe them; nothing is read yet."""
+    """The states that the handles describe; reads no file."""
     export = _Export(snapshot, vertex, uid, handles)
     found: dict[str, StoredState] = {}
     for handle in handles:

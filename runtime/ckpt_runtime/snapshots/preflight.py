@@ -1,6 +1,6 @@
-"""What becomes of each keyed state of a snapshot in another program, found out before anything is started or stopped.
+"""Predicts what a restore in another program would do with each keyed state of a snapshot, without starting a job.
 
-A process with limits finds it out (``preflight_process.py``). The driver, which asks it, imports no operators.
+A process with limits makes the prediction (``preflight_process.py``). The driver imports no operators for it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ UNTIL_IT_RUNS = "unknown until it runs"
 
 
 class StateVerdict(Struct, frozen=True):
-    """One keyed state. ``verdict``: matched, changed, new, dropped, unused, refused, or unknown until it runs.
+    """The prediction for one keyed state.
 
-    ``stored`` and ``wanted`` are the fields of both schemas as far as they are known.
+    ``verdict`` is matched, changed, new, dropped, unused, refused, or unknown until it runs. ``stored`` and ``wanted``
+    are the fields of the stored and of the requested schema, as far as they are known.
     """
 
     operator: str
@@ -37,14 +38,14 @@ class StateVerdict(Struct, frozen=True):
 
 
 class Question(Struct):
-    """What the process is asked: what to plan, and what each state is that is stored."""
+    """The request to the process: the program to plan, and the stored states' descriptors by operator and name."""
 
     plan: PlanRequest
     stored: dict[str, dict[str, dict[str, Any]]]
 
 
 class PreflightAnswer(Struct):
-    """What it answers."""
+    """The answer of the process."""
 
     states: tuple[StateVerdict, ...]
 
@@ -52,16 +53,16 @@ class PreflightAnswer(Struct):
 def judge_states(
     order: PlanRequest, snapshot: CompletedCheckpoint, limits: ProcessLimits, environment: Mapping[str, str]
 ) -> tuple[StateVerdict, ...]:
-    """Blocks. ``order`` is what was planned before without an error.
+    """Returns the prediction for each state. Blocks. ``order`` is a program that has already been planned successfully.
 
-    Raises LimitedProcessError, and DocumentError for an answer that is none.
+    Raises LimitedProcessError, and DocumentError for an invalid answer.
     """
     question = json.dumps(to_builtins(Question(order, stored_descriptors(snapshot)))).encode()
     return decoded(run_limited(_PROCESS, question, limits, environment), PreflightAnswer).states
 
 
 def stored_descriptors(snapshot: CompletedCheckpoint) -> dict[str, dict[str, dict[str, Any]]]:
-    """By operator and state: what each keyed state is, as far as its backend says it in the metadata."""
+    """The descriptors of keyed states by operator uid and name, as far as the metadata contains them."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for state in snapshot.states.values():
         for uid, operator in state.operators.items():
@@ -85,7 +86,7 @@ def _descriptors_of(handle: KeyedHandle) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def _present_descriptor(entry: Any) -> Any:
-    """RocksDB keeps all schemas in which rows were ever written, and says which is the present one."""
+    """The current descriptor: RocksDB stores one for each schema in which rows were written, and which is current."""
     if not isinstance(entry, dict) or "descriptors" not in entry:
         return entry
     with suppress(LookupError, TypeError):

@@ -1,7 +1,7 @@
-"""The process of a preflight: opens a program's operators upon the descriptors of stored states, without a row.
+"""The process of a preflight: opens a program's operators with stored states that have descriptors but no rows.
 
-What an operator asks for, and what is refused, is what would be at a restore. An operator of user code asks only once
-it runs, which a preflight must not let it do; of its states nothing is known before.
+An operator requests the same states as at a restore, and the same requests are refused. Operators with user code
+request their states only when that code runs, which a preflight must not do: the verdict on their states is unknown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ckpt_runtime.state.stored_rows import schema_to_json
 
 
 def verdicts(plan: CompiledPlan, stored: Mapping[str, Mapping[str, dict[str, Any]]]) -> Iterator[StateVerdict]:
-    """In the order of the plan; last what operators have kept that the plan has not."""
+    """The verdicts in the order of the plan, followed by the states of operators that are not in the plan."""
     for uid, spec in plan.specs.items():
         present = stored.get(uid, {})
         match spec:
@@ -64,7 +64,7 @@ def verdicts(plan: CompiledPlan, stored: Mapping[str, Mapping[str, dict[str, Any
 
 
 class _Asked(MemoryKeyedStateBackend):
-    """Has states without rows, and notes which ones it is asked for."""
+    """A backend whose stored states have no rows. It records the schemas that the operator requests."""
 
     def __init__(self, uid: str, stored: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(KeyGroupRange(0, 0), 1, uid)
@@ -85,7 +85,7 @@ class _Asked(MemoryKeyedStateBackend):
 
 
 class NoOutput(Output):
-    """Of an operator that gets no row."""
+    """The output of an operator that gets no rows."""
 
     def emit(self, batch: pa.RecordBatch) -> None:
         raise AssertionError("no row came in")

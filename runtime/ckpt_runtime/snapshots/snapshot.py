@@ -1,8 +1,8 @@
-"""One snapshot, opened by its path: what its metadata says, its state, whether all of it is there.
+"""Opens a snapshot by its path: its metadata, its state, and verification that all of its files are intact.
 
-Anybody may have written what a path leads to. So metadata that is not small is tried in a process with limits first
-(``trial.py``), and whatever is wrong with it is one kind of error. Blocks: paths that users name belong into their own
-pool.
+The files at a path are untrusted. So metadata that is not small is first parsed in a process with limits
+(``trial.py``), and every fault in it raises the same kind of error. All functions block: calls for paths that users
+name belong in the thread pool for such paths.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ckpt_runtime.storage.state_files import StateFileReader, is_relative
 
 _LARGE_AND_FOREIGN = threading.Lock()
 _DAMAGE = (CorruptFileError, NotFoundError, InvalidLocationError)
-"""What is wrong with a snapshot itself. Any other StorageError says that this cannot be determined now."""
+"""Errors that prove that a snapshot is damaged. With any other StorageError, this cannot be determined now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that keeps a snapshot from being restored. ``state`` says whose it is, ``reason`` names the file."""
+    """A fault that prevents a restore. ``state`` describes the affected state, ``reason`` names the file."""
 
     state: str
     reason: str
@@ -55,24 +55,25 @@ class Snapshot:
     metadata: CompletedCheckpoint
 
     def states(self, uid: str) -> Iterator[OperatorSubtaskState]:
-        """What the subtasks of one operator keep, in their order."""
+        """The states of one operator, ordered by subtask."""
         for key in sorted(self.metadata.states):
             operators = self.metadata.states[key].operators
             if uid in operators:
                 yield operators[uid]
 
     def open(self, file: StateFile) -> StateFileReader:
-        """A reader of a state file, which verifies it first. Raises as the reader; close it after use."""
+        """A reader of a state file, which verifies the file first. Raises the reader's errors; close it after use."""
         return StateFileReader(self.directory, file)
 
     def open_stream(self, stream: ChannelStateStream) -> ChannelStateReader:
-        """A reader of in-flight data, which verifies each element. Raises as the reader; close it after use."""
+        """A reader of in-flight data, which verifies each element. Raises the reader's errors; close it after use."""
         return ChannelStateReader(self.directory, stream, foreign=True)
 
     def verify(self) -> list[Problem]:
-        """Reads everything that belongs to the snapshot; an empty list says that nothing of it is damaged or gone.
+        """Reads all files of the snapshot and returns the problems; an empty list means that no file is damaged.
 
-        Raises :class:`StorageError` while storage is away, which proves no damage.
+        A missing file counts as damaged. Raises :class:`StorageError` while storage is unavailable, which does not
+        prove damage.
         """
         found = []
         for (vertex, subtask), state in sorted(self.metadata.states.items()):
@@ -95,7 +96,7 @@ class Snapshot:
         return found
 
     def disposal(self) -> SnapshotDisposal:
-        """What to delete when it goes: its own files, not those that it shares. Raises InvalidLocationError."""
+        """The request to delete it with its own files, without shared ones. Raises InvalidLocationError."""
         files = (file.path for state in self.metadata.states.values() for file in state.files())
         return SnapshotDisposal.of(self.directory, sorted({path for path in files if path and is_relative(path)}))
 
@@ -113,26 +114,26 @@ class Snapshot:
 
 
 def open_snapshot(path: str | Location, *, own: bool = False) -> Snapshot:
-    """The snapshot in a directory, given as that or as the ``_metadata`` file in it.
+    """Opens the snapshot in a directory; ``path`` is the directory or the ``_metadata`` file in it.
 
-    ``own``: the calling job has written it, so that it need not be tried first.
-    Raises :class:`InvalidLocationError`, :class:`NotFoundError`, or :class:`CorruptFileError` for what is wrong with
-    the metadata; each names the file. Raises another :class:`StorageError` while storage is away.
+    ``own``: the calling job has written it, so that it need not be parsed in a separate process first.
+    Raises :class:`InvalidLocationError`, :class:`NotFoundError`, or :class:`CorruptFileError` for invalid metadata;
+    each names the file. Raises another :class:`StorageError` while storage is unavailable.
     """
     file, data = read_metadata_bytes(path)
     if own or text_length(data, file.url) <= HARMLESS_TEXT_BYTES:
         return Snapshot(file.parent, parse_metadata(data, file.url, file.parent.url))
-    # One at a time: what is parsed takes many times the memory of its text.
+    # One at a time, because a parsed document takes many times the memory of its text.
     with _LARGE_AND_FOREIGN:
         try_metadata(data, file.url)
         return Snapshot(file.parent, parse_metadata(data, file.url, file.parent.url))
 
 
 def open_in_place(path: str | Location) -> Snapshot:
-    """As :func:`open_snapshot`, for a job that starts from it. Checkpoints that share files stay where they are.
+    """Like :func:`open_snapshot`, for a job that starts from the snapshot.
 
-    Files that a copy refers to are deleted when the job that wrote them needs them no more, so that the copy raises
-    InvalidLocationError.
+    Raises InvalidLocationError for a moved or copied checkpoint that shares files: it would refer to files elsewhere,
+    which their job deletes when it no longer needs them.
     """
     snapshot = open_snapshot(path)
     metadata = snapshot.metadata
@@ -149,10 +150,10 @@ def open_in_place(path: str | Location) -> Snapshot:
 
 
 def disposal_of(url: str, *, claimed: bool = False) -> SnapshotDisposal:
-    """What to delete of a snapshot that a user names. Deletes nothing. Raises as :func:`open_snapshot`.
+    """The request to delete a snapshot that a user names. Deletes nothing. Raises the errors of :func:`open_snapshot`.
 
-    ``claimed``: by a job, which deletes files that increments may go on referring to itself, one by one.
-    A snapshot whose parent directory is missing is not gone: its storage is away.
+    ``claimed``: a job has claimed it and itself deletes, one by one, the files that later increments may refer to.
+    If even the parent directory is missing, the storage counts as unavailable, not the snapshot as deleted.
     """
     location = resolve(url)
     try:

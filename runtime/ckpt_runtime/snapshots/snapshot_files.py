@@ -1,6 +1,6 @@
-"""The files of a snapshot outside a job: as a state backend reads them, and new ones that are written without a job.
+"""The files of a snapshot outside a job: reading for a state backend, and writing of new files.
 
-Each file is verified before it is used for a restore. What a failed write leaves behind is deleted.
+Each file is verified before it is used for a restore. Files that a failed write left are deleted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def missing_files_as_damage() -> Iterator[None]:
-    """For files that an open snapshot refers to. Raises :class:`CorruptFileError` in place of NotFoundError."""
+    """Turns NotFoundError into :class:`CorruptFileError`, for files that an opened snapshot refers to."""
     try:
         yield
     except NotFoundError as error:
@@ -41,8 +41,8 @@ def missing_files_as_damage() -> Iterator[None]:
 class StoredFiles:
     """The :class:`~ckpt_runtime.state.snapshots.SnapshotReader` of the snapshot in ``directory`` (URL).
 
-    Each file is opened and verified once. One thread, but for :meth:`fetch`; close it after use. With ``copies_only``
-    nothing that is fetched shares a block on disk with the snapshot.
+    Each file is opened and verified once. Only :meth:`fetch` may be called by several threads; close it after use. With
+    ``copies_only``, fetched files share no block on disk with the snapshot.
     """
 
     def __init__(self, directory: str, *, copies_only: bool = False) -> None:
@@ -90,11 +90,11 @@ _ALWAYS_A_FILE = -1
 
 @contextmanager
 def new_directory(target: Location, source: Location, discard: Callable[[], None]) -> Iterator[None]:
-    """Makes the directory of a snapshot that is made of the one in ``source``.
+    """Creates the directory of a snapshot that is derived from the one in ``source``; use it in a ``with`` block.
 
-    When that fails ``discard`` deletes the files, and the directory goes, with the parents that were made for it, as
-    far as they are empty then; nothing goes when the metadata may be there. Raises :class:`AlreadyExistsError`, and as
-    :func:`check_outside`.
+    If the block fails, ``discard`` is called to delete the files, and the new directory and the parents that were
+    created for it are deleted as far as they are empty. Nothing is deleted if the metadata may have been written.
+    Raises :class:`AlreadyExistsError`, and the errors of :func:`check_outside`.
     """
     check_outside(target, source)
     made = _missing(target)
@@ -112,13 +112,13 @@ def new_directory(target: Location, source: Location, discard: Callable[[], None
 
 
 def check_outside(target: Location, source: Location) -> None:
-    """Raises :class:`InvalidLocationError` for a target inside of a snapshot, where no tool looks for another one."""
+    """Raises :class:`InvalidLocationError` for a target inside the source snapshot, where no tool would find it."""
     if source.real().contains(target.real()):
         raise InvalidLocationError(f"{target.url} lies in the snapshot {source.url}", target.url)
 
 
 def _missing(target: Location) -> list[Location]:
-    """The directory and its parents that are not there, from the inside."""
+    """The directory and its parents that do not exist, innermost first."""
     missing: list[Location] = []
     directory = target
     while not (directory.is_object_store or directory == directory.parent or is_directory(directory)):
@@ -128,9 +128,9 @@ def _missing(target: Location) -> list[Location]:
 
 
 class UnsharedFiles:
-    """The :class:`~ckpt_runtime.state.snapshots.SnapshotFiles` of a snapshot in ``directory``, which shares nothing.
+    """The :class:`~ckpt_runtime.state.snapshots.SnapshotFiles` of a snapshot in ``directory`` without shared files.
 
-    The names of all files begin with ``prefix``; ``finished`` are those that became files.
+    The names of all files begin with ``prefix``. ``finished`` lists the files, without content stored in handles.
     """
 
     def __init__(self, directory: Location, prefix: str = "") -> None:
@@ -150,7 +150,7 @@ class UnsharedFiles:
             return file.finish()
 
     def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
-        """No file can be shared: all of them are written again."""
+        """Duplicates none, so that the backend writes all of them again."""
         return {}
 
 

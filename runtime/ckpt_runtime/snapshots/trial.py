@@ -1,7 +1,7 @@
-"""Metadata to a checkpoint, and a process with limits that tries it on metadata which anybody may have written.
+"""Parses metadata to a checkpoint, and first tries this in a process with limits if the metadata is untrusted.
 
-A few kilobytes can be forged so that they unpack to a document of many millions of values. What is short enough to be
-harmless whatever it says (``HARMLESS_TEXT_BYTES``) need not be tried, so that ordinary snapshots cost nothing.
+A few kilobytes can be forged so that they unpack to a document of many millions of values. Text of up to
+``HARMLESS_TEXT_BYTES`` is harmless whatever its content and needs no trial, so that ordinary snapshots cost nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MAX_MESSAGE_CHARS = 8_000
 
 
 def parse_metadata(data: bytes, name: str, directory: str) -> CompletedCheckpoint:
-    """The checkpoint that was found in ``directory``; ``name`` is what errors call its metadata.
+    """The checkpoint in ``directory`` whose metadata is ``data``. Errors refer to the metadata as ``name``.
 
-    Raises :class:`CorruptFileError` for whatever is wrong with it.
+    Raises :class:`CorruptFileError` for invalid metadata of any kind.
     """
     document = decode(data, name)
     try:
@@ -34,7 +34,7 @@ def parse_metadata(data: bytes, name: str, directory: str) -> CompletedCheckpoin
 
 
 def try_metadata(data: bytes, name: str) -> None:
-    """Blocks until the trial has ended. Raises :class:`CorruptFileError` unless it holds a whole checkpoint."""
+    """Parses the metadata in a process with limits. Blocks. Raises :class:`CorruptFileError` if this fails."""
     try:
         answer = json.loads(run_limited(__name__, json.dumps(name).encode() + b"\n" + data, LIMITS))
     except LimitedProcessError as error:

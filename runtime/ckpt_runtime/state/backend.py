@@ -1,4 +1,4 @@
-"""The keyed state backend interface: what operators ask of it and how a subtask snapshots and restores it.
+"""The keyed state backend interface: the states that operators request, and snapshot and restore by the subtask.
 
 One backend serves one operator of one subtask and holds the key groups which that subtask owns. ``state/registry.py``
 maps names to backends; no other module imports one.
@@ -34,7 +34,7 @@ _K = TypeVar("_K", bound="SharedHandle")
 
 
 class SharedHandle(Protocol):
-    """A resource that backends of one deployment leave for those of the next one in the same process."""
+    """A resource that backends pass on to the backends of the next deployment in the same process."""
 
     def close(self) -> None:
         """Deletes its files. Calling it again does no harm."""
@@ -43,7 +43,7 @@ class SharedHandle(Protocol):
 class SharedHandles:
     """The handles of one worker, by the names that backends give them.
 
-    The deployment's thread gets handles, and the worker closes them.
+    The thread that builds a deployment calls :meth:`get`; the worker calls :meth:`close` when it ends.
     """
 
     def __init__(self) -> None:
@@ -87,9 +87,9 @@ class BackendParameters:
 class KeyedStateBackend(ABC):
     """States by name. Asking for the same name twice returns the same object; another schema is an error.
 
-    Restoring a state whose stored schema differs evolves it where that is safe (fields added, with null or the
-    aggregate's neutral value; fields removed) and raises ``StateSchemaError`` naming uid, state and both schemas
-    otherwise.
+    A restored state whose stored schema differs from the requested one is evolved if that is safe (fields are added,
+    with null or the aggregate's neutral value, or removed). Otherwise ``StateSchemaError`` names uid, state and both
+    schemas.
     """
 
     key_groups: KeyGroupRange
@@ -99,9 +99,9 @@ class KeyedStateBackend(ABC):
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
         """Loads a snapshot; called once, before any state is asked for.
 
-        Handles come from all subtasks whose key groups overlap this backend's, and are not clipped: it takes its own
-        groups. Without ``owned`` the files stay the user's, and no snapshot may refer to them. Raises
-        UnsupportedBackendError for state that another backend has written.
+        Handles come from all subtasks whose key groups overlap this backend's, and are not clipped: the backend reads
+        only its own groups. Without ``owned`` the files still belong to the user, and no snapshot may refer to them.
+        Raises UnsupportedBackendError for state that another backend has written.
         """
 
     @abstractmethod

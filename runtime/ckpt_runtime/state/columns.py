@@ -1,6 +1,6 @@
 """NumPy views on Arrow columns, in the one form that kernels take: read-only, contiguous, offset applied.
 
-No copies where the layout allows; narrow integers are widened to 64 bits. Never changes an Arrow buffer.
+Data is copied only if the layout requires it; narrow integers are widened to 64 bits. Arrow buffers are not changed.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class UnsupportedAggregateError(StateError, TypeError):
 
 
 class AggregateOverflowError(StateError, ArithmeticError):
-    """A running 64-bit sum left its range. Nothing wraps silently."""
+    """A running 64-bit sum has overflowed; it never wraps around silently."""
 
 
 class CorruptStateError(StateError, ValueError):
@@ -71,7 +71,7 @@ def schema_mismatch(uid: str, state: str, reason: str, stored: object, wanted: o
 
 
 class StateValueTypeError(StateError, TypeError):
-    """A value written to a state has a type that its field does not take. Nothing is converted silently."""
+    """A value written to a state has a type that its field does not take and that is not converted silently."""
 
 
 class StateValueError(StateError, ValueError):

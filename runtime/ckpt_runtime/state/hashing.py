@@ -1,6 +1,6 @@
 """The stable 64-bit hash of keys, key groups, and the split of batches by owning subtask.
 
-Savepoints and every running job depend on this definition; it never changes without a new format version.
+Savepoints and every running job depend on this definition; a change would require a new format version.
 
 * ``mix64`` is the splitmix64 finaliser; all arithmetic is modulo 2**64.
 * Integers, booleans, dates, times, timestamps and durations: ``mix64(v + 0x9E3779B97F4A7C15)`` of the value

@@ -1,4 +1,4 @@
-"""How the JVM writes numbers as text: Spark stores this text when a string field of a state gets a number."""
+"""Formats numbers as the JVM does: Spark stores this text when a number is written to a string field of a state."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which files of completed checkpoints a backend may refer to, instead of writing their content again.
+"""Tracks the files of completed checkpoints that a backend may refer to, instead of writing their content again.
 
-Only files of a checkpoint whose completion was notified qualify: those of aborted ones are deleted. A file that a
-pending checkpoint does not refer to is excluded: it is deleted when that checkpoint completes. Source: Flink's RocksDB
-snapshot strategy, which keeps the uploaded files by checkpoint.
+Only files of a checkpoint whose completion was notified qualify, because files of aborted checkpoints are deleted. A
+file that a pending checkpoint does not refer to is excluded, because it is deleted when that checkpoint completes.
+Source: Flink's RocksDB snapshot strategy, which keeps the uploaded files by checkpoint.
 """
 
 from __future__ import annotations

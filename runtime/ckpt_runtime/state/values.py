@@ -5,8 +5,8 @@ a zone (UTC where the field has one), timedelta, list, dict, and ``pyspark.sql.R
 these, their NumPy scalars, and the values that Spark converts: numbers as text, text as bytes, a datetime as a date;
 for structs anything with the right number of entries (by position), a dict or an object (by name).
 
-Where Spark silently wraps or nulls, writing raises :class:`StateValueTypeError` or :class:`StateValueError` naming
-state, field and value.
+Where Spark silently wraps a value around or replaces it by null, writing raises :class:`StateValueTypeError` or
+:class:`StateValueError`, which name state, field and value.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ def _copied(value: Any) -> Any:
 
 
 def canonical_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A key whose NaNs are all one object: otherwise a dict would never find them again."""
+    """The key with one shared NaN object for every NaN: a dict would not find a different NaN object again."""
     if any(type(part) is float and math.isnan(part) for part in key):
         return tuple(NAN if type(part) is float and math.isnan(part) else part for part in key)
     return key

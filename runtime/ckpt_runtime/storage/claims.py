@@ -196,7 +196,7 @@ def _succession(
     except AmbiguousWriteError:
         raise
     except BaseException:
-        # Only its own file: those of the dead successors before it show the next one which number to use.
+        # Deletes only its own file: the files of earlier dead successors tell the next one which number to use.
         _forget(place, names[number : number + 1])
         raise
     _forget(place, names[: number + 1])

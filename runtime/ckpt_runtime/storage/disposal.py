@@ -78,14 +78,14 @@ class _StoredDisposal(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDisposal:
-    """A checked order to delete one snapshot. Its files are known even after its metadata is gone."""
+    """A checked request to delete one snapshot. It lists the files, so that it works after the metadata is deleted."""
 
     directory: Location
     files: tuple[tuple[str, ...], ...]
 
     @classmethod
     def of(cls, directory: Location, paths: Iterable[str]) -> SnapshotDisposal:
-        """The order to delete the snapshot in ``directory`` with the files of these relative paths.
+        """The request to delete the snapshot in ``directory`` with the files at these relative paths.
 
         Raises :class:`InvalidLocationError` for a path that leads out of it.
         """

@@ -128,7 +128,7 @@ class BoundedPool(Executor):
             name = f"{self._name}-{next(self._numbers)}"
             try:
                 threading.Thread(target=self._work, name=name, daemon=True).start()
-            except RuntimeError as error:  # the system gives no more threads
+            except RuntimeError as error:  # the system refuses to start another thread
                 # Hanging threads will not take the call; a working thread will take it later.
                 if self._threads <= self._hanging:
                     return f"no thread for {self._name}: {error}"
@@ -261,7 +261,7 @@ _DELETION_PATIENCE = 10
 """A deletion may cover a whole directory: its deadline is this many times that of other calls."""
 
 _PLANNING_GRACE_S = 30.0
-"""Extra time for a plan beside its process, which has a time limit of its own."""
+"""The deadline of a planning call is the time limit of its process plus this."""
 
 
 _MAX_ADDRESSES = 16
@@ -332,7 +332,7 @@ class DriverPools:
         )
 
     def of_job(self, job_id: str) -> DriverPools:
-        """Creates a job's pools: if its storage is away, no other job is affected. Their idle threads end."""
+        """Creates a job's pools: if its storage is unavailable, no other job is affected. Their idle threads end."""
         deadline_s = self.storage_deadline_s
         if deadline_s is None:
             return self

@@ -35,7 +35,7 @@ from ckpt_runtime.storage.state_files import StateFileWriter
 _FICLONE = 0x40049409
 _CHUNK_BYTES = 4 << 20
 _OWN_NAMES = 3
-"""Names of a table file: in the database, in a snapshot that is being written, and in storage."""
+"""Maximum number of links that the engine makes of a table file: in the database, a snapshot being written, storage."""
 NO_SUCH_MEANS = frozenset(
     {
         errno.EXDEV,

@@ -10,8 +10,9 @@ Layout below ``<high-availability.storageDir>/<cluster id>``::
     programs/holds/<revision>  programs/archive-<checksum>
     retired/<revision>  upgrades/<revision>
 
-:class:`HaStore` combines the stores. Leader, jobs and checkpoint pointers have modules of their own; what is small is
-here: results of ended jobs, held programs, retired job ids and upgrades in progress. Only the leader can change them.
+:class:`HaStore` combines the stores. Leader, jobs and checkpoint pointers have modules of their own; the small stores
+are defined here: results of ended jobs, held programs, retired job ids and upgrades in progress. Only the leader can
+change them.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Lease:
 
 
 class AddressSignature(Protocol):
-    """Proves an address to clients that know a secret, for a time that the seal determines."""
+    """Signs an address for clients that know a secret. A signature expires after a time that it states itself."""
 
     def sealed(self, document: dict[str, Any]) -> dict[str, Any]:
         """The document as it is published."""
@@ -107,7 +107,7 @@ class LeaderStore:
         except (ConflictError, AmbiguousWriteError) as error:
             if self.current() != info:
                 raise NotLeaderError(f"another driver leads in {self._root.url}", self._root.url) from error
-        with suppress(StorageError):  # renewing puts it right
+        with suppress(StorageError):  # the next renewal corrects it
             self.publish_address(info)
         self._delete_old_leases(info.epoch)
         return info

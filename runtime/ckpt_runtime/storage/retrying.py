@@ -1,8 +1,8 @@
 """Repeats reads from an object store whose answer broke off.
 
-Only the client library repeats a request that gets no answer, 5xx or is throttled, with backoff and by its own
-settings: two layers that repeat the same failures would multiply the time until the error is reported. No library
-repeats a request whose answer has a body that ends too early, or never; that is done here.
+The client library alone retries a request that gets no answer, gets a 5xx status or is throttled, with backoff and by
+its own settings: two layers that retry the same failures would multiply the time until the error is reported. No
+library retries a request whose response body breaks off or stalls; that is done here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _BROKEN_BODIES: Mapping[str, tuple[str, ...]] = {
 
 
 def settle_layers(filesystem: Any) -> None:
-    """Leaves retries to one layer: s3fs would repeat five times the requests that botocore has given up."""
+    """Leaves retries to one layer: s3fs would repeat, five times, requests that botocore has already given up."""
     if "s3" in filesystem.protocol and hasattr(filesystem, "retries"):
         filesystem.retries = 1
 
 
 def is_broken_body(error: BaseException) -> bool:
-    """Whether an answer began and did not end; an error that the store returned does not count."""
+    """Whether a response began and was not received in full; an error that the store returned does not count."""
     if getattr(error.__cause__, "response", None) is not None:
         return False
     if isinstance(error, ConnectionError | TimeoutError | IncompleteRead):

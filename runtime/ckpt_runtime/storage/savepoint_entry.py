@@ -93,7 +93,7 @@ def _with(marks: tuple[Mark, ...], mark: Mark) -> tuple[Mark, ...]:
 
 
 def entry_document(savepoint: Location) -> VersionedDocument:
-    """Where the entry of a savepoint lies."""
+    """The document that holds the entry of a savepoint."""
     return VersionedDocument(savepoint.child(CATALOGUE_NAME))
 
 

@@ -6,7 +6,7 @@ therefore never undo newer changes.
 
 A :class:`FencedDocument` has a schema, and only the current leader can change it, even if a former one still tries. The
 leader's epoch is part of the document, and every change is a compare-and-set: a new leader that has adopted the
-document has closed it for all earlier epochs, in one step with its own change. The fence only refuses earlier.
+document has closed it for all earlier epochs, in one step with its own change. The fence only refuses changes sooner.
 """
 
 from __future__ import annotations

@@ -85,7 +85,11 @@ def test_what_cannot_be_replayed_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("format_", "options", "message"),
     [
-        ("nope", {}, "format: 'nope' is not one of delta, kafka, noop, parquet, verify, and no DataSource class"),
+        (
+            "nope",
+            {},
+            "format: 'nope' is not one of delta, kafka, noop, parquet, postgresql, verify, and no DataSource class",
+        ),
         ("parquet", {}, "option 'path': format 'parquet' needs it"),
         ("parquet", {"path": "out"}, "option 'path': 'out' is relative"),
         ("parquet", {"path": "/out", "compression": "rar"}, "option 'compression': 'rar' is not one of"),

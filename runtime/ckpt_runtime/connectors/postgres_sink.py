@@ -1,0 +1,364 @@
+"""Format ``postgresql``: rows of each completed checkpoint in one transaction of the database, exactly once.
+
+Each subtask copies its rows in binary form into a staging table. The table, its rows, and its entry in the list of
+staging tables become visible to others with the commit before the checkpoint; a process that dies earlier leaves
+nothing. When the checkpoint has completed, one committer merges the staging tables into the target, drops them, and
+notes the checkpoint's id in a table beside it. All of that is one transaction, and a repetition finds the note.
+
+What a crash leaves between the two commits is found in the list of staging tables and dropped.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from ckpt_runtime.connectors.part_directory import CommitError
+from ckpt_runtime.graph.formats import sink_options
+from ckpt_runtime.graph.postgres_options import database_types, import_driver, key_columns, server_of
+from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+
+COMMITS, STAGED = "ckpt_commits", "ckpt_staged"
+_ORDER = "ckpt_order"
+_LOCK = 0x636B7074
+"""The advisory lock under which the tables beside the target are created: CREATE TABLE IF NOT EXISTS may collide."""
+
+
+class StagingTable(msgspec.Struct, frozen=True):
+    """A table with the rows of one subtask for one checkpoint, in the schema of the target; its name is random."""
+
+    name: str
+    rows: int
+
+
+class PostgresSink(Sink):
+    """The sink behind format ``postgresql``."""
+
+    committable: ClassVar[type[msgspec.Struct]] = StagingTable
+    single_committer = True
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self.parsed = sink_options("postgresql", options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "postgresql"
+
+    def open_writer(self, schema: pa.Schema, context: SinkContext) -> SinkWriter:
+        return PostgresWriter(Database(self.parsed), schema, context, self.parsed)
+
+    def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
+        assert schema is not None
+        return PostgresCommitter(Database(self.parsed), schema, self.parsed)
+
+    def clean_up(self, context: SinkContext) -> None:
+        """Drops the staging tables of earlier attempts and jobs that neither the restored snapshot nor a savepoint
+        covers."""
+        if context.subtask_index:
+            return
+        database = Database(self.parsed)
+        try:
+            database.prepare()
+            restored = context.restored_checkpoint_id or 0
+            covered = max(restored, context.savepoint_id)
+            found = database.run(
+                "SELECT name FROM {staged} WHERE sink_id = %s AND ("
+                "(job_id = %s AND attempt < %s AND checkpoint_id > %s) OR (job_id = ANY(%s) AND checkpoint_id > %s))",
+                (context.sink_id, context.job_id, context.attempt, covered, list(context.ended_jobs), restored),
+            ).fetchall()
+            with database.connection.transaction():
+                for (name,) in found:
+                    database.drop(name)
+        finally:
+            database.close()
+
+
+class Database:
+    """A connection, and the names of the tables in it."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        psycopg = import_driver()
+        given = {key: options[key] for key in ("user", "password") if options[key] is not None}
+        self.connection = psycopg.connect(server_of(options["url"]), autocommit=True, **given)
+        self.sql = psycopg.sql
+        row = self.connection.execute(
+            "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE c.oid = to_regclass(%s)",
+            (options["dbtable"],),
+        ).fetchone()
+        if row is None:
+            self.close()
+            raise ValueError(f"there is no table {options['dbtable']!r} in the database; create it first")
+        self.schema, self.table = row
+
+    def run(self, text: str, values: Sequence[Any] | None = None, **names: Any) -> Any:
+        """Executes a statement, in which names in braces are put: of the tables, and those that are given."""
+        sql = self.sql
+        put = {
+            "target": self.within(self.table),
+            "commits": self.within(COMMITS),
+            "staged": self.within(STAGED),
+        }
+        for key, value in names.items():
+            if isinstance(value, str):
+                put[key] = sql.Identifier(value)
+            elif isinstance(value, sql.Composable):
+                put[key] = value
+            else:
+                put[key] = sql.SQL(", ").join(map(sql.Identifier, value))
+        return self.connection.execute(sql.SQL(text).format(**put), values)
+
+    def within(self, table: str) -> Any:
+        """The name of a table in the schema of the target."""
+        return self.sql.Identifier(self.schema, table)
+
+    def joined(self, separator: str, pattern: str, names: Sequence[str]) -> Any:
+        """The pattern with each name in the place of its braces, one after the other."""
+        sql = self.sql
+        return sql.SQL(separator).join(sql.SQL(pattern).format(sql.Identifier(name)) for name in names)
+
+    def prepare(self) -> None:
+        """Creates the tables beside the target if there are none."""
+        found = self.run("SELECT to_regclass(%s)", (f'"{self.schema}".{STAGED}',)).fetchone()
+        if found[0] is not None:
+            return
+        with self.connection.transaction():
+            self.run("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+            self.run(
+                "CREATE TABLE IF NOT EXISTS {commits} (writer_id text PRIMARY KEY, checkpoint_id bigint NOT NULL, "
+                "committed_at timestamptz NOT NULL DEFAULT now())"
+            )
+            self.run(
+                "CREATE TABLE IF NOT EXISTS {staged} (name text PRIMARY KEY, sink_id text NOT NULL, "
+                "job_id text NOT NULL, attempt integer NOT NULL, checkpoint_id bigint NOT NULL)"
+            )
+
+    def drop(self, staging: str) -> None:
+        """Drops a staging table and its entry in the list; to be called within a transaction."""
+        self.run("DROP TABLE IF EXISTS {table}", table=self.within(staging))
+        self.run("DELETE FROM {staged} WHERE name = %s", (staging,))
+
+    def column_types(self) -> dict[str, tuple[str, bool]]:
+        """The name of the type of each column of the target, and whether it must not be null."""
+        rows = self.run(
+            "SELECT attname, typname, attnotnull FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            (f'"{self.schema}"."{self.table}"',),
+        )
+        return {name: (kind, required) for name, kind, required in rows}
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class PostgresWriter(SinkWriter):
+    """Copies rows into a staging table. A transaction is open from the first row up to the commit before a
+    checkpoint."""
+
+    def __init__(self, database: Database, schema: pa.Schema, context: SinkContext, options: Mapping[str, Any]) -> None:
+        self._database = database
+        self._context = context
+        self._marker = options["deleteColumn"]
+        self._columns = [name for name in schema.names if name != self._marker]
+        self._types, self._converters, self._required = self._column_types(schema)
+        self._rows = 0
+        self._name = ""
+        self._copying: Any = None
+        self._copy: Any = None
+        database.prepare()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._copy is None:
+            self._begin()
+        columns = [
+            [None if value is None else convert(value) for value in batch.column(name).to_pylist()]
+            if (convert := self._converters.get(name))
+            else batch.column(name).to_pylist()
+            for name in self._columns
+        ]
+        if self._marker:
+            columns.append([bool(value) for value in batch.column(self._marker).to_pylist()])
+        for at, row in enumerate(zip(*columns, strict=True), self._rows):
+            self._copy.write_row((*row, at))
+        self._rows += batch.num_rows
+
+    def prepare_commit(self, checkpoint_id: int) -> Sequence[StagingTable]:
+        if self._copy is None:
+            return ()
+        context = self._context
+        self._copying.__exit__(None, None, None)
+        self._copying = self._copy = None
+        self._database.run(
+            "INSERT INTO {staged} (name, sink_id, job_id, attempt, checkpoint_id) VALUES (%s, %s, %s, %s, %s)",
+            (self._name, context.sink_id, context.job_id, context.attempt, checkpoint_id),
+        )
+        self._database.run("COMMIT")
+        table, self._rows = StagingTable(self._name, self._rows), 0
+        return [table]
+
+    def close(self) -> None:
+        """Ends the connection, and with it a transaction that is open."""
+        if self._copying is not None:
+            copying, self._copying = self._copying, None
+            with suppress(Exception):  # the connection may be the reason
+                copying.__exit__(RuntimeError, RuntimeError("the writer is closed"), None)
+        self._database.close()
+
+    def _begin(self) -> None:
+        database = self._database
+        self._name = f"ckpt_staging_{secrets.token_hex(12)}"
+        table = database.within(self._name)
+        database.run("BEGIN")
+        database.run(
+            "CREATE TABLE {table} AS SELECT {columns}{marker}, 0::bigint AS {order} FROM {target} WITH NO DATA",
+            table=table,
+            columns=self._columns,
+            marker=database.joined("", ", false AS {}", [self._marker] if self._marker else []),
+            order=_ORDER,
+        )
+        if self._required and not self._marker:
+            database.run(
+                "ALTER TABLE {table} {changes}",
+                table=table,
+                changes=database.joined(", ", "ALTER COLUMN {} SET NOT NULL", self._required),
+            )
+        columns = [*self._columns, *([self._marker] if self._marker else []), _ORDER]
+        statement = database.sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
+            table, database.sql.SQL(", ").join(map(database.sql.Identifier, columns))
+        )
+        self._copying = database.connection.cursor().copy(statement)
+        self._copy = self._copying.__enter__()
+        self._copy.set_types([*self._types, *(["bool"] if self._marker else []), "int8"])
+
+    def _column_types(self, schema: pa.Schema) -> tuple[list[str], dict[str, Callable[[Any], Any]], list[str]]:
+        """The database's types of the columns, converters of their values, and which must not be null.
+
+        Raises ValueError for a column that the table lacks, or has with another type.
+        """
+        database = self._database
+        known = database.column_types()
+        types: list[str] = []
+        converters: dict[str, Callable[[Any], Any]] = {}
+        for name in self._columns:
+            if name not in known:
+                database.close()
+                raise ValueError(f"table {database.table!r} has no column {name!r}; it has {', '.join(known)}")
+            kind = known[name][0]
+            allowed = database_types(schema.field(name))
+            if kind not in allowed:
+                database.close()
+                raise ValueError(
+                    f"column {name!r} is {kind} in table {database.table!r} and {schema.field(name).type} in the "
+                    f"query, which may be {', '.join(allowed)} there: cast it"
+                )
+            types.append(f"{kind[1:]}[]" if kind.startswith("_") else kind)
+            if kind == "uuid":
+                converters[name] = UUID
+            elif kind == "jsonb":
+                converters[name] = _json
+        return types, converters, [name for name in self._columns if known[name][1]]
+
+
+def _json(text: str) -> Any:
+    from psycopg.types.json import Jsonb
+
+    return Jsonb(text, dumps=str)
+
+
+class PostgresCommitter(SinkCommitter):
+    """Merges staging tables into the target."""
+
+    def __init__(self, database: Database, schema: pa.Schema, options: Mapping[str, Any]) -> None:
+        self._database = database
+        self._marker = options["deleteColumn"]
+        self._columns = [name for name in schema.names if name != self._marker]
+        self._keys = key_columns(options)
+        database.prepare()
+
+    def commit(self, transaction: Transaction, committables: Sequence[StagingTable]) -> CommitOutcome:
+        """Raises CommitError when a staging table is missing whose rows were not committed."""
+        with self._database.connection.transaction():
+            noted = self._database.run(
+                "INSERT INTO {commits} AS known (writer_id, checkpoint_id) VALUES (%s, %s) "
+                "ON CONFLICT (writer_id) DO UPDATE SET checkpoint_id = EXCLUDED.checkpoint_id, committed_at = now() "
+                "WHERE known.checkpoint_id < EXCLUDED.checkpoint_id RETURNING 1",
+                (transaction.writer_id, transaction.checkpoint_id),
+            ).fetchone()
+            if noted is not None:
+                for staging in committables:
+                    self.merge(staging)
+        return CommitOutcome.ALREADY_COMMITTED if noted is None else CommitOutcome.COMMITTED
+
+    def merge(self, staging: StagingTable) -> None:
+        """Moves the rows of a staging table into the target and drops it, within the transaction of a commit."""
+        database = self._database
+        exists = database.run("SELECT 1 FROM {staged} WHERE name = %s", (staging.name,)).fetchone()
+        if exists is None:
+            raise CommitError(
+                f"the staging table {staging.name} is gone and its {staging.rows} rows were not committed: restore an "
+                "earlier checkpoint"
+            )
+        table = database.within(staging.name)
+        if not self._keys:
+            database.run(
+                "INSERT INTO {target} ({columns}) SELECT {columns} FROM {table} ORDER BY {order}",
+                columns=self._columns,
+                table=table,
+                order=_ORDER,
+            )
+        else:
+            self._merge_by_key(table)
+        database.drop(staging.name)
+
+    def _merge_by_key(self, table: Any) -> None:
+        """The last row of each key counts: it replaces the row of the target, or removes it."""
+        database = self._database
+        last = {
+            "keys": self._keys,
+            "columns": self._columns,
+            "table": table,
+            "order": _ORDER,
+            "marker": self._marker or _ORDER,
+        }
+        rows = "SELECT DISTINCT ON ({keys}) * FROM {table} ORDER BY {keys}, {order} DESC"
+        if self._marker:
+            database.run(
+                f"DELETE FROM {{target}} AS t USING ({rows}) AS s WHERE s.{{marker}} AND {{equal}}",
+                equal=_equal(database, self._keys),
+                **last,
+            )
+        others = [name for name in self._columns if name not in self._keys]
+        kept = "WHERE NOT s.{marker}" if self._marker else ""
+        action = "UPDATE SET {changes}" if others else "NOTHING"
+        database.run(
+            f"INSERT INTO {{target}} ({{columns}}) SELECT {{columns}} FROM ({rows}) AS s {kept} "
+            f"ON CONFLICT ({{keys}}) DO {action}",
+            changes=_assigned(database, others),
+            **last,
+        )
+
+    def abort(self, transaction: Transaction, committables: Sequence[StagingTable]) -> None:
+        with self._database.connection.transaction():
+            for staging in committables:
+                self._database.drop(staging.name)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _equal(database: Database, keys: Sequence[str]) -> Any:
+    sql = database.sql
+    pairs = [sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in keys]
+    return sql.SQL(" AND ").join(pairs)
+
+
+def _assigned(database: Database, names: Sequence[str]) -> Any:
+    sql = database.sql
+    return sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in names)

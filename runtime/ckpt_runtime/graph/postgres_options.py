@@ -1,0 +1,93 @@
+"""Format ``postgresql`` at planning time: options, columns that it can write, and their types in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.options import Option
+
+POSTGRES_SINK_OPTIONS = (
+    Option("url", required=True),
+    Option("dbtable", required=True),
+    Option("user"),
+    Option("password"),
+    Option("mode", default="append", choices=("append", "upsert")),
+    Option("keys"),
+    Option("deleteColumn"),
+)
+
+_INTEGERS = ("int2", "int4", "int8", "numeric")
+
+
+def check_postgres_sink(options: Mapping[str, Any], schema: pa.Schema) -> None:
+    """Raises PlanError for options that contradict each other, a column without a type there, and a missing library."""
+    server_of(options["url"])
+    keys, marker = key_columns(options), options["deleteColumn"]
+    if options["mode"] == "upsert" and not keys:
+        raise PlanError("option 'keys'", "mode upsert needs the columns of a unique index, separated by commas")
+    if options["mode"] == "append" and (keys or marker):
+        name = "keys" if keys else "deleteColumn"
+        raise PlanError(f"option {name!r}", "it belongs to mode upsert; mode append inserts every row")
+    for column in (*keys, *([marker] if marker else [])):
+        if column not in schema.names:
+            raise PlanError("option 'keys'", f"no column {column!r}; there are {', '.join(schema.names)}")
+    if marker and (schema.field(marker).type != pa.bool_() or marker in keys):
+        raise PlanError("option 'deleteColumn'", f"column {marker!r} has to be a BOOLEAN that is no key")
+    for field in schema:
+        database_types(field)
+    import_driver()
+
+
+def server_of(url: str) -> str:
+    """The URL as the driver takes it; that of JDBC is accepted. Raises PlanError for any other."""
+    server = url.removeprefix("jdbc:")
+    if not server.startswith(("postgresql://", "postgres://")):
+        raise PlanError("option 'url'", "it has to be postgresql://HOST:PORT/DATABASE, or that with jdbc: before it")
+    return server
+
+
+def key_columns(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns of option ``keys``."""
+    return tuple(name.strip() for name in (options["keys"] or "").split(",") if name.strip())
+
+
+def import_driver() -> Any:
+    """The module ``psycopg``. Raises PlanError if it is not installed."""
+    try:
+        import psycopg
+    except ImportError:
+        raise PlanError("format", "'postgresql' needs a library: pip install 'ckpt-runtime[postgres]'") from None
+    return psycopg
+
+
+def database_types(field: pa.Field) -> tuple[str, ...]:
+    """PostgreSQL's names of the types that a column of the table may have; the first one has exactly its values.
+
+    Raises PlanError for a type that none of them holds.
+    """
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if pa.types.is_list(kind) and not pa.types.is_nested(kind.value_type):
+        return tuple(f"_{name}" for name in database_types(kind.field(0).with_name(field.name)) if name != "jsonb")
+    if pa.types.is_signed_integer(kind):
+        return _INTEGERS[{8: 0, 16: 0, 32: 1, 64: 2}[kind.bit_width] :]
+    if pa.types.is_decimal(kind):
+        return ("numeric",)
+    if pa.types.is_timestamp(kind):
+        return ("timestamptz",) if kind.tz else ("timestamp",)
+    known = {
+        pa.bool_(): ("bool",),
+        pa.float32(): ("float4", "float8"),
+        pa.float64(): ("float8",),
+        pa.string(): ("text", "varchar", "uuid", "jsonb"),
+        pa.binary(): ("bytea",),
+        pa.date32(): ("date",),
+    }
+    if kind not in known:
+        raise PlanError(
+            "format", f"column {field.name!r} is {field.type}, which PostgreSQL has no type for; use to_json of it"
+        )
+    return known[kind]

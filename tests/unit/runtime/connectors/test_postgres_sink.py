@@ -1,0 +1,219 @@
+"""Format ``postgresql``, beside a real server: staging, merging, repeated commits, and what a crash leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ckpt_runtime.connectors.part_directory import CommitError
+from ckpt_runtime.connectors.postgres_sink import PostgresSink, StagingTable
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import check_sink
+from ckpt_runtime.sinks import CommitOutcome, SinkContext, Transaction
+from tests.support.postgres_server import postgres_server
+
+psycopg = pytest.importorskip("psycopg", reason="pip install 'ckpt-runtime[postgres]'")
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+CONTEXT = SinkContext("0123456789abcdef", "job", "sink", 0, 1, 0)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with postgres_server() as started:
+        yield started
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Any]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
+            connection.execute(f'DROP TABLE "{name}"')
+        connection.execute("CREATE TABLE target (id bigint PRIMARY KEY, name text)")
+        yield connection
+
+
+def sink_of(url: str, **options: str) -> PostgresSink:
+    given = {"url": f"jdbc:{url}", "dbtable": "target", "password": "unused", **options}
+    check_sink("postgresql", given, SCHEMA)
+    return PostgresSink(given)
+
+
+def staged(
+    sink: PostgresSink, rows: pa.RecordBatch, checkpoint: int, context: SinkContext = CONTEXT
+) -> list[StagingTable]:
+    """What a writer prepares that is closed, or killed, behind it."""
+    writer = sink.open_writer(rows.schema, context)
+    try:
+        if rows.num_rows:
+            writer.write(rows.slice(0, 1))
+            writer.write(rows.slice(1))
+        return list(writer.prepare_commit(checkpoint))
+    finally:
+        writer.close()
+
+
+def committed(sink: PostgresSink, schema: pa.Schema, checkpoint: int, tables: list[StagingTable]) -> CommitOutcome:
+    committer = sink.open_committer(schema, CONTEXT)
+    try:
+        return committer.commit(Transaction("writer", checkpoint), tables)
+    finally:
+        committer.close()
+
+
+def named(*pairs: tuple[int, str | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"id": number, "name": name} for number, name in pairs], schema=SCHEMA)
+
+
+def content(database: Any) -> list[tuple[Any, ...]]:
+    return list(database.execute("SELECT * FROM target ORDER BY 1").fetchall())
+
+
+def staging_tables(database: Any) -> set[str]:
+    found = database.execute("SELECT tablename FROM pg_tables WHERE tablename LIKE 'ckpt_staging_%'").fetchall()
+    listed = database.execute("SELECT name FROM ckpt_staged").fetchall()
+    assert sorted(found) == sorted(listed)
+    return {name for (name,) in found}
+
+
+def test_rows_are_visible_with_their_commit_and_a_repeated_one_changes_nothing(url: str, database: Any) -> None:
+    sink = sink_of(url)
+    tables = [*staged(sink, named((1, "a"), (2, None)), 5), *staged(sink, named((3, "c")), 5, other_subtask())]
+    assert content(database) == []
+    tables = [sink.decode(sink.encode(table)) for table in tables]
+    assert committed(sink, SCHEMA, 5, tables) is CommitOutcome.COMMITTED
+    assert committed(sink, SCHEMA, 5, tables) is CommitOutcome.ALREADY_COMMITTED
+    assert content(database) == [(1, "a"), (2, None), (3, "c")]
+    assert staging_tables(database) == set()
+    assert staged(sink, named(), 6) == []
+
+
+def other_subtask() -> SinkContext:
+    return replace(CONTEXT, subtask_index=1, parallelism=2)
+
+
+def test_commit_that_fails_half_way_leaves_nothing_and_can_be_repeated(url: str, database: Any) -> None:
+    sink = sink_of(url)
+    tables = staged(sink, named((1, "a")), 1)
+    with pytest.raises(CommitError, match="ckpt_staging_gone is gone and its 7 rows"):
+        committed(sink, SCHEMA, 1, [*tables, StagingTable("ckpt_staging_gone", 7)])
+    assert content(database) == []
+    assert committed(sink, SCHEMA, 1, tables) is CommitOutcome.COMMITTED
+    assert content(database) == [(1, "a")]
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_last_row_of_each_key_replaces_or_removes_that_of_the_table(url: str, database: Any, marked: bool) -> None:
+    database.execute("INSERT INTO target VALUES (1, 'old'), (2, 'kept'), (4, 'removed')")
+    rows = named((1, "first"), (1, "last"), (3, "gone"), (4, "x"), (3, None))
+    options = {"mode": "upsert", "keys": "id"}
+    if marked:
+        rows = rows.append_column("deleted", pa.array([True, False, False, True, None], pa.bool_()))
+        options["deleteColumn"] = "deleted"
+    sink = PostgresSink({"url": url, "dbtable": "public.target", **options})
+    assert committed(sink, rows.schema, 1, staged(sink, rows, 1)) is CommitOutcome.COMMITTED
+    wanted = [(1, "last"), (2, "kept"), (3, None), (4, "x")]
+    assert content(database) == (wanted[:3] if marked else wanted)
+
+
+def test_staging_tables_that_no_snapshot_covers_are_dropped_by_the_next_attempt(url: str, database: Any) -> None:
+    sink = sink_of(url)
+    covered = staged(sink, named((1, "a")), 3)
+    staged(sink, named((2, "b")), 4)
+    own = staged(sink, named((3, "c")), 4, replace(CONTEXT, attempt=1))
+    other = staged(sink, named((4, "d")), 4, replace(CONTEXT, sink_id="f" * 16))
+    staged(sink, named((5, "e")), 9, replace(CONTEXT, job_id="ended"))
+    sink.clean_up(replace(CONTEXT, attempt=1, restored_checkpoint_id=3, ended_jobs=("ended",)))
+    assert staging_tables(database) == {table.name for table in [*covered, *own, *other]}
+    committer = sink.open_committer(SCHEMA, CONTEXT)
+    committer.abort(Transaction("writer", 4), [*own, *other])
+    committer.close()
+    assert staging_tables(database) == {covered[0].name}
+
+
+def test_writer_that_dies_before_the_checkpoint_leaves_nothing(url: str, database: Any) -> None:
+    writer = sink_of(url).open_writer(SCHEMA, CONTEXT)
+    writer.write(named((1, "a"), (2, "b")))
+    writer.close()
+    assert staging_tables(database) == set()
+
+
+def test_values_of_all_types_are_those_of_the_rows(url: str, database: Any) -> None:
+    moment = datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)
+    row: dict[str, Any] = {
+        "flag": True,
+        "small": -(2**15),
+        "number": 2**31 - 1,
+        "big": -(2**63),
+        "single": 1.5,
+        "real": float("inf"),
+        "price": Decimal("-12.30"),
+        "name": "é\n\\",
+        "raw": b"\x00\xff",
+        "day": date(1500, 2, 28),
+        "at": moment,
+        "local": moment.replace(tzinfo=None),
+        "tags": ["a", None],
+    }
+    kinds: list[Any] = [
+        *(pa.bool_(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.decimal128(10, 2)),
+        *(pa.string(), pa.binary(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.list_(pa.string())),
+    ]
+    schema = pa.schema([*zip(row, kinds, strict=True), ("wide", pa.int32()), ("document", pa.string())])
+    columns = (
+        *("flag boolean", "small smallint", "number integer", "big bigint", "single real", "real double precision"),
+        *("price numeric(10,2)", "name varchar", "raw bytea", "day date", "at timestamptz", "local timestamp"),
+        *("tags text[]", "wide numeric", "document jsonb", "added bigserial"),
+    )
+    database.execute(f"DROP TABLE target; CREATE TABLE target ({', '.join(columns)})")
+    rows = [{**row, "wide": 7, "document": '{"a": [1]}'}, dict.fromkeys(schema.names)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+    sink = PostgresSink({"url": url, "dbtable": "target"})
+    assert committed(sink, schema, 1, staged(sink, batch, 1)) is CommitOutcome.COMMITTED
+    found = database.execute("SELECT * FROM target ORDER BY added").fetchall()
+    assert found[0] == (*row.values(), 7, {"a": [1]}, 1)
+    assert found[1] == (*[None] * len(schema.names), 2)
+
+
+def test_columns_that_the_table_does_not_have_are_refused_by_name(url: str, database: Any) -> None:
+    sink = sink_of(url)
+    with pytest.raises(ValueError, match="has no column 'title'; it has id, name"):
+        sink.open_writer(pa.schema([("title", pa.string())]), CONTEXT)
+    with pytest.raises(ValueError, match="column 'id' is int8 in table 'target' and string in the query"):
+        sink.open_writer(pa.schema([("id", pa.string())]), CONTEXT)
+    with pytest.raises(ValueError, match="there is no table 'missing'"):
+        sink_of(url, dbtable="missing").open_writer(SCHEMA, CONTEXT)
+
+
+def test_value_that_the_table_refuses_fails_before_the_checkpoint(url: str, database: Any) -> None:
+    database.execute("ALTER TABLE target ALTER COLUMN name SET NOT NULL")
+    writer = sink_of(url).open_writer(SCHEMA, CONTEXT)
+    writer.write(named((1, None)))
+    with pytest.raises(psycopg.errors.NotNullViolation):
+        writer.prepare_commit(1)
+    writer.close()
+    assert staging_tables(database) == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"url": "mysql://host/db"}, "has to be postgresql://"),
+        ({"mode": "upsert"}, "needs the columns of a unique index"),
+        ({"keys": "id"}, "belongs to mode upsert"),
+        ({"mode": "upsert", "keys": "nr"}, "no column 'nr'"),
+        ({"mode": "upsert", "keys": "id", "deleteColumn": "name"}, "has to be a BOOLEAN"),
+        ({"mode": "overwrite"}, "is not one of append, upsert"),
+        ({"batchsize": "5"}, "does not know it"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, str], problem: str) -> None:
+    given = {"url": "postgresql://host/db", "dbtable": "target", **options}
+    with pytest.raises(PlanError, match=problem):
+        check_sink("postgresql", given, SCHEMA)
