@@ -42,7 +42,7 @@ def decode_document(data: bytes, name: str) -> dict[str, Any]:
     document: dict[str, Any] = envelope["document"]
     try:
         intact = _enclosed(parsed_to_json_text(document, sort_keys=True)) == data
-    except TypeError:  # nested deeper than anything that was written
+    except TypeError:  # nested deeper than any document that this module writes
         intact = False
     if not intact:
         raise CorruptFileError(f"{name} is damaged: its checksum is wrong", name)
