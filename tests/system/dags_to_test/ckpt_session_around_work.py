@@ -21,5 +21,5 @@ with DAG("session_around_work", schedule=None, params={"directory": ""}):
     def work(session: dict[str, object]) -> None:
         raise RuntimeError(f"the work with session {session['session_id']} fails")
 
-    with stop.as_teardown(setups=start.as_setup(), on_failure_fail_dagrun=True):
+    with stop.as_teardown(setups=start.as_setup()):
         work(start.output)
