@@ -87,8 +87,8 @@ class Console:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Console:
-        """Raises PlanError for an option that the console does not have."""
-        known = (Option("numRows", int, 20, minimum=0), Option("truncate", bool, True))
+        """Raises PlanError for an option that the console does not have. ``path`` has no meaning, as in Spark."""
+        known = (Option("numRows", int, 20, minimum=0), Option("truncate", bool, True), Option("path"))
         values = parse_options("console", known, options)
         return cls(values["numRows"], values["truncate"])
 
