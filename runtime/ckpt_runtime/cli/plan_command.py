@@ -39,7 +39,7 @@ def plan(
     )
     filename, content = pack_pipeline(pipeline)
     client = cli.client()
-    # The upload stays, as that of a run, because other users may have uploaded the same program and still need it.
+    # The upload is not deleted, as with a run: other users may have uploaded the same program and still need it.
     found = client.plan_pipeline(client.upload_pipeline(filename, content), options)
     if cli.output.as_json:
         cli.output.result(found, "")

@@ -119,7 +119,7 @@ def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
 
 
 def _progress_text(details: JobDetails, statistics: CheckpointStatistics, *, live: bool) -> str:
-    """The progress: everything on a terminal, otherwise what rarely changes, one line for each change."""
+    """The progress as text. Off a terminal each change is printed as a line, so it has only what rarely changes."""
     text = details.state
     if live:
         records = sum(vertex.io.write_records for vertex in details.vertices)

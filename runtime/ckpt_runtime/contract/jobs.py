@@ -104,7 +104,7 @@ class ApplicationDetails(Struct, frozen=True, kw_only=True, rename=spelling.keba
 class IoMetrics(Struct, frozen=True, kw_only=True, rename=spelling.IO_METRICS):
     """Counters of a vertex or subtask since its present attempt started.
 
-    A counter is complete once all subtasks have reported it; ``complete`` says so of the rows read.
+    A counter is complete once all subtasks have reported it; ``complete`` is that flag for ``read_records``.
     """
 
     read_bytes: int = 0
@@ -257,7 +257,7 @@ class FlameGraphNode(Struct, frozen=True):
 
 
 class FlameGraph(Struct, frozen=True, rename=spelling.FLAME_GRAPH):
-    """Where the subtasks of a vertex spend their time. A vertex that has ended has -1 and no data."""
+    """Where the subtasks of a vertex spend their time. If the vertex has ended, the time is -1 without any data."""
 
     sampled_at_ms: int
     data: FlameGraphNode | None
