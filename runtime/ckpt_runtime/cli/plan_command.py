@@ -51,6 +51,8 @@ def plan(
 def _show(cli: Cli, found: PlanPreview) -> None:
     rows = [(node.description, node.parallelism) for node in reversed(found.plan.nodes)]
     cli.output.table([], ("VERTEX", "PARALLELISM"), rows, empty="no vertices")
+    for text in found.explained:
+        cli.output.note(text)
     for warning in found.warnings:
         cli.output.note(f"warning: {warning}")
     if found.restore is not None:

@@ -89,7 +89,10 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     start = client.run_drill if drill else client.run_pipeline
     job = start(client.upload_pipeline(filename, content), options, job_id=job_id)
     with suppress(CkptClientError):  # the job is started even so
-        for warning in client.job_details(job).warnings:
+        details = client.job_details(job)
+        for text in details.explained:
+            cli.output.note(text)
+        for warning in details.warnings:
             cli.output.note(f"warning: {warning}")
     if detached:
         cli.output.result({"job_id": job}, job)

@@ -367,10 +367,14 @@ class RestorePreview(Struct, frozen=True, rename="kebab"):
 
 
 class PlanPreview(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a job would run, and ``restore`` if the job starts from a snapshot."""
+    """What a job would run, and ``restore`` if the job starts from a snapshot.
+
+    ``explained`` has the plans that the program shows by ``explain()``.
+    """
 
     plan: Plan
     warnings: tuple[str, ...] = always(())
+    explained: tuple[str, ...] = ()
     restore: RestorePreview | None = None
 
 
@@ -395,6 +399,7 @@ class JobDetails(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=s
     """``/jobs/:jobid``. ``timestamps`` says when the job last entered each state, 0 for never.
 
     ``status_reason`` says why a job that waits for slots has not got them. ``now_ms`` is the server's time.
+    ``explained`` has the plans that the program showed by ``explain()``.
     """
 
     job_id: str
@@ -420,6 +425,7 @@ class JobDetails(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=s
     incarnation: int | None = None
     upgrade: UpgradeInProgress | None = always(None)
     warnings: tuple[str, ...] = always(())
+    explained: tuple[str, ...] = ()
 
 
 class StartedJob(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=spelling.STARTED_JOB):
