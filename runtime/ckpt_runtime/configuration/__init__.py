@@ -2,7 +2,7 @@
 
 * A configuration never changes; a change gives a new one.
 * Two spellings of one value are equal (``10s``, ``10000ms``), and older keys mean the same option as the new ones.
-* An unknown key below a known namespace is refused, and so is a cluster's option in a job.
+* An unknown key in one of the system's namespaces is refused, and so is a cluster's option in a job.
 * An error names the option, the value and what is allowed. A secret is never shown.
 * An option that does not work is refused, never ignored.
 """

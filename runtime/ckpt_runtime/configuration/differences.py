@@ -28,7 +28,7 @@ class OptionChange:
 
     @property
     def changeability(self) -> Changeability:
-        """What the change requires. Pipeline code may read users' own keys, at planning time and at run time."""
+        """What the change requires: for users' own keys a restart, since pipeline code may read them at any time."""
         option = find_option(self.key)
         return Changeability.RESTART if option is None else option.changeability
 

@@ -76,7 +76,8 @@ class Capture:
     ``called`` are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts
     values for them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are
     the digests of the tables that queries read. ``waited``: the program has waited for its queries, which are over then
-    as far as it can see.
+    as far as it can see. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
+    last argument is true), and ``explained`` has the texts that the program asked for.
     """
 
     analyses: Mapping[str, str]
@@ -97,6 +98,8 @@ class Capture:
     tables: set[str] = field(default_factory=set)
     session: Any = None
     waited: bool = False
+    explain: Callable[[Capture, Analysis | CapturedQuery, bool], str] | None = None
+    explained: list[str] = field(default_factory=list)
     _unanswered: list[str] = field(default_factory=list)
     _may_be_static: bool = False
 
@@ -132,6 +135,15 @@ class Capture:
         if self._unanswered:
             raise AnalysisNeeded(f"[{','.join(self._unanswered)}]")
 
+    def explanation(self, of: Analysis | CapturedQuery, *, extended: bool) -> str:
+        """Returns and keeps the text of ``explain()``. Raises AnalysisNeeded, and PlanError for an invalid plan."""
+        self.require_answers()
+        if self.explain is None:
+            raise PlanError("explain", "a stream is explained in a program that is given to `ckpt run` or `ckpt plan`")
+        text = self.explain(self, of, extended)
+        self.explained.append(text)
+        return text
+
     def request_of(self, relation: Any, *, with_rows: bool = False) -> AnalysisRequest:
         """Returns the request for the types of a relation: without sources, texts of hints and places in files.
 
@@ -157,6 +169,12 @@ class Capture:
             if kind == "read" and message.read.is_streaming:
                 self._replace_source(message)
                 return
+            if kind == "collect_metrics":
+                raise PlanError(
+                    "observe",
+                    "the engine does not collect metrics of a frame; write them with a second query, such as "
+                    "frame.groupBy().agg(...), or compute them in foreachBatch",
+                )
             if kind in _MAY_BE_STATIC:
                 self._note_static(message)
             if kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):
@@ -195,7 +213,12 @@ class Capture:
     def _replace_source(self, relation: Any) -> None:
         read = relation.read
         if read.WhichOneof("read_type") != "data_source":
-            raise PlanError("readStream.table", "tables are not supported yet; use format(...).load()")
+            raise PlanError(
+                "readStream.table",
+                "the engine does not read tables of Spark's catalog as streams: a table of files is "
+                "readStream.format(...).schema(...).load(path of its directory), and a view that the program registers "
+                "is spark.table(name)",
+            )
         given = read.data_source
         source = CapturedSource(given.format, dict(given.options), given.schema)
         if given.paths:
@@ -348,6 +371,10 @@ class Service:
         elif kind == "is_streaming":
             analysis = self._capture.analysis_of(self._capture.request_of(request.is_streaming.plan.root))
             response.is_streaming.is_streaming = any(isinstance(node, Source) for node in analysis.nodes)
+        elif kind == "explain":
+            extended = _shows_columns(request.explain)
+            analysis = self._capture.analysis_of(self._capture.request_of(request.explain.plan.root))
+            response.explain.explain_string = self._capture.explanation(analysis, extended=extended)
         elif kind in ("persist", "unpersist") and not _reads_stream(getattr(request, kind).relation):
             getattr(response, kind).SetInParent()  # a static table is read once
         elif kind == "spark_version":
@@ -397,6 +424,9 @@ class Service:
             result.recent_progress.SetInParent()
         elif kind == "exception":
             result.exception.SetInParent()
+        elif kind == "explain":
+            query = next(each for at, each in enumerate(self._capture.queries) if _id_of(at) == command.query_id.id)
+            result.explain.result = self._capture.explanation(query, extended=command.explain.extended)
         elif kind not in ("stop", "process_all_available"):
             raise PlanError("query", f"{kind} has no answer while a pipeline is planned")
 
@@ -420,12 +450,28 @@ class Service:
             raise PlanError("spark.streams", f"{kind} is not supported; the REST API and metrics tell of a job")
 
     def _start(self, start: Any, response: Any) -> None:
+        if start.table_name:
+            raise PlanError(
+                "toTable",
+                f"the engine does not write to {start.table_name!r} by its name in Spark's catalog: write to the "
+                "directory of the table with format('delta').start(path) or format('parquet').start(path); CREATE "
+                "TABLE ... USING delta LOCATION 'path' gives it the name",
+            )
         analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
         result = response.write_stream_operation_start_result
         result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
         result.name = start.query_name
+
+
+def _shows_columns(explain: Any) -> bool:
+    """Returns whether a mode of ``explain`` shows columns. Raises PlanError for one about Spark's own execution."""
+    mode = explain.DESCRIPTOR.enum_types_by_name["ExplainMode"].values_by_number[explain.explain_mode].name
+    name = mode.removeprefix("EXPLAIN_MODE_").lower()
+    if name in ("codegen", "cost"):
+        raise PlanError("explain", f"mode {name!r} is about how Spark runs a plan; use simple, extended or formatted")
+    return name in ("extended", "formatted")
 
 
 def _reads_stream(message: Any) -> bool:
@@ -530,6 +576,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         from pyspark.sql.connect.client.core import ChannelBuilder
         from pyspark.sql.connect.plan import LogicalPlan
         from pyspark.sql.connect.session import SparkSession
+        from pyspark.sql.connect.streaming.query import StreamingQueryManager
 
         service = Service(capture)
 
@@ -544,6 +591,15 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         # Ids of relations count from 0 for each program: they are part of what is asked of Spark.
         LogicalPlan._nextPlanId = 0
 
+        class Streams(StreamingQueryManager):
+            def addListener(self, listener: Any) -> None:  # noqa: N802 PySpark's name
+                # Here, because PySpark's own method turns errors into warnings.
+                raise PlanError(
+                    "spark.streams.addListener",
+                    "a program ends before its queries have events; see a job's progress and its end with "
+                    "`ckpt events`, its metrics and the REST API",
+                )
+
         class DataSources:
             def register(self, dataSource: type) -> None:  # noqa: N803 PySpark's name
                 register(dataSource)
@@ -552,6 +608,10 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
             @property
             def dataSource(self) -> Any:  # noqa: N802 PySpark's name
                 return DataSources()
+
+            @property
+            def streams(self) -> Any:
+                return Streams(self)
 
             def stop(self) -> None:
                 """Does nothing: the program ends, and its queries run on."""

@@ -33,7 +33,6 @@ from ckpt_runtime.graph.logical import LogicalInput
 from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
 
 if TYPE_CHECKING:
-    from ckpt_runtime.frontend.capture import CapturedQuery
     from ckpt_runtime.frontend.mapping import QueryMapper
 
 _RUNNING = {"Sum": "sum", "Count": "count", "Min": "min", "Max": "max", "Average": "avg"}
@@ -41,10 +40,8 @@ _RUNNING = {"Sum": "sum", "Count": "count", "Min": "min", "Max": "max", "Average
 _LONGEST_NAME = 80
 
 
-def check_output_mode(query: CapturedQuery) -> str:
+def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
     """Returns the output mode of a query. Raises PlanError where Spark or the engine does not allow it."""
-    mode = str(query.start.output_mode or "append").lower()
-    nodes = query.analysis.nodes
     groupings = [node for node in nodes if isinstance(node, Aggregate)]
     stateful = [node for node in nodes if isinstance(node, Aggregate | Deduplicate)]
     if mode not in ("append", "update", "complete"):

@@ -85,7 +85,7 @@ class JobGraph:
 
     ``analyses`` holds Spark's answers to the program's requests while it was planned, by the digest of each request, so
     that a worker plans the same program without Spark. ``tables`` are the digests of the program's static tables, whose
-    rows lie beside the program's files.
+    rows lie beside the program's files. ``explained`` has the plans that the program showed by ``explain()``, as texts.
     """
 
     name: str
@@ -94,6 +94,7 @@ class JobGraph:
     configuration: dict[str, str] = field(default_factory=dict)
     analyses: dict[str, str] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
+    explained: tuple[str, ...] = ()
 
     def vertex(self, vertex_id: str) -> JobVertex:
         return next(vertex for vertex in self.vertices if vertex.id == vertex_id)
@@ -153,9 +154,9 @@ class JobGraph:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two runs of the same deterministic entry point; leaves the configuration out."""
+        """Equal for two runs of the same deterministic entry point; leaves the configuration and texts out."""
         document = self.to_json()
-        del document["configuration"]
+        del document["configuration"], document["explained"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     @property

@@ -254,8 +254,8 @@ class _StorageCall:
 class StorageEffects:
     """Storage of one job's checkpoints. ``tell`` takes the answers; ``retained`` gives what the coordinator retains.
 
-    ``earlier_ids`` are the ids of checkpoints of earlier drivers. Checkpoints below its start, which counts for an
-    empty range too, belong to an earlier job of the same id and are left alone.
+    ``earlier_ids`` are the ids of checkpoints of earlier drivers. Its start is the job's first checkpoint id, even if
+    the range is empty: checkpoints with lower ids belong to an earlier job of the same id and are not deleted.
     """
 
     def __init__(

@@ -184,7 +184,7 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
         conf.setAppName("checkpointing stream engine")
     if options.properties_file is not None:
         options.properties_file.unlink(missing_ok=True)
-    # If Spark distributes the engine's files, they are not there yet when Spark's daemon starts.
+    # If Spark distributes the engine's files, executors do not have them yet when Spark's daemon starts.
     if not conf.get("spark.submit.pyFiles"):
         conf.setIfMissing(_DAEMON, "ckpt_runtime.spark.agent_daemon")
     protect(conf)
@@ -250,7 +250,7 @@ def _token(configuration: Configuration) -> str | None:
 
 
 async def serve(context: SparkContext, options: SessionOptions) -> str:
-    """Run the session on a SparkContext until it is asked to end; returns why Spark's application is over, if it is."""
+    """Run the session on a SparkContext until it is asked to end. Returns why Spark's application ended, if it did."""
     driver_host = context.getConf().get("spark.driver.host") or "127.0.0.1"
     log = LogSettings(options.configuration.get(LoggingOptions.FORMAT), context.applicationId or "")
     start_logging(log, "driver")
