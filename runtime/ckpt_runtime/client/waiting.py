@@ -154,8 +154,8 @@ async def until_final(client: Caller, job_id: str) -> None:
         return
     interval_ms = int(config.get("refresh-interval", 0))
     for _ in range(3):
-        # How much longer, in milliseconds, a cached copy may be older than the job's end. The job details may be such a
-        # copy, too.
+        # How long, in milliseconds, Flink may still answer with a copy made before the job's end. The job details may
+        # be such a copy, too.
         left_ms = interval_ms
         try:
             details = await client.execute(requests.job_details(job_id))

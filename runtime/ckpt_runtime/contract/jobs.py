@@ -257,7 +257,7 @@ class FlameGraphNode(Struct, frozen=True):
 
 
 class FlameGraph(Struct, frozen=True, rename=spelling.FLAME_GRAPH):
-    """Where the subtasks of a vertex spend their time. If the vertex has ended, the time is -1 without any data."""
+    """Where the subtasks of a vertex spend their time. For a vertex that has ended, the fields are -1 and None."""
 
     sampled_at_ms: int
     data: FlameGraphNode | None

@@ -84,7 +84,7 @@ class ConfigurationUpdates:
         if self._in_progress.get(job_id, (None, None))[1] is task:
             del self._in_progress[job_id]
         if not task.cancelled():
-            task.exception()  # read in case the client has gone: asyncio logs errors that are never retrieved
+            task.exception()  # the client may have gone, and asyncio logs an error that is never retrieved
 
     async def _change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
         # Compared by identity later: planning takes seconds, and the core refuses a change based on another plan.

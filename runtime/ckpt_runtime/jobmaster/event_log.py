@@ -1,4 +1,4 @@
-"""The events of a session, for event streams: a ring of the newest ones, numbered from 1; and what publishes a job's.
+"""The events of a session, for event streams: a ring of the newest ones, numbered from 1; and each job's publisher.
 
 Each reader keeps its own position, so that a slow reader costs nothing and delays no other one. If the ring has dropped
 events that a reader has not read yet, it gets EventsMissedError. All methods run on the driver's loop.

@@ -78,7 +78,7 @@ class _Request:
     held: list[Slot]
     answer: asyncio.Future[list[Slot]]
     since: float
-    """When its owner began to wait, in an earlier request if that was not served."""
+    """When its owner began to wait; earlier than this request if the owner's previous one was not served."""
     taken: list[Slot] = field(default_factory=list)
     reason: str = ""
     refused: bool = False

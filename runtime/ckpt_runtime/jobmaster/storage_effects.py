@@ -173,7 +173,7 @@ class SnapshotDeletions:
             logger.warning("will try %d deletions again: %s", len(deletions), error)
             failed = deletions
         for deletion in deletions:
-            # Called after the first attempt only; no caller waits for later ones.
+            # Called after the first attempt only: no caller waits for a retry.
             answer, deletion.attempted = deletion.attempted, None
             if answer is not None:
                 answer()
@@ -234,8 +234,7 @@ class _StorageCall:
     def run(self, call: Callable[[], JobInput]) -> JobInput:
         """Runs in a pool thread. Every error becomes an answer, because the coordinator waits for one.
 
-        Raises nothing but NotLeaderError: then the new leader owns the state that counts, and no file may be
-        touched.
+        Raises nothing but NotLeaderError: in that case only the new leader may change the job's files.
         """
         try:
             return call()
@@ -575,9 +574,10 @@ class StorageEffects:
         return on.MetadataWritten(checkpoint.id)
 
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> JobInput:
-        """A refused second write does not show whether the first one succeeds: it may still be in progress.
+        """Writes the metadata if it is missing. If that fails, the outcome stays unknown: the first may yet succeed.
 
-        Only a local disk has no writes in progress: there, no directory means no metadata, unless the disk is away.
+        On a local disk no write can still be in progress: there, if the directory is missing and its parent exists, the
+        metadata certainly does not exist.
         """
         directory = resolve(checkpoint.directory)
         try:

@@ -1,7 +1,7 @@
 """HTTP/1.1 on one connection, with limits that uvicorn lacks: a head must arrive in time, and errors are JSON.
 
-The number of connections is bounded: an excess connection gets 503 to its first bytes, and is closed without an answer
-if there are too many of those, too.
+The number of connections is bounded. An excess connection gets 503 as soon as it sends data; if there are too many
+excess connections as well, it is closed without an answer.
 
 h11 bounds the size of a request's head (64 KiB) and is strict about its syntax. Bodies are bounded by ``json_body``.
 """
