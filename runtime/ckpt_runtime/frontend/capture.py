@@ -1,10 +1,9 @@
-"""Runs a PySpark program without Spark: PySpark's own classes build its plan, and their requests to Spark are kept.
+"""Runs a PySpark program without Spark: PySpark's own classes build its plan, and their requests to Spark are captured.
 
-PySpark's Connect client sends requests through a gRPC channel; here that channel is an object of this process. What a
-program asks of Spark before it starts its queries (a frame's schema, the types of a text) is looked up in the
-analyses that are given. An answer that is missing ends the program with :class:`AnalysisNeeded`; its caller has Spark
-answer, and runs the program again with one more answer. A worker has all answers of the planning process, and needs
-no Spark.
+PySpark's Connect client sends requests through a gRPC channel; here that channel is an object of this process. Requests
+that a program makes before it starts its queries (a frame's schema, the types of a text) are answered from the given
+analyses. A missing answer ends the program with :class:`AnalysisNeeded`; the caller then gets the answer from Spark,
+and runs the program again. A worker has all answers of the planning process, and needs no Spark.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from ckpt_runtime.frontend.typed_plan import (
 from ckpt_runtime.graph.errors import PlanError
 
 REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
-"""PySpark's switches for a Spark elsewhere; ``SparkSession.builder.getOrCreate()`` returns our session then."""
+"""PySpark's variables for a remote Spark; they make ``builder.getOrCreate()`` return the captured session."""
 _CHANGE_RESULTS = (
     "spark.sql.legacy.",
     "spark.sql.mapKeyDedupPolicy",
     "spark.sql.timestampType",
     "spark.sql.decimalOperations.",
 )
-"""Options of Spark with which expressions have other results. Others say how Spark runs, and have no effect here."""
+"""Spark options that change the results of expressions. Others control how Spark runs, and have no effect here."""
 MOST_LOCAL_BYTES = 4 << 20
-"""Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the question to Spark."""
+"""Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
 _CONVERSIONS = ("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark.")
 
@@ -68,15 +67,15 @@ class CapturedQuery:
 
 @dataclass(slots=True)
 class Capture:
-    """What a program built. ``schema_of`` returns a source's columns: names and Spark's names of types.
+    """The result of running a program. ``schema_of`` returns a source's columns: names, and Spark's names of types.
 
     ``configure`` sets an option of the job, and ``option`` returns one.
 
-    ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position;
-    ``called`` are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts
-    values for them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are
-    the digests of the tables that queries read. ``waited``: the program has waited for its queries, which are over then
-    as far as it can see. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
+    ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position; ``called``
+    are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts values for
+    them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
+    digests of the tables that queries read. ``waited``: the program has waited for its queries, so from then on they
+    appear to it as ended. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
     last argument is true), and ``explained`` has the texts that the program asked for.
     """
 
@@ -104,9 +103,9 @@ class Capture:
     _may_be_static: bool = False
 
     def analysis_of(self, request: AnalysisRequest, *, later: bool = False) -> Analysis:
-        """Returns Spark's answer. Raises AnalysisNeeded without one, and PlanError for one that is an error.
+        """Returns Spark's answer. Raises AnalysisNeeded if it is missing, and PlanError if it is an error.
 
-        With ``later`` a missing answer is empty, and :meth:`require_answers` asks for it together with others.
+        With ``later`` a missing answer is returned empty, and :meth:`require_answers` requests it together with others.
         """
         question = msgspec.json.encode(request)
         digest = sha256(question).hexdigest()
@@ -131,7 +130,7 @@ class Capture:
         return analysis
 
     def require_answers(self) -> None:
-        """Raises AnalysisNeeded for all questions that have no answer, if there are any."""
+        """Raises AnalysisNeeded if there are requests without an answer; it names all of them."""
         if self._unanswered:
             raise AnalysisNeeded(f"[{','.join(self._unanswered)}]")
 
@@ -145,7 +144,7 @@ class Capture:
         return text
 
     def request_of(self, relation: Any, *, with_rows: bool = False) -> AnalysisRequest:
-        """Returns the request for the types of a relation: without sources, texts of hints and places in files.
+        """Returns the request for the types of a relation, without sources, texts of hints and source positions.
 
         ``with_rows`` also asks for the rows of its static tables.
         """
@@ -162,7 +161,7 @@ class Capture:
         return bytes(copy.SerializeToString(deterministic=True))
 
     def _prepare(self, message: Any) -> None:
-        """Takes out of a message, in place, what is different in another process or needs a connector."""
+        """Removes from a message, in place, what differs between processes or needs a connector."""
         name = message.DESCRIPTOR.name
         if name == "Relation":
             kind = message.WhichOneof("rel_type")
@@ -238,7 +237,8 @@ class Capture:
             alias.expr.cast.type_str = kind
 
     def _take_hint(self, relation: Any) -> None:
-        """Keeps a hint of ours for the relation below it, which takes its place: Spark would warn of it and drop it."""
+        """Keeps a hint of the engine for the relation below it, which replaces it: Spark would drop it with a
+        warning."""
         hint = relation.hint
         text = ""
         for parameter in hint.parameters:
@@ -410,7 +410,7 @@ class Service:
         return iter([response, last])
 
     def _query_command(self, command: Any, response: Any) -> None:
-        """Answers what scripts ask of the queries that they started. Waiting for their end does not wait."""
+        """Answers commands of scripts about queries that they started. Waiting for a query returns at once."""
         result = response.streaming_query_command_result
         result.query_id.CopyFrom(command.query_id)
         kind = command.WhichOneof("command")
@@ -431,7 +431,7 @@ class Service:
             raise PlanError("query", f"{kind} has no answer while a pipeline is planned")
 
     def _manager_command(self, command: Any, response: Any) -> None:
-        """Answers what scripts ask of ``spark.streams``."""
+        """Answers commands of scripts to ``spark.streams``."""
         result = response.streaming_query_manager_command_result
         kind = command.WhichOneof("command")
         queries = {_id_of(at): query.start.query_name for at, query in enumerate(self._capture.queries)}
@@ -496,7 +496,7 @@ _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
-    # Local rows stand in the request: there is no server that could keep them.
+    # Local rows are part of the request: there is no server that could keep them.
     **dict.fromkeys(
         (
             "spark.sql.session.localRelationCacheThreshold",
@@ -531,7 +531,7 @@ def _proto_type(type_: SparkType) -> Any:
 
 @contextmanager
 def _kept_functions(functions: list[Any]) -> Iterator[None]:
-    """Meanwhile writers keep the function of ``foreach`` and ``foreachBatch``, and send its position, not a pickle."""
+    """Makes writers keep the function of ``foreach`` and ``foreachBatch``, and send its position, not a pickle."""
     from pyspark.sql.connect.streaming import readwriter
 
     writers: Any = readwriter.DataStreamWriter
@@ -554,7 +554,7 @@ def _kept_functions(functions: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def captured_session(capture: Capture, register: Callable[[type], None]) -> Iterator[Any]:
-    """Gives the ``SparkSession`` whose programs are captured. ``pyspark.sql.functions`` builds plans meanwhile.
+    """Yields a ``SparkSession`` whose programs are captured; in this context ``pyspark.sql.functions`` builds plans.
 
     ``register`` takes the classes that the program gives to ``spark.dataSource.register``.
     """
@@ -562,7 +562,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
     sleep, thread = time.sleep, threading.get_ident()
 
     def wait(seconds: float | SupportsIndex, /) -> None:
-        """A program that waits for its queries has described them, and its job runs them for as long as it does."""
+        """Does not wait: a program that waits has described its queries, which its job will run."""
         if not capture.queries or threading.get_ident() != thread:
             sleep(seconds)
         else:
@@ -588,7 +588,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
             def host(self) -> str:
                 return "in-process"
 
-        # Ids of relations count from 0 for each program: they are part of what is asked of Spark.
+        # Ids of relations count from 0 for each program, because they are part of the requests to Spark.
         LogicalPlan._nextPlanId = 0
 
         class Streams(StreamingQueryManager):
@@ -614,7 +614,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
                 return Streams(self)
 
             def stop(self) -> None:
-                """Does nothing: the program ends, and its queries run on."""
+                """Does nothing: the program ends, and its queries continue."""
 
         connection: Any = Builder()
         session = Session(connection)

@@ -1,4 +1,4 @@
-"""From the typed plans of a program's queries to the operators of a job."""
+"""Maps the typed plans of a program's queries to the operators of a job."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
 def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> None:
     """Adds the operators of all queries that a program started. A stream that several of them read is read once.
 
-    Raises PlanError for what the engine does not have, which names it and the way out.
+    Raises PlanError for a feature that the engine lacks; the message names it and an alternative.
     """
     sources: dict[int, tuple[LogicalNode, bool]] = {}
     for query in capture.queries:
@@ -98,7 +98,7 @@ class QueryMapper:
         self.output_mode = "append"
         self._ends = False
         self._whole = False
-        """Whether what is added now is behind the result table of an aggregation, in one subtask as that is."""
+        """Whether operators that are added now follow the result table of an aggregation, and so have one subtask."""
 
     def add(self, query: CapturedQuery) -> str:
         """Adds the operators of the query, the sink included. Returns its output mode."""
@@ -127,7 +127,7 @@ class QueryMapper:
             case Source():
                 return self._source(node, schema)
             case StaticTable():
-                return ()  # what reads it is a join, which gets it as a file
+                return ()  # the join that reads it gets it as a file
             case Project():
                 inputs, trees = with_functions(self, node.expressions, nodes[node.inputs[0]].columns, inputs)
                 columns = tuple(zip(schema.names, trees, strict=True))
@@ -167,7 +167,7 @@ class QueryMapper:
         return (LogicalInput(node),)
 
     def apply_table(self, spec: specs.TableSpec, inputs: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
-        """Adds the operator that keeps the result of an aggregation; all that follows sees whole results."""
+        """Adds the operator that keeps the result of an aggregation; all later operators get whole results."""
         self._whole = True
         by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, spec.keys) for edge in inputs)
         table = self.apply(spec, by_key, spec.schema, None)
@@ -204,7 +204,7 @@ class QueryMapper:
         return self.apply(specs.EvaluateSpec(expressions, schema), (LogicalInput(known),), schema, None)
 
     def _renamed(self, at: int, node: PlanNode, schema: pa.Schema) -> tuple[LogicalInput, ...]:
-        """Gives an input of a union the names and types of the union's columns."""
+        """Converts an input of a union to the names and types of the union's columns."""
         if arrow_schema(node.columns).equals(schema):
             return self._inputs[at]
         columns = tuple(
@@ -221,7 +221,7 @@ class QueryMapper:
             spec = replace(spec, table=schema)
         node = self._plan.add(LogicalNode(spec, inputs, None, parallelism=1 if self._whole else None))
         if start.query_name:
-            # Not the name itself, which programs also give to the operator that the query is about.
+            # Not the name itself, which programs may also give to an operator of the query.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
 
 
