@@ -644,7 +644,7 @@ class StorageEffects:
         return lambda: self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory, claimed=True))
 
     def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
-        """Disposes of a snapshot; may run again if the success was not recorded, when its place may already be gone."""
+        """Disposes of a snapshot; runs again if its success was not recorded, with the snapshot perhaps gone."""
         place = place_of_snapshot(disposal.directory)
         if place == disposal.directory or is_directory(place):
             disposal.execute()
