@@ -50,6 +50,10 @@ class CkptJobRunning(AirflowFailException):
     """A job of the name that is to be started lives already."""
 
 
+class CkptProgramChanged(AirflowFailException):
+    """The job of the name runs another program than the task declares, and the task is not to change that."""
+
+
 class CkptJobNotResumable(AirflowFailException):
     """The job of an earlier try has ended, its output is partly committed, and there is nothing to resume from."""
 

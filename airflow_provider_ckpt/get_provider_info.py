@@ -19,7 +19,7 @@ def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 _OPERATORS = (
-    *("cancel", "checkpoint", "checkpoint_config", "dispose", "drill", "job_config", "rescale", "retention"),
+    *("cancel", "checkpoint", "checkpoint_config", "deploy", "dispose", "drill", "job_config", "rescale", "retention"),
     *("savepoint", "session", "snapshots", "stop", "submit", "suspend", "upgrade"),
 )
 _SENSORS = ("checkpoint", "health", "job")
@@ -152,6 +152,7 @@ def get_provider_info() -> dict[str, Any]:
                 "to_openlineage_converter": f"{_PACKAGE}.lineage.convert_asset_to_openlineage",
             }
         ],
+        "task-decorators": [{"name": "ckpt", "class-name": f"{_PACKAGE}.decorators.ckpt.ckpt_task"}],
         "connection-types": [_CONNECTION],
         "extra-links": [f"{_PACKAGE}.links.CkptJobLink", f"{_PACKAGE}.links.CkptCheckpointsLink"],
         "plugins": [{"name": "ckpt", "plugin-class": f"{_PACKAGE}.plugins.pages.CkptPlugin"}],

@@ -65,12 +65,19 @@ class RunsProgram:
         given = arguments.or_field("pipeline_id", self.pipeline_id, "pipeline_id")
         return arguments.optional_text("pipeline_id", given)
 
-    def _upload(self, client: CkptClient) -> str:
-        """The id of the program, which a session makes of its content."""
+    def packed(self) -> tuple[str, bytes]:
+        """File name and content of the program to upload.
+
+        :raises CkptArgumentInvalid: when ``pipeline`` is none.
+        """
         try:
-            filename, content = pack_pipeline(Path(self._pipeline() or ""))
+            return pack_pipeline(Path(self._pipeline() or ""))
         except PackagingError as error:
             raise CkptArgumentInvalid("pipeline", self.pipeline, str(error)) from error
+
+    def _upload(self, client: CkptClient) -> str:
+        """The id of the program, which a session makes of its content."""
+        filename, content = self.packed()
         pipeline_id = client.upload_pipeline(filename, content)
         self.log.info("Uploaded %s (%d bytes) as pipeline %s", filename, len(content), pipeline_id)
         return pipeline_id

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,14 @@ from airflow_provider_ckpt import arguments, processes
 from airflow_provider_ckpt.arguments import Templated, shown_command
 from airflow_provider_ckpt.conditions.base import Json, Once, Status, Verdict
 from airflow_provider_ckpt.conditions.health import SessionGoneCondition, SessionReadyCondition, session_facts
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed
+from airflow_provider_ckpt.exceptions import (
+    CkptArgumentInvalid,
+    CkptNotFound,
+    CkptOperationFailed,
+    CkptRequestRejected,
+    CkptSessionFailed,
+    CkptUnavailable,
+)
 from airflow_provider_ckpt.hooks.ckpt import Endpoint
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.processes import STOP_GRACE_SECONDS, SessionProcess, submission
@@ -47,6 +55,9 @@ class StartSessionOperator(CkptOperator):
     The session listens where the connection points to, outlives the task, and is ended by
     :class:`StopSessionOperator`. Its id is recorded before the start, so a retry finds a process that an earlier try
     has started, wherever that try died. A session that already answers at the connection's address is used as it is.
+
+    A try that fails ends the session that it has started: so a failed setup, after which Airflow runs no teardown,
+    leaves none. A process on another machine than the one that resumes the task cannot be ended; the log names it.
 
     Returns ``{"session_id", "hostname", "pid", "start_ticks", "log_file", "base_url", "reused", "slots_total",
     "slots_available", "jobs_running", "version"}``; the first five are ``None`` for a session that was found running.
@@ -131,7 +142,29 @@ class StartSessionOperator(CkptOperator):
                 return self._reuse(self.hook.base_url(), verdict.result)
             process = None if answers else self._launch(context, endpoint)
         self._process = process
-        return self.wait_for(context, SessionReadyCondition(process, self.terminate_on_kill), deadline)
+        with self._ending_on_failure(context):
+            return self.wait_for(context, SessionReadyCondition(process, self.terminate_on_kill), deadline)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Continue after a deferral, which may have ended with a failure of the trigger itself."""
+        with self._ending_on_failure(context):
+            return super().resume_execution(next_method, next_kwargs, context)
+
+    @contextmanager
+    def _ending_on_failure(self, context: Context) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._recall_process(context)
+            if self._process is not None and (self._process.is_alive or not self._process.is_here):
+                self.log.warning("The start failed. %s", self._end())
+            raise
+
+    def _recall_process(self, context: Context) -> None:
+        """Know the process again in another process than the one that started it."""
+        record = Journal(context, _RECORD).read()
+        if self._process is None and "pid" in record:
+            self._process = SessionProcess.from_json(record)
 
     def _first_look(self) -> Verdict | None:
         """The verdict on a session that answers; ``None`` when it is not the leader yet."""
@@ -251,9 +284,7 @@ class StartSessionOperator(CkptOperator):
         return result
 
     def after_timeout(self, context: Context, event: Json | None) -> str:
-        record = Journal(context, _RECORD).read()
-        if self._process is None and "pid" in record:
-            self._process = SessionProcess.from_json(record)
+        self._recall_process(context)
         return self._end() if event is None or event["trigger"]["condition"]["process"] is not None else ""
 
     def on_kill(self) -> None:
@@ -282,10 +313,10 @@ class StopSessionOperator(CkptOperator):
     jobs. A session that is started later does take them over. If the connection points to a standby, only that standby
     ends.
 
-    Returns ``{"base_url", "was_running"}``.
+    Returns ``{"base_url", "was_running"}``; where no session answers, the task succeeds with ``was_running`` false.
 
     :param session: what :class:`StartSessionOperator` returned; used to end the process if it does not end by itself in
-        time. (templated)
+        time, or cannot be asked to, for example because the connection has another token by now. (templated)
     :raises CkptSessionFailed: the session still answers
     """
 
@@ -298,21 +329,35 @@ class StopSessionOperator(CkptOperator):
     def execute(self, context: Context) -> Any:
         deadline = self.deadline()
         self._known_process()  # a bad argument is reported before anything is sent
+        try:
+            asked = self._ask_to_end()
+        except (CkptRequestRejected, CkptNotFound, CkptOperationFailed, CkptUnavailable) as error:
+            if not self._end_process(0):
+                raise
+            self.log.warning("The session could not be asked to end, so its process was ended: %s", error)
+            return self._result(was_running=True)
+        if asked:
+            return self.wait_for(context, SessionGoneCondition(), deadline)
+        return self._result(was_running=self._end_process(STOP_GRACE_SECONDS))
+
+    def _ask_to_end(self) -> bool:
+        """Ask the session that answers to end; false when none answers."""
         with self.connected() as client:
             if _overview(client) is None:
-                self._end_process(STOP_GRACE_SECONDS)
-                return self._result(was_running=False)
+                return False
             try:
                 # Not repeated, because the client would wait for a session that has just ended.
                 client.execute(requests.shutdown_cluster(), patience_s=0)
             except Unreachable as error:
                 self.log.info("The session ended before it answered the request to end: %s", error)
-        return self.wait_for(context, SessionGoneCondition(), deadline)
+            return True
 
     def execute_complete(self, context: Context, event: Json | None = None) -> Any:
         event = event or {}
         if Status(event["status"]) is not Status.DONE:
-            raise self.failure(context, event, CkptSessionFailed)
+            failure = self.failure(context, event, CkptSessionFailed)
+            self._end_process(0)
+            raise failure
         # Its REST API stops first; Spark, and the directories that it shares with workers, follow.
         self._end_process(STOP_GRACE_SECONDS)
         return self._result(was_running=True)
@@ -331,12 +376,14 @@ class StopSessionOperator(CkptOperator):
             raise CkptArgumentInvalid("session", given, "it must be the whole result of StartSessionOperator")
         return None if given["pid"] is None else SessionProcess.from_json(given)
 
-    def _end_process(self, patience: float) -> None:
-        """Wait ``patience`` seconds for the process to end by itself, then end it."""
+    def _end_process(self, patience: float) -> bool:
+        """Wait ``patience`` seconds for the process to end by itself, then end it; false if that was not needed."""
         process = self._known_process()
-        if process is not None and not process.ends_within(patience):
-            self.log.info("Ending the session's process %d", process.pid)
-            process.terminate()
+        if process is None or process.ends_within(patience):
+            return False
+        self.log.info("Ending the session's process %d", process.pid)
+        process.terminate()
+        return True
 
     def _result(self, *, was_running: bool) -> Json:
         return {"base_url": self.hook.base_url(), "was_running": was_running}

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.operatorlink import BaseOperatorLink
 
-_RECORD = "ckpt_job"
+RECORD = "ckpt_job"
 _NAME_OPTION = "pipeline.name"
 _UNIQUE_OPTION = "pipeline.unique-name"
 CLAIM_MODES = ("NO_CLAIM", "CLAIM")
@@ -208,7 +208,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     def _carry_out(self, client: CkptClient, context: Context, options: RunOptions, record: Json, found: Plan) -> Json:
         """Return the record of the job that this try handles from now on."""
         if found.step in (NextStep.REPORT, NextStep.ATTACH):
-            return Journal(context, _RECORD).write(**record | {"started": True})
+            return Journal(context, RECORD).write(**record | {"started": True})
         options = replace(options, savepoint_path=found.snapshot)
         if found.resumes:
             # The job that owned the snapshot has ended, so the new job claims it and deletes it in time.
@@ -244,7 +244,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         if what == "REUSE":
             self.log.info("Job %r lives as %s: it is reused, with its own program and state", name, shown)
             record = self._new_record(context, options, last) | {"job_id": others[0].job_id, "reused": True}
-            record = Journal(context, _RECORD).write(**record | {"started": True})
+            record = Journal(context, RECORD).write(**record | {"started": True})
             return self._attend(context, record, deadline, inherited=False)
         self.log.info("Job %r lives as %s: waiting for its end", name, shown)
         return self.wait_for(context, NameFreeCondition(name), deadline)
@@ -280,7 +280,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
 
     def _earlier(self, client: CkptClient, context: Context) -> EarlierJob | None:
         """The last job that a try of this task instance has started, or was about to start."""
-        journal = Journal(context, _RECORD)
+        journal = Journal(context, RECORD)
         if not journal.remembers:
             return self._found_by_id(client, context)
         record = journal.read()
@@ -317,7 +317,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     def _new_record(self, context: Context, options: RunOptions, last: Json | None = None) -> Json:
         """Return the record of a job to start; ``given`` is the argument, ``snapshot`` what it really starts from."""
         # With a store, a reused run id must not lead to the jobs of the run before it.
-        first = context["ti"].id.hex if Journal(context, _RECORD).remembers else series_of(context)
+        first = context["ti"].id.hex if Journal(context, RECORD).remembers else series_of(context)
         series, number = (first, 0) if last is None else (last["series"], last["number"] + 1)
         return {
             "series": series,
@@ -365,7 +365,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
 
     def _start(self, client: CkptClient, context: Context, options: RunOptions, record: Json) -> Json:
         """Request the job of ``record``, which is recorded before anything is sent."""
-        journal, job_id = Journal(context, _RECORD), record["job_id"]
+        journal, job_id = Journal(context, RECORD), record["job_id"]
         journal.write(**record)
         if record["pipeline_id"] is None:
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
@@ -443,7 +443,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     def _succeed(self, context: Context, record: Json, facts: Json) -> Json:
         # The record stays, so that a cleared task finds the job that still runs; but the job's end was reported
         # already.
-        Journal(context, _RECORD).write(**record | {"reported": True})
+        Journal(context, RECORD).write(**record | {"reported": True})
         self._waiting_for = None
         self.publish_job(context, record["job_id"])
         self.log.info("Job %s is %s", record["job_id"], facts["status"])
@@ -457,7 +457,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     def after_timeout(self, context: Context, event: Json | None) -> str:
         if event is not None and "name" in event["trigger"]["condition"]:
             return "No job was started"
-        record = Journal(context, _RECORD).read()
+        record = Journal(context, RECORD).read()
         job_id = record.get("job_id")
         if job_id is None and event is not None:
             job_id = event["trigger"]["condition"]["job_id"]

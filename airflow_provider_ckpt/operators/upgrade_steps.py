@@ -108,6 +108,10 @@ class CkptStepsOperator(CkptJobOperator):
 
     def execute(self, context: Context) -> Any:
         self.check_arguments()
+        return self.take_steps(context)
+
+    def take_steps(self, context: Context) -> Any:
+        """Continue the upgrade of an earlier try, or begin one."""
         journal, deadline = Journal(context, RECORD), self.deadline()
         if not journal.remembers:
             raise CkptOperationFailed("there is no task state store to record the steps in; it needs Airflow 3.3")

@@ -62,9 +62,10 @@ class Outcome(StrEnum):
 class DesiredUpgrade(Struct, frozen=True, kw_only=True):
     """The request. Times in milliseconds.
 
-    ``program`` is the new version's, ``options`` are those of its run, by the names of ``RunOptions``. ``fallback_age``
-    is the greatest age of a checkpoint to fall back to when no savepoint can be taken; None: no fallback. ``pauses``:
-    before the new version is started, for an approval. ``checkpoints`` have to complete within ``healthy_within``.
+    ``program`` is the new version's, ``options`` are those of its run, by the names of ``RunOptions``;
+    ``rollback_options`` are for the old version, when it is started again, beside its own. ``fallback_age`` is the
+    greatest age of a checkpoint to fall back to when no savepoint can be taken; None: no fallback. ``pauses``: before
+    the new version is started, for an approval. ``checkpoints`` have to complete within ``healthy_within``.
     """
 
     goal: Goal
@@ -72,6 +73,7 @@ class DesiredUpgrade(Struct, frozen=True, kw_only=True):
     mode: Mode = Mode.SAVEPOINT
     program: str | None = None
     options: dict[str, Any] = {}
+    rollback_options: dict[str, Any] = {}
     directory: str | None = None
     format: str = "NATIVE"
     fallback_age: int | None = None

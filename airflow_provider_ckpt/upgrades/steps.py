@@ -492,7 +492,8 @@ async def _roll_back(record: Upgrade, turn: Turn) -> Upgrade | None:
 
 async def _start_old(record: Upgrade, turn: Turn) -> Upgrade:
     program, job = _known(record.old_program), record.restarted_job
-    answer = await turn.ask(Run(program, job, record.old_job, {}, record.snapshot, record.claim))
+    options = record.desired.rollback_options
+    answer = await turn.ask(Run(program, job, record.old_job, options, record.snapshot, record.claim))
     why, deadline = record.why, turn.now_ms + record.desired.healthy_within
     if isinstance(answer, Refused | JobMissing):
         why = f"{why}; and the old version was not started again: {_refusal(answer)}"

@@ -75,13 +75,13 @@ def parameters_of(function: Callable[..., Any], owner: type | None = None) -> It
 
 
 def all_parameters(cls: type) -> dict[str, Parameter]:
-    """Of a class and of the bases that are ours, those of the class itself first."""
+    """Of a class and of the bases that are ours, those of the class itself first; not those that it fixes."""
     found: dict[str, Parameter] = {}
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] in PACKAGES and "__init__" in vars(base):
             for parameter in parameters_of(vars(base)["__init__"], base):
                 found.setdefault(parameter.name, parameter)
-    return found
+    return {name: parameter for name, parameter in found.items() if name not in getattr(cls, "fixed_parameters", ())}
 
 
 def meaning_of(cls: type, parameter: str) -> str:

@@ -4,7 +4,6 @@ The rules are those of the generator that is published with Nexmark for Flink: o
 auctions and 46 are bids; half of the bids go to one hot auction of the latest hundred, three quarters come from a hot
 bidder, three quarters of the auctions from a hot seller; the columns have the published sizes. Strings come from pools
 of some thousand values. Within each group of 1,000 events arrival and event time have different orders.
-``flink/`` beside this package makes the same events in Java.
 """
 
 from __future__ import annotations

@@ -180,7 +180,11 @@ def _check_unchanged(checkpoint: CompletedCheckpoint, graph: JobGraph, old: Edge
 
 
 def _check_vertices(checkpoint: CompletedCheckpoint, graph: JobGraph, old: EdgeDescriptor) -> None:
-    """In-flight rows have passed the source's old chain and are meant for the target's old chain."""
+    """Refuses a changed chain at either end: the rows have passed the source's old chain, and the target's old chain
+    expects them.
+
+    Raises :class:`UnalignedUpgradeError`.
+    """
     chains = {vertex.id: tuple(operator.uid for operator in vertex.operators) for vertex in graph.vertices}
     for end in (old.target, old.source):
         before = _vertex(checkpoint, end).operator_uids

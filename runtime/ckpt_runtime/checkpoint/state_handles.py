@@ -71,7 +71,7 @@ class KeyedStateHandle(Struct, frozen=True, tag_field="kind", tag="key_groups"):
 
 
 class IncrementalKeyedStateHandle(Struct, frozen=True, tag_field="kind", tag="incremental"):
-    """The same as files in the writing backend's own format, by the names that the backend gave them.
+    """The keyed state of one operator in one subtask, as files in the backend's own format, by the backend's names.
 
     Some files may be shared with other checkpoints. ``description`` is the backend's own, as JSON.
     """

@@ -8,6 +8,7 @@ from ckpt_runtime.configuration.option import Changeability, ConfigOption
 from ckpt_runtime.configuration.value_types import (
     BOOLEAN,
     DURATION,
+    MAP,
     NON_EMPTY_STRING,
     DurationType,
     EnumType,
@@ -50,6 +51,15 @@ class PipelineOptions:
         False,
         "The job is refused while another one of its name lives. Of several that are to be started at once, one is.",
         changeability=Changeability.NEVER,
+        fixed_because="it is about the start",
+    )
+    GLOBAL_JOB_PARAMETERS = ConfigOption(
+        "pipeline.global-job-parameters",
+        MAP,
+        None,
+        "Labels of the job, which its configuration shows as user-config. They change nothing.",
+        changeability=Changeability.NEVER,
+        default_equals_absence=True,
         fixed_because="it is about the start",
     )
     MAX_PARALLELISM = ConfigOption(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
@@ -35,7 +36,7 @@ class ValueType(Protocol[T_co]):
         """What a value may be, for error messages and the documentation."""
 
     def parse(self, text: str) -> T_co:
-        """Reads the value of a text. Raises ValueError; the message is not shown, :attr:`allowed` is."""
+        """Reads the value of a text. Raises ValueError; users see :attr:`allowed`, not its message."""
 
     def format(self, value: Any) -> str:
         """Prints the canonical text of a value; :meth:`parse` reads it back."""
@@ -240,7 +241,52 @@ class KeysType:
         return ",".join(value)
 
 
+_PAIR_PART = re.compile(r"""\s*(?:'((?:[^']|'')*)'|"((?:[^"]|"")*)"|([^'",:]*))\s*""")
+
+
+@dataclass(frozen=True, slots=True)
+class MapType:
+    """Takes pairs of texts in Flink's form: ``key:value,key:value``, and in quotes what holds a comma, colon or quote.
+
+    A quote within quotes is written twice.
+    """
+
+    name: str = "Map"
+    allowed: str = "pairs such as team:payments,url:'https://host', with a comma, colon or quote in quotes only"
+
+    def parse(self, text: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        position = 0
+        while position < len(text.rstrip()):
+            key, position = self._part(text, position)
+            if not key or key in found or text[position : position + 1] != ":":
+                raise ValueError(self.allowed)
+            found[key], position = self._part(text, position + 1)
+            if text[position : position + 1] not in (",", ""):
+                raise ValueError(self.allowed)
+            position += 1
+        return found
+
+    def _part(self, text: str, position: int) -> tuple[str, int]:
+        match = _PAIR_PART.match(text, position)
+        if match is None:
+            raise ValueError(self.allowed)
+        single, double, plain = match.groups()
+        if single is not None:
+            return single.replace("''", "'"), match.end()
+        return (plain.strip() if double is None else double.replace('""', '"')), match.end()
+
+    def format(self, value: Any) -> str:
+        return ",".join(f"{_in_quotes(key)}:{_in_quotes(item)}" for key, item in value.items())
+
+
+def _in_quotes(text: str) -> str:
+    needed = not text or text != text.strip() or any(character in text for character in "'\",:")
+    return "'" + text.replace("'", "''") + "'" if needed else text
+
+
 KEYS = KeysType()
+MAP = MapType()
 NON_EMPTY_STRING = StringType()
 BOOLEAN = BooleanType()
 DURATION = DurationType()

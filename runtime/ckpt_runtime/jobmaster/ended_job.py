@@ -1,7 +1,7 @@
 """A job that this driver does not run: one that ended under an earlier driver, or one that could not be recovered.
 
 Its stored form is a JSON document, made at the job's end and read by later drivers. It answers the requests that REST
-makes for any job; figures of single subtasks and the checkpoint history ended with the driver that ran it.
+makes for any job; figures of single subtasks and the checkpoint history are not stored.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ckpt_runtime.checkpoint.statistics import (
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.effective import EffectiveOption, own_options
 from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.contract.configuration import ConfigVersion, JobConfig
 from ckpt_runtime.contract.configuration import EffectiveOption as ShownOption
 from ckpt_runtime.failure_report import FailureCause
@@ -176,7 +177,7 @@ def shown_configuration(
             "restart-strategy": restart_strategy,
             "job-parallelism": parallelism,
             "object-reuse-mode": False,
-            "user-config": {},
+            "user-config": own.given.get(PipelineOptions.GLOBAL_JOB_PARAMETERS) or {},
         },
         configuration=own.given.displayed(),
         version=own.version,

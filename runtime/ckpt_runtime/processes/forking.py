@@ -52,10 +52,10 @@ class ForkedProcess:
         """Becomes readable when the process has ended; below 0 until the process has begun."""
         self.pid = 0
         self.returncode: int | None = None
-        """Negative for a signal; that of SIGKILL if the template did not report the exit code."""
+        """The exit code: negative for a signal, and that of SIGKILL if the template did not report one."""
         self.knows_code = False
-        # The descriptors are closed with the object, because other threads may still wait on them when this one
-        # learns of the end.
+        # The descriptors are closed when the object is garbage-collected: when one thread learns that the process has
+        # ended, others may still wait on them.
         weakref.finalize(self, notices.close)
 
     def kill(self) -> None:
@@ -243,7 +243,7 @@ class ForkRequest:
             with self.notices:
                 socket.send_fds(self.notices, [b"%s %d" % (_BEGUN, pid)], [descriptor])
             os.close(descriptor)
-        except OSError:  # no process could end this one or see its end
+        except OSError:  # the requester is gone: no process could end this one or notice its end
             os._exit(1)
 
 

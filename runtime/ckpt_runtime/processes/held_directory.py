@@ -93,7 +93,7 @@ def _new(prefix: str, root: Path) -> tuple[Path, int]:
             os.close(os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             return path, hold(path)
         except FileNotFoundError:
-            continue  # another process took it for abandoned before it was held
+            continue  # another process deleted it as abandoned before it was locked
         except BaseException:
             remove_tree(path)
             raise

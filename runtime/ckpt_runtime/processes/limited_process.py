@@ -38,11 +38,11 @@ _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _STDERR_BYTES = 4_000
 _PIPE_BYTES = 1 << 16
 _LOOK_S = 0.02
-"""How often to check whether a process has ended, on systems without process descriptors."""
+"""Interval at which to check whether a process has ended, on systems without process descriptors."""
 _MOST_TEMPLATES = 2
 _NAMES = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})
 _BEGINNINGS = ("ARROW_", "LC_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_")
-"""Which variables a template gets: those that affect imports and are not secret."""
+"""Prefixes of the variables that a template gets: those that affect imports and are not secret."""
 _STATM = Path("/proc/self/statm")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 """One thread per library: each thread reserves memory in advance, and their default number is that of the cores."""
@@ -104,7 +104,7 @@ def _begin(
     paths = [_PACKAGE_ROOT, *filter(None, given.get("PYTHONPATH", "").split(os.pathsep))]
     variables = {**_ONE_THREAD, **given, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
     numbers = [str(number) for number in (limits.memory_bytes, int(limits.time_s) + 1, limits.file_bytes)]
-    for _ in range(2):  # a template that was idle for long may just be ending
+    for _ in range(2):  # a template that has been idle for a long time may be ending at this moment
         template = _TEMPLATES.of(variables)
         if template is None:
             break

@@ -1,8 +1,8 @@
 """A template that has imported the modules limited processes need, and forks them on request; both sides of it.
 
-A process that plans would otherwise spend most of its time on imports. The template itself runs no untrusted code. When
-its caller ends a process, the process's children are killed with it; when the driver is gone, all processes are. A
-template ends after an idle time, and when its driver has ended.
+Without a template, a planning process would spend most of its time on imports. The template itself runs no untrusted
+code. When a caller ends a process, the process's children are killed as well; when the driver is gone, all processes
+are killed. A template ends after some idle time, and when its driver has ended.
 
 Linux only, like :mod:`ckpt_runtime.processes.forking`, on which it is built.
 """
@@ -39,7 +39,7 @@ OFTEN_NEEDED = "OFTEN_NEEDED"
 
 
 class Forked:
-    """A process of a template, as its caller sees it. ``ended`` becomes readable when the process has ended."""
+    """The caller's handle of a forked process. ``ended`` becomes readable when the process has ended."""
 
     def __init__(self, process: ForkedProcess, stderr: int) -> None:
         self._process = process
@@ -68,7 +68,7 @@ class ProcessTemplate:
         Raises ConnectionError when the template has ended.
         """
         document = json.dumps([module, list(arguments)]).encode()
-        # Not in the document: what the template reads stays in its memory, and in that of later processes.
+        # Not in the document: what the template reads stays in its memory, and in the memory of later processes.
         variables = nameless_file(json.dumps(dict(environment)).encode())
         reading, writing = os.pipe()
         try:

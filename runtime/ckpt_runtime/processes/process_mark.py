@@ -1,7 +1,7 @@
-"""The mark of a process in storage, which suffices to prove on its machine that it is gone, without using a clock.
+"""The mark of a process in storage, with which its machine can prove later, without a clock, that it has ended.
 
-The mark names the boot of a kernel, a pid namespace, a pid and when that process began. On another machine, or after a
-reboot, it proves nothing: then a user has to confirm that the process is gone.
+The mark names the boot of a kernel, a pid namespace, a pid and the start time of the process. On another machine, or
+after a reboot, it proves nothing: then a user has to confirm that the process has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from ckpt_runtime.client.process_id import started, stat_fields
 
 RELEASED = "released"
-"""Stands in place of a mark: a user has confirmed that the process is gone."""
+"""Replaces a mark after a user has confirmed that the process has ended."""
 
 
 def machine() -> str:

@@ -292,7 +292,9 @@ class StorePlan:
 
 @dataclass(frozen=True, slots=True)
 class SettlePlan:
-    """As SettleOverrides. Answer: PlanStored if both are stored, else ChangeNotStored or ChangeUnknown."""
+    """Like SettleOverrides, for the plan. Answer: PlanStored if graph and configuration are stored, else
+    ChangeNotStored or ChangeUnknown.
+    """
 
     request_id: str
     graph: JobGraph

@@ -1,8 +1,9 @@
-"""A job's claims on snapshots: how they begin, delete claimed files, and end; and disposal of what a user names.
+"""Begins and ends a job's claims on snapshots, deletes claimed files, and disposes of snapshots that a user names.
 
 Checkpoints of one job share files, and so do those of jobs that claimed each other's snapshots. In a claimed place the
 owner deletes only files that the claim names, and of these only files that no other complete checkpoint refers to: a
-job that claims one of several retained checkpoints leaves the others intact, and these finally own the files alone.
+job that claims one of several retained checkpoints leaves the others intact. When that job ends, the ownership of files
+that are still needed returns to the earlier owner whose checkpoints need them.
 
 The disposal of a snapshot whose owner is dead or has ended is treated as if a job claimed it and replaced it at once:
 the claim is taken over by the same rule, and its files are deleted except those that a checkpoint of an earlier owner
@@ -94,7 +95,7 @@ class JobClaims:
         self.settle(place)
 
     def settle(self, place: Location) -> None:
-        """Ends a claim on a place of which no files are left."""
+        """Ends this job's claim on a place if the claimed snapshot and all files of the claim are deleted."""
         claim = claims.read_claim(place)
         if claim is None or not claim.owner.is_same_job(self.claimant) or has_metadata(resolve(claim.snapshot)):
             return
@@ -126,7 +127,10 @@ class JobClaims:
                 self._release(place, claim)
 
     def abandon(self) -> None:
-        """Declares the owner dead, so that the next claimant succeeds it; if that fails, its death must be proven."""
+        """Declares this job dead in its claims, so that the next claimant may take them over without further proof.
+
+        An error is ignored; the next claimant then has to prove that the job is dead.
+        """
         for url in self.places:
             with suppress(StorageError):
                 place = resolve(url)

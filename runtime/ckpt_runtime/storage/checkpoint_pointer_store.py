@@ -148,11 +148,11 @@ class JobCounters:
         self._document = FencedDocument(directory, Counters, fence, epoch)
 
     def get(self) -> Counters:
-        """What is stored. Raises :class:`CorruptFileError`."""
+        """The stored counters. Raises :class:`CorruptFileError`."""
         return self._document.read()
 
     def adopt(self) -> Counters:
-        """As :meth:`get`; after this call earlier leaders can reserve no number."""
+        """Like :meth:`get`; after this call earlier leaders can no longer reserve numbers."""
         return self._document.adopt()
 
     def reserve_checkpoint(self, checkpoint_id: int) -> None:

@@ -72,7 +72,7 @@ class CheckpointStorage:
 
     @property
     def owner(self) -> Location:
-        """The file that names the cluster whose job writes here, as long as it does."""
+        """The file that names the cluster whose job writes here. The claim ends with the job's clean-up."""
         return self.location.child(OWNER_NAME)
 
     def claim(self, cluster: str | None) -> None:

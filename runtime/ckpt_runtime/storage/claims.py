@@ -101,12 +101,12 @@ def place_of_file(file: Location) -> Location:
 
 
 def relative_path(place: Location, file: Location) -> str:
-    """The path by which a claim names a file below its place."""
+    """The path of a file relative to its place, as a claim lists it."""
     return file.path[len(place.path.rstrip("/")) + 1 :]
 
 
 def claim_file(place: Location) -> Location:
-    """Where the claim of a place lies."""
+    """The file that holds the claim of a place."""
     return place.child(CLAIM_NAME)
 
 
@@ -253,7 +253,7 @@ def declare_owner_dead(place: Location, claim: Claim) -> None:
 
 def release(place: Location) -> None:
     """Deletes the claim, so that any job may claim the place; only its owner may call this. No claim is fine."""
-    # The claim is deleted before the files of successors: a job that comes in between makes a new claim.
+    # The claim is deleted before the files of successors: a job that claims the place in between makes a new claim.
     delete_file(claim_file(place))
     with suppress(StorageError):
         _forget(place, [name for name in list_names(place) if name.startswith(_SUCCESSOR)])

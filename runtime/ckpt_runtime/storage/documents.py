@@ -42,7 +42,7 @@ def decode_document(data: bytes, name: str) -> dict[str, Any]:
     document: dict[str, Any] = envelope["document"]
     try:
         intact = _enclosed(parsed_to_json_text(document, sort_keys=True)) == data
-    except TypeError:  # nested deeper than anything that was written
+    except TypeError:  # nested deeper than any document that this module writes
         intact = False
     if not intact:
         raise CorruptFileError(f"{name} is damaged: its checksum is wrong", name)
@@ -66,7 +66,7 @@ def to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
 
 
 def parsed_to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
-    """The same text, made faster, for a value that was parsed from JSON and so contains nothing else."""
+    """Like :func:`to_json_text`, but faster and without checks, for a value that was parsed from JSON."""
     return orjson.dumps(value, option=_STRICT | (orjson.OPT_SORT_KEYS if sort_keys else 0))
 
 

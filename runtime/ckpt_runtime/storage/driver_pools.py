@@ -1,11 +1,10 @@
 """The driver's thread pools, kept apart so that slow storage or a slow plan of one job blocks no other work.
 
 Each call has a deadline that begins when it is submitted. A call that waits in the queue until its deadline is refused.
-A thread in a system call cannot be killed: a running call that passes its deadline fails for its caller and is left to
-itself; a new thread replaces its thread, until ``max_hanging`` calls hang. From then on calls are refused at once,
-until a hanging call returns. A pool never has more than ``threads + max_hanging`` threads, and storage that never
-answers blocks only the calls of its own pool. The threads are daemons: a call that hangs does not keep the driver from
-ending.
+A thread in a system call cannot be killed: a running call that passes its deadline fails for its caller, but continues
+in its thread, and the pool starts another thread in its place. While ``max_hanging`` calls hang, new calls are refused
+at once. A pool never has more than ``threads + max_hanging`` threads, and storage that never answers blocks only the
+calls of its own pool. The threads are daemons: a call that hangs does not prevent the driver from ending.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _IDLE_S = 60.0
-"""How long an idle thread lives. File systems keep their connections per thread, so it does not end at once."""
+"""How long an idle thread lives. It does not end at once, because file systems keep connections per thread."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

@@ -315,9 +315,10 @@ def read_bytes(location: Location, limit: int) -> bytes:
 
 
 def read_shown(location: Location, limit: int) -> bytes:
-    """As :func:`read_bytes`, for callers that delete or lose something when there is no such file.
+    """Like :func:`read_bytes`, for callers that delete or lose something if the file does not exist.
 
-    A store may miss a file for a moment. :class:`NotFoundError` is raised only when looking for the file fails as well.
+    A store may fail to find an existing file for a moment. So :class:`NotFoundError` is raised only if a second lookup
+    does not find the file either.
     """
     for _ in range(_LOOKS):
         try:
@@ -390,7 +391,7 @@ _KINDS = {
 
 @contextmanager
 def opened_regular(path: str) -> Iterator[int]:
-    """As :func:`open_regular`, closed at the end."""
+    """Like :func:`open_regular`, but closes the descriptor at the end of the ``with`` block."""
     descriptor = open_regular(path)
     try:
         yield descriptor
@@ -480,7 +481,7 @@ def file_entry(location: Location) -> FileEntry | None:
 
 
 def _modified_ms(entry: dict[str, Any]) -> int:
-    """When a file was written last, by the names that file systems have for it."""
+    """The time of the last write in a listing, whichever name the file system gives to this field."""
     for key in ("mtime", "LastModified", "last_modified", "modified", "updated", "created"):
         value = entry.get(key)
         if isinstance(value, int | float):

@@ -1,7 +1,7 @@
-"""The leader: epochs that rise and are claimed once, the lease of the current one, and the address for clients.
+"""Leader election: stores epochs, each claimed by one driver, the current leader's lease, and its address for clients.
 
-Does not judge time: a challenger watches :attr:`Lease.sequence` with its own clock and claims the next epoch when the
-sequence has not changed for too long. From then on the old leader's fence is closed.
+The store compares no times: a challenger watches :attr:`Lease.sequence` with its own clock and claims the next epoch
+when the sequence has not changed for too long. From then on the fence refuses every change by the old leader.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class LeaderInfo:
-    """``rest`` is the API's URL, ``app_id`` Spark's, ``attempt`` distinguishes processes, ``epoch`` is the fence."""
+    """One leader. ``rest`` is the URL of its REST API, ``app_id`` the Spark application's id, ``attempt`` distinguishes
+    processes of that application, ``epoch`` is its fencing token."""
 
     rest: str
     app_id: str
@@ -58,10 +59,10 @@ class AddressSignature(Protocol):
     """Signs an address for clients that know a secret. A signature expires after a time that it states itself."""
 
     def sealed(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The document as it is published."""
+        """The document with its signature, as it is published."""
 
     def is_good(self, published: Any, document: dict[str, Any]) -> bool:
-        """Whether ``published`` is this document, sealed and valid for long enough."""
+        """Whether ``published`` is this document with a signature that is valid for long enough."""
 
 
 class LeaderStore:

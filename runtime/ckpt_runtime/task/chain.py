@@ -35,7 +35,7 @@ class _NextOperator:
 
 
 class ChainEnd:
-    """The last operator's output, which sends everything to every outgoing edge; ``watermark`` is the last emitted."""
+    """The last operator's output, which sends all elements to each outgoing edge; ``watermark`` is the last emitted."""
 
     def __init__(self, partitions: Sequence[ResultPartition]) -> None:
         self.partitions = list(partitions)
@@ -59,7 +59,7 @@ class ChainEnd:
 
     @property
     def usage(self) -> float:
-        """The share of the channels that can take no more buffers, 0 to 1. Called by any thread."""
+        """The share, 0 to 1, of the channels that cannot take another buffer. Called by any thread."""
         full = [is_full for partition in self.partitions for is_full in partition.full_channels()]
         return sum(full) / len(full) if full else 0.0
 
@@ -93,7 +93,7 @@ class ChainEnd:
         return self._capture(lambda partition, share: partition.overtake(barrier, share), limit)
 
     def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:
-        """The same for a barrier that was sent in order, on the channels that still hold it."""
+        """Like :meth:`overtake`, for a barrier that was sent in order, on the channels in which it is still queued."""
         return self._capture(lambda partition, share: partition.turn_unaligned(checkpoint_id, share), limit)
 
     def holds_barrier(self, checkpoint_id: int) -> bool:
@@ -164,7 +164,7 @@ class OperatorChain:
 
     @property
     def operator_rows(self) -> tuple[int, ...]:
-        """Rows that each operator has emitted so far, head first; what a sink takes counts as emitted by none."""
+        """Rows that each operator has emitted so far, head first; a sink has emitted none."""
         return tuple(output.rows for output in self._outputs)
 
     @property
@@ -192,7 +192,7 @@ class OperatorChain:
             operator.prepare_snapshot(checkpoint_id)
 
     def finish(self) -> None:
-        """Ends the data, head first: rows that an operator emits while it finishes reach the operators after it."""
+        """Finishes the operators, head first: the rows that an operator then emits reach the operators after it."""
         for operator in self.operators:
             operator.finish()
 
@@ -238,7 +238,7 @@ def schema_without_dictionaries(schema: pa.Schema) -> pa.Schema | None:
     A dictionary column would carry its whole dictionary in every buffer.
     """
     kinds = [_plain_type(field.type) for field in schema]
-    # By value: Arrow makes a new object each time the type of a field is read.
+    # Compared by value, because Arrow makes a new object each time the type of a field is read.
     if all(kind == field.type for kind, field in zip(kinds, schema, strict=True)):
         return None
     fields = [field.with_type(kind) for kind, field in zip(kinds, schema, strict=True)]

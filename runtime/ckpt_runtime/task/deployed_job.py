@@ -83,7 +83,7 @@ class DeployedJob:
         self._wakeups: dict[SubtaskKey, Wakeup] = {}
         self._gates: dict[SubtaskKey, InputGate] = {}
         shared = Wakeup()
-        # All gates before the first output: outputs inside this worker look up their receiving ends.
+        # All gates are built before the first output, because outputs inside this worker look up their receiving ends.
         for descriptor in deployment.subtasks:
             own = Wakeup() if self._has_user_code(descriptor) else shared
             self._build_gate(descriptor, own)
@@ -92,7 +92,7 @@ class DeployedJob:
             for descriptor in deployment.subtasks:
                 self._build_subtask(descriptor)
         except BaseException:
-            # No subtask will close them, and the worker keeps running.
+            # Closed here: the subtasks that would close them are not built, and the worker keeps running.
             for backend in self._backends:
                 backend.close()
             raise
@@ -117,7 +117,7 @@ class DeployedJob:
             self.mail(key, Subtask.cancel)
         deadline = time.monotonic() + timeout_s
         ended = [thread.join(max(0.0, deadline - time.monotonic())) for thread in self.threads]
-        # After the threads, which send and poll until they have ended.
+        # Released after the threads, which send and poll until they have ended.
         self._transport.release(self.deployment.deployment)
         return all(ended)
 

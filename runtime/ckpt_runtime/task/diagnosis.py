@@ -38,7 +38,7 @@ _MAX_STACKS = 2_000
 
 
 class Diagnosis:
-    """``send`` sends the answers, from any thread; ``present`` returns the current deployment."""
+    """Answers the driver's questions. ``send`` may be called from any thread; ``present`` returns the deployment."""
 
     def __init__(self, send: Callable[[WorkerAnswer], None], present: Callable[[], DeployedJob | None]) -> None:
         self._send = send

@@ -18,7 +18,7 @@ CapturedElement: TypeAlias = "InFlightData | PersistedElement"
 
 
 def size_of(element: CapturedElement) -> int:
-    """Bytes of rows as they are stored, whether they came over the wire or not; a watermark counts none."""
+    """The stored size of the rows in bytes, whether they came from another worker or not; 0 for a watermark."""
     match element:
         case pa.Buffer():
             return int(element.size)
@@ -65,9 +65,9 @@ class InFlight:
 class PersistedBuffers:
     """Places of still queued buffers in files of earlier checkpoints, so that they are not written again.
 
-    Only files of completed checkpoints may be referred to; those of aborted ones are deleted, and so are those that no
-    checkpoint refers to once a newer one is complete. Buffers are held weakly. Threads: those that write snapshots call
-    :meth:`written` and :meth:`place_of`, the subtask's thread calls the rest.
+    Only files of completed checkpoints may be referred to: files of aborted ones are deleted, and so are files that a
+    newer completed checkpoint does not refer to. Buffers are referenced weakly. Threads that write snapshots call
+    :meth:`written` and :meth:`place_of`; the subtask's thread calls the other methods.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,8 @@ class PersistedBuffers:
     def place_of(self, buffer: _Rows, checkpoint_id: int) -> PersistedElement | None:
         """The buffer's frame in a file that the checkpoint may refer to; None when it has to be written.
 
-        When a pending older checkpoint that stores the buffer elsewhere completes, the file is deleted.
+        The file is not used while an older checkpoint is pending that stores the buffer elsewhere: when that one
+        completes, the file is deleted.
         """
         with self._lock:
             # While an older checkpoint is being written, its file may still get the buffer in another place.
@@ -122,7 +123,8 @@ class PersistedBuffers:
         # compared as well.
         key = id(buffer)
 
-        # The collector calls it in the thread that drops the buffer, which may hold the lock, so it takes no lock.
+        # The garbage collector calls this in the thread that drops the buffer. It takes no lock, because that thread
+        # may hold it.
         def forget(gone: object, key: int = key) -> None:
             known = self._places.get(key)
             # The id may belong to another buffer by now.

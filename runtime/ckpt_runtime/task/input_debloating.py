@@ -14,8 +14,8 @@ from ckpt_runtime.task.metrics import SubtaskMetrics
 class InputDebloating:
     """Called by the subtask's thread between two pieces of work. All inputs share one throughput and one size.
 
-    ``taken_bytes`` grows with each buffer that the subtask takes, by the bytes of its rows as senders count them: on
-    the wire, small buffers consist mostly of headers.
+    ``taken_bytes`` grows with each buffer that the subtask takes, by the size of its rows as senders count it. The size
+    on the network would mislead, because small buffers consist mostly of headers.
     """
 
     def __init__(self, debloater: BufferDebloater, channels: Sequence[InputChannel], period_ms: int) -> None:
@@ -27,10 +27,10 @@ class InputDebloating:
         self.taken_bytes = 0
 
     def measure(self, now_ms: float, metrics: SubtaskMetrics, *, rest_bytes: int, input_waits: bool) -> None:
-        """Takes a sample; due when the monotonic clock has reached :attr:`next_ms`.
+        """Takes a sample. Call it when the monotonic clock has reached :attr:`next_ms`.
 
-        ``rest_bytes`` of the buffer in work have not been processed yet. While input waits, all time but idle time
-        counts, because other subtasks on the thread slow this one down too. Otherwise only its own time counts.
+        ``rest_bytes`` of the current buffer have not been processed yet. While input waits, all time except idle time
+        counts, because other subtasks on the thread also slow this one down. Otherwise only its own time counts.
         """
         processed = self.taken_bytes - rest_bytes
         spent = metrics.timer.closed

@@ -26,8 +26,8 @@ class TimeSpent(NamedTuple):
 class ActivityTimer:
     """How long the thread has been busy, idle and back-pressured, including the current interval.
 
-    The thread writes, any thread reads. All values are in one tuple that is replaced as a whole: a reader sees an
-    interval as open or as closed, never as both and never as neither.
+    The task thread writes, any thread reads. All values are in one tuple that is replaced as a whole, so that a reader
+    counts each interval exactly once, while it is open as well as when it has ended.
     """
 
     __slots__ = ("_state",)

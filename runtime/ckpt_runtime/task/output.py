@@ -1,8 +1,8 @@
 """The outputs of a subtask: one result partition per outgoing job edge, with its channels.
 
 Rows are split over the channels, gathered into buffers of good size, and sent when a buffer is full, when the buffer
-timeout has passed, or before a control element. A partly filled buffer leaves earlier when its receiver has processed
-everything that was sent to it: while the receiver is busy, buffers fill, and at low rates rows wait for nothing.
+timeout has passed, or before a control element. A partly filled buffer is sent earlier if its receiver has processed
+all buffers that were sent to it: so buffers fill up while the receiver is busy, and rows do not wait at low rates.
 Nothing here blocks: the subtask checks ``has_room`` before it does any work that may emit.
 """
 
@@ -39,7 +39,7 @@ class Subpartition(Protocol):
         """Whether the receiver has processed all buffers that were sent."""
 
     held: bool
-    """Whether rows wait for the channel to be drained; the producer is woken when it is."""
+    """Set while gathered rows wait for the channel to be drained; the producer is then woken when it is."""
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -56,7 +56,7 @@ class Subpartition(Protocol):
         """Sends a barrier ahead of the waiting elements, up to ``limit`` bytes, and returns the overtaken ones."""
 
     def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
-        """The same for a barrier that was sent in order and still waits here; does nothing when it was sent."""
+        """Like :meth:`overtake`, for a barrier that was sent in order and is still queued; otherwise does nothing."""
 
     def holds_barrier(self, checkpoint_id: int) -> bool: ...
 
@@ -80,7 +80,8 @@ class LocalSubpartition:
         self._wake_producer = wake_producer
         self._sent = 0
         self._consumed = 0
-        # Credit is returned in halves of the window: half of a window beyond the capacity may be all of the capacity.
+        # Credit is returned once half of the window is consumed: with a window larger than the capacity, this could
+        # take the whole capacity.
         receiver.credit.window = min(receiver.credit.window, capacity)
         receiver.on_credit(self._give_back)
 
@@ -110,7 +111,8 @@ class LocalSubpartition:
         return False
 
     def _give_back(self, count: int) -> None:
-        """Reads the sent count only after returning credit, so that a producer that fills it meanwhile is woken."""
+        """Returns credit first and reads the sent count afterwards, so that a producer that fills the channel in
+        between is woken."""
         self._consumed += count
         if self._sent - self._consumed + count >= self._capacity or (self.held and self.is_drained):
             self._wake_producer()
@@ -144,8 +146,8 @@ class BufferLimits:
 
 
 EARLY_PAUSE_MS = 1.0
-"""Shortest time between buffers of a partition that leave before they are half full, for up to four channels and
-longer in proportion for more. It bounds what small buffers cost a producer that is slower than its receivers."""
+"""Minimum time between buffers of a partition that are sent less than half full; with more than four channels it grows
+in proportion. It bounds the cost of small buffers for a producer that is slower than its receivers."""
 
 
 class ResultPartition:
@@ -210,13 +212,13 @@ class ResultPartition:
 
     @property
     def flush_at(self) -> float | None:
-        """When :meth:`flush_due` has something to send (clock of ``now_ms``); None when nothing is held back."""
+        """The time (clock of ``now_ms``) when :meth:`flush_due` has something to send; None if nothing is gathered."""
         if self._flush_at is not None and self._early_at < self._flush_at and self._leaves_early():
             return self._early_at
         return self._flush_at
 
     def _leaves_early(self) -> bool:
-        """Whether a receiver has nothing left to do and rows, or a watermark for all receivers, wait here."""
+        """Whether rows wait for a drained channel, or a watermark waits and all channels are drained."""
         waits_alone = self._watermark is not None
         for gathering, subpartition in zip(self._gathering, self._subpartitions, strict=True):
             if subpartition.is_drained:
@@ -285,7 +287,7 @@ class ResultPartition:
         return self._capture(lambda subpartition, share: subpartition.overtake(barrier, share), limit)
 
     def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:
-        """The same for a barrier that was sent in order; channels that it has already left return nothing."""
+        """Like :meth:`overtake`, for a barrier that was sent in order; channels that it has left contribute nothing."""
         if not self._overtakes:
             return []
         return self._capture(lambda subpartition, share: subpartition.turn_unaligned(checkpoint_id, share), limit)
@@ -317,7 +319,7 @@ class ResultPartition:
         return captured
 
     def flush_due(self, now_ms: float) -> None:
-        """Sends what is held back if its timeout has passed, and the rows of receivers that have nothing left to do."""
+        """Sends gathered rows and the watermark if the timeout has passed, otherwise only rows for drained channels."""
         if self._flush_at is None:
             return
         if self._flush_at <= now_ms:
@@ -333,7 +335,7 @@ class ResultPartition:
                     self._send(at)
 
     def flush(self) -> None:
-        """Sends the rows and the watermark that are held back."""
+        """Sends all gathered rows and the waiting watermark."""
         self._flush_at = None
         for index in range(len(self._gathering)):
             self._send(index)

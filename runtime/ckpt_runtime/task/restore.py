@@ -17,7 +17,7 @@ from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, 
 
 
 class StateRestoreError(StorageError):
-    """State of the restored snapshot is proven damaged, so a retry fails, too. Names operator and file."""
+    """State of the restored snapshot is certainly damaged, so a retry would fail as well. Names operator and file."""
 
 
 class StateUnavailableError(StorageError):

@@ -1,4 +1,4 @@
-"""The buffer that a subtask processes slice by slice, so that no barrier waits for a whole buffer of slow rows."""
+"""The current buffer of a subtask, processed in slices, so that no barrier waits for a whole buffer of slow rows."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class RowsInWork:
         rows = left if whole else min(left, self._size.rows)
         if self._ends is not None and rows < left:
             rows = self._ends[bisect_left(self._ends, self._offset + rows)] - self._offset
-        # The batch itself and not a slice of it: operators recognise it by identity, and a slice costs as much as a
-        # small batch.
+        # Passes the batch itself and no slice of it: operators recognise it by identity, and making a slice costs as
+        # much as processing a small batch.
         if rows == batch.num_rows:
             part = batch
         else:

@@ -1,4 +1,4 @@
-"""How many rows of a buffer to process at a time. Pure: learns from the duration of slices.
+"""Determines how many rows of a buffer to process at a time, from the duration of earlier slices. Pure.
 
 A call of an operator has a fixed cost and a cost per row. Slices last about :data:`SLICE_MS`, so that barriers and
 mails wait no longer, but are never so short that the fixed cost would be more than a tenth of the work: user code that
@@ -30,8 +30,8 @@ class SliceSize:
         """Notes that a slice of ``rows`` rows took ``ms`` (monotonic)."""
         expected = self._call_ms + self._row_ms * rows
         if ms * 2 > 3 * max(self._known_ms, expected) or ms * 3 < 2 * min(self._known_ms, expected):
-            # The first slice, or the operator has become slower or faster. Slices of another size, such as the next
-            # one, show whether the call itself is the cost.
+            # This is the first slice, or the speed of the operator has changed. Slices of another size, such as the
+            # next one, will show how much of the time is the fixed cost of a call.
             self._call_ms, self._row_ms = 0.0, ms / rows
         elif abs(rows - self._known_rows) * 4 > self._known_rows:
             slope = (ms - self._known_ms) / (rows - self._known_rows)

@@ -153,7 +153,7 @@ class Subtask:
     def open(self) -> None:
         """Opens the operators and changes to RUNNING, or directly to FINISHED if the subtask finished before."""
         if self._finished_on_restore:
-            # Receivers wait for all three, as they do with a running subtask.
+            # Receivers expect all three elements, as from a subtask that runs.
             self.chain.end.emit_watermark(MAX_WATERMARK)
             self.chain.end.send_control(EndOfData(True))
             self.chain.end.send_control(EndOfPartition())
@@ -171,7 +171,7 @@ class Subtask:
         if self.checkpoints.work():
             return True
         end = self.chain.end
-        # Done even without room: rows that are due must not wait for another channel.
+        # Done even if a channel has no room: due rows must not wait for another channel.
         if end.next_flush_ms is not None:
             end.flush_due(self._host.monotonic_ms())
         if self._finishing:
@@ -190,7 +190,7 @@ class Subtask:
         return self._work_on_rows()
 
     def _work_on_rows(self) -> bool:
-        """Does work that may emit: timers, the end of data, the source or the inputs."""
+        """Does one piece of work that may emit rows: timers, the end of data, the source or the inputs."""
         if self._next_timer is not None and self._next_timer <= self._host.now_ms():
             self._fire_timers()
         elif self._end_is_due and not self.chain.has_work_left:
@@ -297,7 +297,7 @@ class Subtask:
         if latest_completed is not None:
             self.notify_complete(latest_completed)
         if self.state is TaskState.RUNNING:
-            # The aborted checkpoint is not triggered when the head operator stops holding checkpoints back.
+            # Otherwise the aborted checkpoint would be triggered as soon as the head operator allows checkpoints again.
             self._held_back = [barrier for barrier in self._held_back if barrier.checkpoint_id != checkpoint_id]
             self.checkpoints.aborted(checkpoint_id)
             self.chain.notify_aborted(checkpoint_id)
@@ -334,7 +334,7 @@ class Subtask:
         return status
 
     def _process(self, channel: InputChannel, element: object) -> None:
-        # Recorded before it is processed: it is in-flight data of checkpoints whose barrier this channel lacks.
+        # Recorded before processing: it is in-flight data of checkpoints whose barrier has not arrived on this channel.
         if self.checkpoints.records and isinstance(element, pa.RecordBatch | pa.Buffer | Watermark):
             self.checkpoints.record(channel, element)
         match element:
@@ -378,7 +378,7 @@ class Subtask:
         self._process_slice()
 
     def _process_slice(self) -> None:
-        """Processes more of the rows in work; all at once for a range reader, whose rows each mean hours of work."""
+        """Processes a slice of the current buffer, or all of it for a range reader, whose rows mean hours of work."""
         channel = self._work.channel
         done = self._work.process(self.chain.head.process_batch, whole=channel is not None and not channel.overtakes)
         self.metrics.slices += 1
@@ -460,13 +460,13 @@ class Subtask:
         self._finish_behind_inputs()
 
     def _finish_behind_inputs(self) -> None:
-        """Never finishes before its predecessors: a checkpoint in which they run could not be restored without it."""
+        """Finishes after all predecessors: a checkpoint in which only it had finished could not be restored."""
         if self._may_end and not self._open_partitions and self.state is TaskState.RUNNING:
             self._finishing = True
             self._finish_when_sent()
 
     def _finish_when_sent(self) -> bool:
-        """Finishes once the output queues are empty, which started checkpoints may still need."""
+        """Finishes once the output queues are empty, because checkpoints in progress may still need their content."""
         self.chain.end.check()
         if not self.chain.end.is_empty:
             self.backpressured = True
@@ -481,7 +481,7 @@ class Subtask:
 
     @property
     def _waits_for_writes(self) -> bool:
-        """Whether a checkpoint still needs this subtask's snapshot; none does once the end is committed."""
+        """Whether a checkpoint in progress needs this subtask's snapshot; none does once the end is committed."""
         return self._flushes and self.checkpoints.is_writing
 
     def _fire_timers(self) -> None:

@@ -1,8 +1,8 @@
 """The checkpoints of one subtask: executes the pure barrier handler's decisions and gathers snapshots.
 
-A snapshot is open from its trigger until it has all of its in-flight data: the data that input channels deliver before
-their barrier and, if the barrier was sent in order and may still turn unaligned, until it has left the output queues.
-Then the worker writes it. Source: Flink's SubtaskCheckpointCoordinatorImpl; FLIP-76.
+A snapshot is open from its trigger until its in-flight data is complete: until all recorded input channels have
+delivered their barrier and, if the barrier was sent in order and may still turn unaligned, until it has left the output
+queues. Then the worker writes it. Source: Flink's SubtaskCheckpointCoordinatorImpl; FLIP-76.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class CheckpointedSubtask(Protocol):
 
 @dataclass(slots=True)
 class _OpenSnapshot:
-    """A snapshot that lacks in-flight data. ``recording`` holds the channels whose barrier has not arrived."""
+    """A snapshot whose in-flight data is incomplete. ``recording``: the channels whose barrier has not arrived."""
 
     snapshot: SubtaskSnapshot
     restored: list[CapturedChannel]
@@ -196,7 +196,7 @@ class SubtaskCheckpoints:
                 measure = True
             else:
                 self._carry_out(effect, ended=isinstance(event, EndOfPartitionAnnounced))
-        # After all effects, which may have blocked channels or taken the snapshot of an older checkpoint.
+        # Measured after all effects, which may have blocked channels or taken the snapshot of an older checkpoint.
         if measure:
             self.handle(InFlightMeasured(self._in_flight_bytes()))
 
@@ -311,7 +311,7 @@ class SubtaskCheckpoints:
             outputs = chain.end.overtake(barrier, _left(barrier, (*restored, *inputs.values())))
         else:
             chain.end.send_control(barrier)
-        # Only after the barrier, so that downstream aligns while state is copied here.
+        # State is frozen after the barrier is sent, so that downstream already aligns meanwhile.
         operators, properties = [], barrier.options.properties
         for operator, context in reversed(list(zip(chain.operators, chain.contexts, strict=True))):
             operator.snapshot(checkpoint_id)
@@ -324,7 +324,7 @@ class SubtaskCheckpoints:
             sync_ms=self._subtask.monotonic_ms() - start,
             unaligned=unaligned,
         )
-        # Sent in order but still queued: if it is not sent in time, it overtakes the elements in front of it.
+        # The barrier was sent in order but is still queued: at its deadline it overtakes the elements before it.
         turnable = _may_overtake(barrier) and not overtaking and chain.end.holds_barrier(checkpoint_id)
         self._open[checkpoint_id] = _OpenSnapshot(
             SubtaskSnapshot(barrier, tuple(operators), InFlight(), measures),
@@ -404,7 +404,7 @@ class SubtaskCheckpoints:
                 unaligned=snapshot.snapshot.measures.unaligned or not in_flight.is_empty,
             )
             if not in_flight.is_empty:
-                # Before the handover: the writing thread may finish before this one continues.
+                # Noted before the handover, because the writing thread may finish before this one continues.
                 self.persisted.begun(checkpoint_id)
             self._writing.add(checkpoint_id)
             metrics = self._subtask.metrics

@@ -1,7 +1,7 @@
 """A thread that advances one or several subtasks.
 
-Subtasks with user code get their own thread, since such code may block. Built-in ones of a slot share a thread: they
-never block, and passing the interpreter lock from source to operator to sink costs more than it gains.
+A subtask with user code gets its own thread, since such code may block. The other subtasks of a slot share a thread:
+they never block, and passing the interpreter lock from source to operator to sink costs more than it gains.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TaskThread:
             progress = False
             now = clock()
             for subtask in live:
-                # Before the step: a step that does not return counts as busy while it lasts.
+                # Entered before the step, so that a step that does not return counts as busy.
                 subtask.metrics.timer.enter(Activity.BUSY, now)
                 try:
                     progress |= subtask.step()
@@ -74,7 +74,7 @@ class TaskThread:
                 self._sleep(live)
 
     def _sleep(self, live: Sequence[Subtask]) -> None:
-        # Before the last check for work: anything that arrives from here on ends the sleep.
+        # Called before the last check for work, so that work that arrives after the check ends the sleep.
         self._wakeup.prepare()
         if any(subtask.has_work for subtask in live):
             self._wakeup.cancel()

@@ -10,8 +10,8 @@ from ckpt_runtime.operators.operator import WaitingInput
 def waiting_input(gate: InputGate) -> WaitingInput:
     """Called from the subtask's thread; producers may append meanwhile. Meant for gates that hold few elements.
 
-    A barrier seen here of a savepoint that stops the job comes after a drained end of data, so it waits for all rows;
-    other barriers do not.
+    The barrier of a savepoint that stops the job with drain comes after the end of data: it waits for all rows before
+    it. Other barriers do not wait.
     """
     found = WaitingInput.NOTHING
     for channel in gate.channels:

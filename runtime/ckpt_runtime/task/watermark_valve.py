@@ -1,4 +1,4 @@
-"""Combines the watermarks of many channels: event time of a subtask is the least of its inputs'. Pure."""
+"""Combines the watermarks of many channels: the event time of a subtask is the minimum over its inputs. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ckpt_runtime.operators.operator import MAX_WATERMARK
 class WatermarkValve:
     """``gates`` has the input gate of each channel; no channel has a watermark at first, and ``current`` is None.
 
-    A channel whose data has ended does not hold event time back. When all have ended, event time first advances to
-    what the data reached, as in Spark: the least over all gates of the greatest watermark of the gate's channels.
+    A channel whose data has ended does not hold event time back. When all have ended, event time first advances to the
+    time that the data reached, as in Spark: the minimum over all gates of the maximum watermark of a gate's channels.
     """
 
     def __init__(self, gates: Sequence[int]) -> None:

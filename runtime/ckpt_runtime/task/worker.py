@@ -1,7 +1,7 @@
 """A worker process: receives the driver's messages, runs at most one deployment, reports its events.
 
-Owns the threads around the subtasks: the control loop, the heartbeat, and the pool that writes snapshots. It trusts the
-driver (the connection is authenticated) and nothing else.
+It owns the threads other than the task threads: the control loop, the heartbeat, and the pool that writes snapshots. It
+trusts only the driver, whose connection is authenticated.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _HOPELESS = (
 
 
 class AgentWatch(Protocol):
-    """How the process is bound to its slot agent; see ``spark/parent_watch.py``."""
+    """Binds the process to its slot agent: it ends when the agent ends. See ``spark/parent_watch.py``."""
 
     @property
     def identity(self) -> ProcessIdentity: ...
@@ -154,9 +154,9 @@ class TaskWorker:
             self._handle(command)
 
     def close(self) -> None:
-        """Waits for snapshots that are being written: each deletes its files, because the snapshot is discarded.
+        """Waits until discarded snapshots that are still being written have deleted their files.
 
-        A process that ended earlier would leave files that its last requests still create in an object store.
+        If the process ended earlier, its last requests could still create files in an object store, which would stay.
         """
         self._closing.set()
         job, self._job = self._job, None
@@ -415,8 +415,8 @@ class TaskWorker:
             try:
                 self._report(self._heartbeat(meter))
             except Exception as error:
-                # The subtasks change while they are measured. The next heartbeat must come all the same: without any,
-                # a job that stands still would look healthy for ever.
+                # Measuring may fail, because the subtasks change meanwhile. The thread must continue with the next
+                # heartbeat: without heartbeats, the driver could not detect a job that makes no progress.
                 log_failure(logger, logging.WARNING, "a heartbeat was left out", error)
 
     def _heartbeat(self, meter: ProcessMeter) -> WorkerHeartbeat:
@@ -460,8 +460,9 @@ def describe_error(error: BaseException) -> TaskFailure:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
     Unavailable storage or a full local disk counts as recoverable, because a retry need not meet the same error. So
-    does a plan that another error prevents, such as that of a source asked for its schema: the driver has made the same
-    plan before. A consequence has no trace: the place where a thread noticed another worker's end is irrelevant.
+    does a planning error that another error caused, such as that of a source that was asked for its schema: the driver
+    made the same plan successfully before. A consequence has no trace: the place where a thread noticed another
+    worker's end is irrelevant.
     """
     report = report_of(error)
     consequence = issubclass(type(error), ChannelLostError)

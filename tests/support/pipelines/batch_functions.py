@@ -85,4 +85,6 @@ def printed(spark: SparkSession, source: str, output: str) -> None:
     rows = spark.readStream.format("replay").schema(SCHEMA).load(source)
     orc = rows.writeStream.format("orc").partitionBy("name").queryName("orc")
     orc.start(output)
-    rows.select("n", "name", "at").writeStream.format("console").option("numRows", 2).queryName("console").start()
+    rows.select("n", "name", "at").writeStream.format("console").options(numRows=2, path="ignored").queryName(
+        "console"
+    ).start()

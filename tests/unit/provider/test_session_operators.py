@@ -15,9 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferralError
 
 from airflow_provider_ckpt import processes
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptSessionFailed, CkptWaitTimeout
+from airflow_provider_ckpt.exceptions import (
+    CkptArgumentInvalid,
+    CkptRequestRejected,
+    CkptSessionFailed,
+    CkptWaitTimeout,
+)
 from airflow_provider_ckpt.hooks.ckpt import Endpoint
 from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSessionOperator
 from airflow_provider_ckpt.processes import SessionProcess, submission
@@ -41,6 +47,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
     def do_GET(self):
+        if "refuses" in sys.argv:
+            self.answer({"errors": ["A valid bearer token is required."]}, 401)
+            return
         if self.path == "/jobs/overview":
             self.answer({"jobs": []}, 200 if leads() else 503)
             return
@@ -214,6 +223,44 @@ def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any],
     with pytest.raises(CkptWaitTimeout, match="process was ended"):
         finish(stop, task.context())
     assert not SessionProcess.from_json(started).is_alive
+
+
+@pytest.mark.row("air.13")
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_start_that_the_session_refuses_leaves_no_session(
+    session: dict[str, Any], task: Task, finish: Finish, deferrable: bool
+) -> None:
+    """Airflow runs no teardown after a failed setup."""
+    session["command"].append("refuses")
+    with pytest.raises(CkptRequestRejected, match="A valid bearer token is required"):
+        finish(StartSessionOperator(deferrable=deferrable, **session), task.context())
+    assert task.store is not None
+    assert not SessionProcess.from_json(task.store["ckpt_session"]).is_alive
+
+
+@pytest.mark.row("air.13")
+def test_a_start_whose_trigger_fails_leaves_no_session(session: dict[str, Any], task: Task) -> None:
+    process = deferral(StartSessionOperator(**session), task.context()).trigger.condition.process
+    assert process.is_alive
+    resumed = StartSessionOperator(**session)
+    with pytest.raises(TaskDeferralError):
+        resumed.resume_execution("__fail__", {"error": "the trigger has failed"}, task.context())
+    assert not process.is_alive
+
+
+@pytest.mark.row("air.13")
+def test_a_session_that_refuses_to_end_is_ended_by_its_process(
+    session: dict[str, Any], task: Task, finish: Finish
+) -> None:
+    session["command"].append("refuses")
+    process = deferral(StartSessionOperator(**session), task.context()).trigger.condition.process
+    wait_for_line(Path(process.log_file), "serving")
+    with pytest.raises(CkptRequestRejected, match="A valid bearer token is required"):
+        finish(StopSessionOperator(task_id="s", **FAST), task.context())
+    assert process.is_alive, "the task does not know it"
+    stop = StopSessionOperator(task_id="s", session=process.to_json(), **FAST)
+    assert finish(stop, task.context())["was_running"] is True
+    assert not process.is_alive
 
 
 @pytest.mark.parametrize("given", ["{'pid': 5}", 5, {"session_id": "s"}])

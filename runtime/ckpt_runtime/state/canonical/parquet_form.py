@@ -32,7 +32,7 @@ KEY_GROUP = "key_group"
 METADATA_KEY = b"ckpt.state"
 ROWS_PER_GROUP = 1 << 17
 BYTES_PER_GROUP = 32 << 20
-"""The most bytes of a row group in memory; a larger row gets its own row group."""
+"""Maximum size of a row group in memory; a larger row gets its own row group."""
 
 parquet_writer = partial(pq.ParquetWriter, compression="zstd", store_schema=False)
 

@@ -1,7 +1,7 @@
 """Reads keyed state in canonical form, for a range of key groups; for every backend.
 
-The files may come from any writer. So everything is checked before it is used: the schema, the number of rows, the
-order of key groups, and that each key is in the key group of its hash.
+The files are untrusted. So the following is checked before any row is used: the schema, the number of rows, the order
+of key groups, and that each key is in the key group of its hash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ckpt_runtime.state.stored_rows import KEY_PREFIX, check_descriptor, schema_
 
 _BATCH_ROWS = 1 << 16
 _MOST_FOOTER = 64 << 20
-"""The most bytes of any text, and the most entries of any list, in the footer."""
+"""Maximum size of a text, and maximum length of a list, in the footer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,8 @@ class CanonicalWriter:
                     groups = table.column(0)
                     written.append(RowGroup(len(groups), KeyGroupRange(groups[0].as_py(), groups[-1].as_py())))
             except BaseException:
-                # The writer writes its buffered rows on close and on garbage collection; errors of that do not matter.
+                # Closed here, because garbage collection would also write the buffered rows. The file is discarded, so
+                # errors do not matter.
                 with suppress(Exception):
                     writer.close()
                 raise

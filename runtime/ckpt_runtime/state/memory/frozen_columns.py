@@ -1,9 +1,9 @@
-"""Columns as of one moment, without a copy at that moment, while their owner continues to change them.
+"""Freezes columns without copying them at once, while their owner continues to change them.
 
 Until the columns are copied, the owner announces which slots it will change, and their old values are kept: once per
 slot, so the cost of a batch depends on its rows and not on the number of slots. The copying thread copies the current
-columns, with the interpreter lock released, and then restores the kept values in the copies. Columns that grow are
-replaced, and the frozen ones stay unchanged. Values have one byte or eight.
+columns, with the interpreter lock released, and then writes the kept values into the copies. When a column has to grow,
+its owner replaces it, and the frozen array stays unchanged. Values have a size of one byte or eight bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FrozenColumns:
         places = read_only(self._slots[before:known])
         for column, kept in zip(self._columns, self._kept, strict=True):
             gather(read_only(column), places, kept[before:known])
-        # The slots change after this. A thread that copies a changed value finds the kept one under the same lock.
+        # Published before the slots change: a thread that copied a changed value finds the kept one under this lock.
         with self._lock:
             self._known = known
 

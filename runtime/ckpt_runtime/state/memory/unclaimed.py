@@ -30,7 +30,7 @@ Block: TypeAlias = bytes | memoryview | pa.Buffer
 
 
 class UnclaimedState:
-    """One unclaimed state. Blocks of one key group come from one subtask, or from several after unusual repairs."""
+    """One unclaimed state. The blocks of a key group usually come from one subtask; several are accepted, too."""
 
     def __init__(self, uid: str, name: str, descriptor: dict[str, Any]) -> None:
         stored_rows.check_descriptor(name, descriptor)

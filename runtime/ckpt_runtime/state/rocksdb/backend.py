@@ -58,14 +58,14 @@ from ckpt_runtime.state.stored_rows import schema_from_json
 
 MAINTENANCE_BUDGET = 4_000
 FILTER_SHARE = 8
-"""The filter of new keys gets RocksDB's memory divided by this, in addition, once keys leave a state's cache."""
+"""Once keys leave a state's cache, its key filter gets additional memory: RocksDB's memory divided by this number."""
 MOST_PENDING = 4
-"""Snapshots that may wait for their writer before the subtask itself writes their entries to the database."""
+"""Maximum number of snapshots that wait for their writer; beyond it the subtask itself writes their entries."""
 
 
 @lru_cache(maxsize=1)
 def _memory(bytes_in_all: int, write_buffer_ratio: float) -> StoreMemory:
-    """One for all databases of a worker; one of an earlier configuration is freed with its databases."""
+    """The memory that all databases of a worker share; that of an earlier configuration is freed with its databases."""
     return StoreMemory(bytes_in_all, write_buffer_ratio)
 
 

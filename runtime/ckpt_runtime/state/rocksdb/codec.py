@@ -42,7 +42,7 @@ _DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError)
 _encode = msgspec.msgpack.Encoder(enc_hook=values.plain_number).encode
 
 SPLIT = b"\xff\xff"
-"""Stands in place of the schema id of other entries. No state has that many schemas."""
+"""Marks a split entry, in place of the schema id of other entries. No state has that many schemas."""
 _NUMBER, _PAIR = b"\xcf", b"\x92"
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _split_decoder = msgspec.msgpack.Decoder(tuple[_Count, _Count])

@@ -3,9 +3,9 @@
 The cache is two tables. The younger one takes all updates; keys that it lacks are moved from the older one, or all read
 from the database in one call. When the younger table reaches the capacity, it becomes the older one, and the previous
 older one is dropped: its changed rows are in the database by then, because each batch writes some of them, so that no
-batch waits for all. A filter of the dropped keys identifies most new keys, which need no database read. Keys that the
-database had from a snapshot are added to the filter as new keys arrive, a few for each key that was read in vain.
-A job without new keys pays nothing for this. The subtask's thread owns it.
+batch has to write all of them. A filter of the dropped keys identifies most new keys, which need no database read. Keys
+that the database has from a restored snapshot are added to the filter step by step: a few for each read that found
+nothing. A job without new keys pays nothing for this. The subtask's thread owns the cache.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
 from ckpt_runtime.state.states import Key
 
 _WRITTEN_PER_NEW_KEY = 2
-"""How much faster changed rows of the older table are written to the database than the younger one fills up."""
+"""Speed at which changed rows of the older table are written, relative to the speed at which the younger one fills."""
 _LEARNED_PER_READ = 2
-"""Keys of a snapshot added to the filter for each key that was read in vain, at about the cost of that read."""
+"""Keys of a snapshot that are added to the filter per read that found nothing; they cost about as much as that read."""
 _LEAST_LEARNED = 256
-"""The least number of keys per step: a seek in the database costs as much as some dozen keys."""
+"""Minimum number of keys per step: a seek in the database costs as much as some dozens of keys."""
 _PATIENCE = 1.5
-"""How many times its capacity the younger table may hold before it waits for snapshots that are not written yet."""
+"""The younger table may grow to this multiple of its capacity before it waits for snapshots that are not written."""
 
 
 class _Generation:

@@ -140,7 +140,7 @@ class Database:
             self._store.delete_range(begin, end)
 
     def left(self) -> None:
-        """Releases one use, by the backend or a moment; the last one closes the database and deletes its files."""
+        """The backend and each moment call this once when they end; the last call closes and deletes the database."""
         with self._users_lock:
             self._users -= 1
             if self._users:

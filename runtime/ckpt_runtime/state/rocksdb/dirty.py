@@ -21,7 +21,7 @@ class FrozenDirty(Protocol):
         """Keys to delete, none of them in :meth:`puts`. Called under the same conditions."""
 
     def release(self) -> None:
-        """The database has these entries, or will never be asked for them. Called once, from any thread."""
+        """Releases the entries: the database has them, or they are no longer needed. Called once, from any thread."""
 
 
 class CachedState(Protocol):

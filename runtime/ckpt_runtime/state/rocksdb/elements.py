@@ -22,10 +22,10 @@ Place: TypeAlias = tuple[Key, bytes]
 """A key and a tail."""
 
 _MOST_SINGLY = 256
-"""The most elements that are removed one by one, because a deleted range slows every later read."""
+"""Maximum number of elements that are removed one by one; more are removed as a range, which slows later reads."""
 _KEYS_AT_HAND = 10_000
 MOST_ROWS = 64
-"""The most rows of an entry that is not split, and of a part of a list."""
+"""Maximum number of rows of an entry that is not split, and of a part of a list."""
 
 _tail = itemgetter(0)
 

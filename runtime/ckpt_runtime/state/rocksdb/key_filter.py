@@ -1,4 +1,4 @@
-"""A filter of the keys that a database may hold: the added ones, and a few others. So most new keys need no read.
+"""A Bloom filter of the keys that a database may hold, so that most new keys need no read.
 
 A restored database has keys that were not added: :class:`UnknownKeys` reads them step by step.
 
@@ -23,7 +23,7 @@ from ckpt_runtime.state.rocksdb.database import Database
 
 
 class KeyFilter:
-    """Uses no memory before the first key, and then up to ``size`` bytes, however many keys there are."""
+    """Uses no memory before the first key is added, and at most ``size`` bytes for any number of keys."""
 
     def __init__(self, size: int) -> None:
         self._size = size

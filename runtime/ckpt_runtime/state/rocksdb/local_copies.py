@@ -4,8 +4,8 @@ They are hard links of files that a database had when the checkpoint was written
 database has deleted them. A file is identified by its name in the storage, its length and its checksum; the reader of a
 copy verifies these. A worker has one object, for all of its databases and all deployments of its job.
 
-They are in the worker's temporary directory, which its agent removes: the worker is ended with its job, without notice.
-So there are no copies when databases are on another file system.
+They are in the worker's temporary directory, which its agent removes, because the worker is killed when its job ends.
+Hard links require one file system, so there are no copies if databases are on another one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ckpt_runtime.checkpoint.state_handles import StateFile
 logger = logging.getLogger(__name__)
 
 MOST_CHECKPOINTS = 8
-"""The most checkpoints with kept files: the last completed one, and those whose outcome is not known yet."""
+"""Maximum number of checkpoints with kept files: the last completed one, and those whose outcome is not known yet."""
 
 _Known: TypeAlias = tuple[str, int, str]
 

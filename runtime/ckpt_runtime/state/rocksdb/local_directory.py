@@ -1,7 +1,7 @@
 """The directory of a backend's database: in the worker's temporary directory, or below one that the user configures.
 
-The former is deleted with its worker, however that ends. The latter is locked by the process that uses it: the remains
-of a killed process are deleted when the next directory is made there.
+The former is deleted with its worker, however the worker ends. The latter is locked by the process that uses it: the
+files of a killed process are deleted when the next directory is created there.
 """
 
 from __future__ import annotations

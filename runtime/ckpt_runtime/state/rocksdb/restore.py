@@ -1,8 +1,8 @@
-"""Makes one database of several snapshots: one is opened as it is and clipped, the others' entries are added to it.
+"""Builds one database from several snapshots: opens one of them and clips it, and adds the entries of the others.
 
-So a restore from a single snapshot, which is usual with the same or fewer key groups, reads no entry at all. With
-several, the one that holds most of the key groups is opened, and the entries of each other one are ingested as one
-sorted file.
+So a restore from a single snapshot, which is the usual case if a subtask has the same or fewer key groups, reads no
+entry at all. With several, the one that holds most of the key groups is opened, and the entries of each other one are
+ingested as one sorted file.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class RocksDBSnapshot:
         new = [name for name in sorted(local.keys() - tables.keys()) if is_table(name)]
         tables |= at_once(self._threads, lambda name: files.shared_from(local[name]), new)
         if not self._properties.is_savepoint:
-            # Only after all are stored: after an error the references are unknown, and other checkpoints reuse none.
+            # Recorded after all files are stored, so that after an error no other checkpoint refers to any of them.
             self._shared.written(self._id, tables)
             if self._copies is not None:
                 self._copies.keep(self._id, {file: local[name] for name, file in tables.items()})

@@ -41,12 +41,12 @@ all of a small database: with RocksDB's default of 4 files, 17 bytes are written
 _OTHERS_PERCENT = 100
 """The size of the other files, in percent of the largest run of files, at which all are merged into one."""
 _JOBS = 4
-"""Threads of all databases: while one merges everything, others merge new small files, which would wait otherwise."""
+"""Background threads for all databases: while one merges a whole database, others can merge new small files."""
 _LEVEL_0_SLOWDOWN, _LEVEL_0_STOP = 3 * _LEVEL_0_FILES, 5 * _LEVEL_0_FILES
 _BLOOM_BITS = 10
 _METADATA_BLOCK = 4096
 _WRONG_CONTENT = ("Corruption:", "Invalid argument:", "Not implemented:")
-"""The beginnings of RocksDB's messages for damaged files. Any other message is about the host of the files."""
+"""Prefixes of RocksDB's messages about damaged files. Any other message means a fault of the host."""
 _IO_ERROR = "IO error:"
 _MISSING = "IO error: No such file"
 
@@ -58,7 +58,7 @@ class StoreMemory:
         self.cache = Cache(bytes_in_all)
         size = int(bytes_in_all * write_buffer_ratio)
         self.write_buffers = WriteBufferManager.new_write_buffer_manager_with_cache(size, False, self.cache)
-        # One buffer must be full long before all are, or each small write would be flushed to a file of its own.
+        # Much smaller than the total limit: one full buffer must not make each further small write a file of its own.
         self.write_buffer_size = max(size // 4, 1 << 20)
 
 

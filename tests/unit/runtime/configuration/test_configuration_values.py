@@ -6,6 +6,7 @@ import pytest
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
 from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.quantities import (
     format_duration,
     format_memory_size,
@@ -129,3 +130,23 @@ def test_an_error_never_shows_a_secret() -> None:
     with pytest.raises(InvalidOptionError) as caught:
         RestOptions.TOKEN.parse(" ")
     assert caught.value.value == "***"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [{}, {"team": "payments"}, {"a b": "x:y, z", "quote": "it's", "empty": "", " padded ": 'say "no"', "comma": ","}],
+)
+def test_maps_are_read_as_they_are_printed(labels: dict[str, str]) -> None:
+    option = PipelineOptions.GLOBAL_JOB_PARAMETERS
+    assert option.parse(option.format(labels)) == labels
+
+
+def test_maps_are_pairs_in_quotes_where_needed() -> None:
+    found = PipelineOptions.GLOBAL_JOB_PARAMETERS.parse(""" team : payments, 'url':"https://h:1",'it''s':x """)
+    assert found == {"team": "payments", "url": "https://h:1", "it's": "x"}
+
+
+@pytest.mark.parametrize("text", ["a", "a:b:c", ":x", "a:'b", "a:b,a:c", ",", "a:b'c", "''"])
+def test_other_texts_are_no_maps(text: str) -> None:
+    with pytest.raises(InvalidOptionError, match=r"pipeline.global-job-parameters.*pairs such as"):
+        PipelineOptions.GLOBAL_JOB_PARAMETERS.parse(text)

@@ -338,7 +338,7 @@ class FakeGateway:
         for key in request.configuration:
             if key == "bad.option":
                 raise errors.InvalidRequest(key, request.configuration[key], "no such option")
-        job = self.add_job(job_id, self.pipelines[request.pipeline_id].name)
+        job = self.add_job(job_id, request.configuration.get("pipeline.name", self.pipelines[request.pipeline_id].name))
         job.request = request
         job.end = self.end_of_new_jobs
         return job_id

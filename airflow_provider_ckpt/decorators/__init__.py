@@ -1,0 +1,1 @@
+"""Task decorators: a function of the DAG file becomes a task."""
