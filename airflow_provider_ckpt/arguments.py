@@ -8,8 +8,10 @@ results only; so the arguments that name a job, a savepoint or a checkpoint also
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from configparser import ConfigParser
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -258,8 +260,20 @@ _SECTION = "ckpt"
 
 
 def deferrable() -> bool:
-    """Whether tasks wait in the triggerer. On by default: these waits are long and hold no worker then."""
-    return bool(conf.getboolean(_SECTION, "deferrable", fallback=True))
+    """Whether tasks wait in the triggerer: as ``[ckpt] deferrable`` says, else ``[operators] default_deferrable``.
+
+    On where neither is set: these waits are long and hold no worker then.
+    """
+    for section, option in ((_SECTION, "deferrable"), ("operators", "default_deferrable")):
+        if _is_set(section, option):
+            return bool(conf.getboolean(section, option))
+    return True
+
+
+def _is_set(section: str, option: str) -> bool:
+    """Whether a person has set it: Airflow's own look-up also finds the default of an option."""
+    variable = f"AIRFLOW__{section}__{option}".upper()
+    return variable in os.environ or ConfigParser.has_option(conf, section, option)
 
 
 def poll_interval() -> float:
